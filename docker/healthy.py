@@ -1,6 +1,6 @@
 """Exit code 0 if Airflow's health page calls the component of this container healthy.
 
-HEALTH_URL        the page of the API server (default: that of this container)
+HEALTH_URL        the page of the API server (default: this container's)
 HEALTH_COMPONENT  scheduler, dag_processor, triggerer; without it the page itself has to answer
 """
 

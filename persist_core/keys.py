@@ -92,7 +92,7 @@ def ledger_prefix(shard: str) -> str:
 
 
 def ledger_segment_key(shard: str, era: int, sha256: str) -> str:
-    """A segment of the ledger of consumed files; `sha256` is that of its stored bytes."""
+    """A segment of the ledger of consumed files; `sha256`: of its stored bytes."""
     return f"{ledger_prefix(shard)}{era}/{sha256}.json.zst"
 
 

@@ -45,7 +45,7 @@ BAD_FILE = "file"  # the kind of an err made from a file that was not read
 UNORDERED = (MISSING_ORDER, BAD_FILE)  # kinds of errs that are compared with no record that has an order
 LATE_TIME = "late_time"  # the kind of an err made from a record before the batch's lower, if the collection asks for it
 FIRST_SYSTEM_ID = 1 << 30
-"""Field ids of system columns begin here; those of a shard's own columns count up from 1. Parquet has signed 32-bit
+"""Field ids of system columns begin here; ids of a shard's own columns count up from 1. Parquet has signed 32-bit
 numbers, of which some readers refuse the negative ones, and Apache Iceberg reserves the highest 200."""
 SYSTEM_IDS = {
     name: FIRST_SYSTEM_ID + place
@@ -251,7 +251,7 @@ def order_type(schema: CollectionSchema) -> pa.StructType:
 
 def order_cells(schema: CollectionSchema) -> dict[str, Column]:
     """The fields of `ORDER`, as they are compared: `by0`, `by1`, ... for the columns of `schema.order`, then
-    `schema.position`; and, with the next numbers, those of `schema.beside`."""
+    `schema.position`; and, with the next numbers, `schema.beside`."""
     order = schema.order or ()
     cells = {f"by{place}": column for place, column in enumerate(order)}
     cells |= {column.name: column for column in schema.position}

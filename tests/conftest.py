@@ -1,4 +1,4 @@
-"""What every test session shares: one seed, Hypothesis' profiles, and a closing list of the real parts it used.
+"""The shared parts of every test session: one seed, Hypothesis' profiles, and a closing list of the real parts it used.
 
 PERSIST_SEED=123      replays a session's random choices; without it CI takes a fixed seed, others a fresh one
 PERSIST_PROFILE=...   how hard Hypothesis tries: `dev` (default), `ci` (default where CI is set), `nightly`

@@ -67,5 +67,5 @@ def table_of(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.Table:
 
 
 def without_position(schema: pa.Schema) -> list[str]:
-    """The names of its columns, of errs without that of their position."""
+    """The names of its columns, of errs without their position."""
     return [name for name in schema.names if name != ERR_POSITION]

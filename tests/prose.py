@@ -1,4 +1,4 @@
-"""What people read in a file, and what is wrong with it. `python -m tests.prose [PATH...]` lists every finding.
+"""The prose of a file, and its defects. `python -m tests.prose [PATH...]` lists every finding.
 
     file --prose_of--> its prose, line by line, without code --paragraphs--> prose_rules.toml --> Finding
                                                              --codespell---> misspelled or British words
@@ -152,7 +152,7 @@ def _docstrings(tree: ast.Module) -> Iterator[ast.expr]:
 
 
 def _misspelled(prose: dict[Path, list[str]]) -> Iterator[Finding]:
-    """What codespell finds in the prose: it reads it from files with the same names and lines."""
+    """The findings of codespell in the prose: it reads it from files with the same names and lines."""
     with tempfile.TemporaryDirectory() as folder:
         for path, lines in prose.items():
             copy = Path(folder, path)

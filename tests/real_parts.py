@@ -1,4 +1,4 @@
-"""The real parts that a test session used, and those that were missing. They are printed when the session ends.
+"""The real parts that a test session used or missed. They are printed when the session ends.
 
 A fixture that starts a server, or cannot start it, reports it here: `used("Airflow scheduler", "3.3.2, SQLite")` or
 `missing("real samples", "no folder ...")`. So the output of a passing run shows what was skipped. Spark, Java,
@@ -32,7 +32,7 @@ def missing(part: str, why: str) -> None:
 
 
 def facts() -> dict[str, dict[str, str]]:
-    """What this process used and missed, for `take` in another process."""
+    """The parts that this process used and missed, for `take` in another process."""
     return {"used": _found() | _USED, "missing": dict(_MISSING)}
 
 

@@ -1,4 +1,4 @@
-"""What documents and code say of each other is there: links, cited documents, sections and headings."""
+"""Documents and code name only what exists in each other: links, cited documents, sections and headings."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_links_lead_to_files_and_headings_that_exist() -> None:
 
 
 def faults_of_citations(text: str) -> list[str]:
-    """What a text cites of the documents and is not there."""
+    """The citations in a text of documents, or of parts, that do not exist."""
     found = []
     for cited in _CITATION.finditer(text):
         document = Path(cited["document"])
@@ -123,7 +123,7 @@ def test_the_operators_table_names_each_error_as_a_log_does() -> None:
 
 
 def test_the_operators_table_quotes_what_the_code_says() -> None:
-    """Texts in quotes are those of messages, and the names of exceptions those of classes."""
+    """Texts in quotes exist in messages, and names of exceptions as classes."""
     text = (ROOT / "docs" / "operations.md").read_text().partition("## A dag run failed")[2].partition("\n## ")[0]
     code = "".join(path.read_text() for folder in ("persist_core", "plugins") for path in (ROOT / folder).rglob("*.py"))
     quoted = [part for quote in re.findall(r'"([^"\n]+)"', text) for part in re.split(r"\.\.\.", quote)]

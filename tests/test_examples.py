@@ -1,4 +1,4 @@
-"""The examples that a newcomer types: those of getting-started, and the project that `persist init` writes."""
+"""The examples that a newcomer types: from getting-started, and the project that `persist init` writes."""
 
 from __future__ import annotations
 

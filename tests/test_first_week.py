@@ -28,7 +28,7 @@ def commands() -> list[tuple[str, list[str]]]:
 
 
 def run(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
-    """What the command prints; a `persist` runs in this process."""
+    """Return the output of the command; a `persist` runs in this process."""
     first, *words = shlex.split(command)
     if first == "cd":
         monkeypatch.chdir(words[0])

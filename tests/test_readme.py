@@ -168,7 +168,7 @@ def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def loaded(workplace: Path) -> Path:
-    """The same folder after the README's first command."""
+    """The folder after the README's first command."""
     first = _run([PERSIST, *COMMANDS[0].split()[1:]], workplace)
     assert first.returncode == 0, first.stdout + first.stderr
     return workplace
@@ -183,7 +183,7 @@ def inside(loaded: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return loaded
 
 
-# Those that need no location run in tests/test_examples.py and tests/env/check_wheel.py.
+# Commands that need no location run in tests/test_examples.py and tests/env/check_wheel.py.
 @pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize(
     "command",

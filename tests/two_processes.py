@@ -16,7 +16,7 @@ from typing import Any
 _SPARK = ("tests/spark/", "tests/e2e/test_git_history.py", "tests/e2e/test_debezium.py", "tests/test_readme.py")
 _CLUSTER = ("tests/spark/test_cluster_", "tests/spark/test_s3_cluster.py", "tests/e2e/test_spark_on_s3.py")
 _UP = "tests/e2e/test_up.py"
-# In this order. Those of the first file make the archive of Spark's classes, which others use.
+# In this order. Tests of the first file make the archive of Spark's classes, which others use.
 _ALONE = (
     "tests/e2e/test_airflow_scheduler.py",
     "tests/e2e/test_late_feed.py",

@@ -29,7 +29,7 @@ from persist_spark.compat import ENGINE_ERRORS, HAS_NEW_SESSION, SPARK_VERSION, 
 
 CONNECT_TIMEOUT_S = 60.0  # as long as a server needs to start on a busy machine
 _TRY_S = 10.0  # of one try, so that a log shows several
-_FIRST_BACKOFF_MS, _BACKOFF_FACTOR = 50, 4.0  # those of Spark's own policy
+_FIRST_BACKOFF_MS, _BACKOFF_FACTOR = 50, 4.0  # as in Spark's own policy
 _MAX_TIMEOUT_S = 86_400
 
 log = logging.getLogger(__name__)

@@ -43,7 +43,7 @@ class Footer:
 def footers_of(blob: Blob, files: Sequence[BlobMetadata], schema: CollectionSchema) -> list[Footer]:
     """The footer of each file, in their order; of each nothing is known if the store can only read whole values.
 
-    Raises `CorruptArtifact` for a file that is missing, is not Parquet, or whose field ids are not those of `schema`.
+    Raises `CorruptArtifact` for a file that is missing, is not Parquet, or has other field ids than `schema`.
     """
     if blob.uri.startswith("file:"):
         return [_footer(file, lambda file: blob.uri_of(file.key).removeprefix("file://"), schema) for file in files]

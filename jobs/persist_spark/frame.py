@@ -90,7 +90,7 @@ def named(name: str) -> SparkColumn:
 
 
 def user_fields(schema: CollectionSchema) -> list[T.StructField]:
-    """The user's columns, all nullable, as every frame starts; those of a shard with their ids."""
+    """The user's columns, all nullable, as every frame starts; a shard's have their ids."""
     return list(map(_user_field, schema.columns))
 
 

@@ -99,7 +99,7 @@ def _order_columns(schema: CollectionSchema) -> Sequence[Column]:
 
 
 def _values(order: OrderKey, schema: CollectionSchema) -> Order:
-    """As Python's values."""
+    """The order as Python's values."""
     columns = zip(order, _order_columns(schema), strict=True)
     return tuple(None if scalar is None else value_at(scalar, column) for scalar, column in columns)
 

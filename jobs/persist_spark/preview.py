@@ -13,7 +13,7 @@ _PAYLOAD_BYTES = 2_000  # of the payload of an err
 def as_json_lines(records: DataFrame, schema: CollectionSchema) -> bytes:
     """The records frame, a JSON object a line: key, op, time, order, kind, message, position, payload (base64).
 
-    It is collected whole: the frame must be that of a sample.
+    It is collected whole: the frame must be a sample's.
     """
     keys = ", ".join(quoted(column.name) for column in schema.key)
     cells = {

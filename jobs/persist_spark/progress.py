@@ -2,7 +2,7 @@
 
     shard [lower, upper): 20 s, write; 31 files, 512.0 MB; 1200000 updates before; 12 of 40 tasks
 
-Stages are those of our code, in this order: look up files, decode, plan, write, check. Tasks are Spark's own: of the
+Stages are our code's, in this order: look up files, decode, plan, write, check. Tasks are Spark's own: of the
 jobs that run now, in a context with other jobs theirs too; of a Connect session its own, with the bytes that they read.
 """
 

@@ -1,7 +1,7 @@
 """Spark on S3, through Hadoop's S3A: how to reach the bucket, and how a batch's files become visible there.
 
 S3 has no rename, so the file committer's way (write aside, then rename) is neither atomic nor safe: an abandoned task
-that still runs could move its files among those of its successor. Parts are committed by the S3A magic
+that still runs could move its files among its successor's. Parts are committed by the S3A magic
 committer instead (Hadoop's documentation, "Committing work to S3 with the S3A committers"):
 
     each task attempt     uploads its files as multipart uploads that it does not complete: S3 shows nothing of them

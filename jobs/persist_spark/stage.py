@@ -122,7 +122,7 @@ class Planned(Protocol[Counts]):
 
     @property
     def updates(self) -> DataFrame:
-        """The part columns, those of operators' state, and `PART`."""
+        """The part columns, the columns of operators' state, and `PART`."""
         ...
 
     def outcome(self) -> Counts:
@@ -192,7 +192,7 @@ def stage_files(
     check: Callable[[W], None],
 ) -> tuple[list[StagedFile], Planned[W], W]:
     """Write the files of an attempt, without a manifest: what they hold is what the action counted. Arguments and
-    errors are those of `stage`."""
+    errors: as for `stage`."""
     prefix = attempt_prefix(shard, attempt)
     if any(True for _ in blob.list_keys_and_metadata(f"{prefix}/")):
         raise InvalidInput(f"attempt {attempt} of shard {shard} was used before; expected a fresh id")

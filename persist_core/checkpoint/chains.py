@@ -4,7 +4,7 @@
     checkpoint 6   stash: snapshot   order_index: delta
     checkpoint 5   stash: delta      order_index: snapshot
 
-The chain of `stash` is 6, 7 and that of `order_index` is 5, 6, 7: each operator has its own interval between full
+The chain of `stash` is 6, 7 and the chain of `order_index` 5, 6, 7: each operator has its own interval between full
 snapshots. Batch manifests and checkpoint manifests both have the fields that the walk needs, so one function serves
 both.
 """

@@ -13,7 +13,7 @@ Invariants, for any callers in any order:
    publisher deletes the checkpoint if it is not complete after its write, and the deletion lists the folder until it
    is empty. Once both have returned, the checkpoint is complete or gone. If one of them dies in between, it may stay
    incomplete until the next checkpoint task, which writes it again from its commit or deletes it.
-5. One damaged checkpoint affects no other: a listing names those that it cannot read and skips them.
+5. One damaged checkpoint affects no other: a listing names unreadable ones and skips them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MAX_DELETIONS = 10  # of one folder: each but the first because a publisher has
 class Listing:
     """All checkpoints of a shard. `manifests`: oldest first by (epoch, id). `unreadable`: the reason, by id.
 
-    `other_lives`: ids of those that belong to a dropped shard of the same name. `unfinished`: ids that have objects but
+    `other_lives`: ids of a dropped shard of the same name. `unfinished`: ids that have objects but
     no manifest. `sizes`: size in bytes of every object, by key.
     """
 
@@ -75,7 +75,7 @@ class OfAnotherLife(CorruptArtifact):
 
 
 class Checkpointer:
-    """Checkpoints of one shard in a blob store; with `life` (`Origin.life`), those of that life only."""
+    """Checkpoints of one shard in a blob store; with `life` (`Origin.life`), of that life only."""
 
     def __init__(self, blob: Blob, shard: str, life: str | None = None) -> None:
         self._blob = blob
@@ -244,7 +244,7 @@ class Checkpointer:
         )
 
     def needed_by(self, checkpoint_id: str) -> frozenset[str]:
-        """Ids of the checkpoint and of those that its delta chains need, if their manifests can be read."""
+        """Ids of the checkpoint and of all that its delta chains need, if their manifests can be read."""
         needed = {checkpoint_id}
         try:
             for manifest, names in walk(self.load_manifest(checkpoint_id), self.load_manifest):

@@ -59,7 +59,7 @@ def recover_newest(
 
     Verifies the digests of at most `verified_bytes` (`None`: of all), newest artifacts first, and sizes beyond that.
 
-    Raises `CorruptArtifact` like `recover`, and if the digests of the chains are not those in the state.
+    Raises `CorruptArtifact` like `recover`, and if the state has other digests of the chains.
     """
     parent = state.newest_commit
     if parent is None or not state.operators:

@@ -1,7 +1,7 @@
 """Which checkpoints to keep: a plan, computed by a pure function.
 
 It keeps the last N and the newest of each of the last D days and W weeks (UTC) that have one, as far as the shard's
-history reaches: a restore needs that history. It also keeps the latest, those that a user has
+history reaches: a restore needs that history. It also keeps the latest, checkpoints that a user has
 pinned, and every ancestor that a delta chain of a kept one needs, for any operator.
 """
 

@@ -120,7 +120,7 @@ def _spark(session: Session, master: str | None, conf: tuple[str, ...], logs: Pa
 
 
 def find_config(name: str, collections: Path | None, views: Path | None) -> ShardConfig:
-    """The collection or view meant by a name or a path. A file with a query or a function is that of a view."""
+    """The collection or view meant by a name or a path. A file with a query or a function is a view's."""
     collections = collections or Path(os.environ.get(ENV_COLLECTIONS) or DEFAULT_COLLECTIONS)
     views = views or Path(os.environ.get(ENV_VIEWS) or collections.parent / VIEWS_FOLDER)
     if name.endswith(SUFFIXES) or "/" in name:

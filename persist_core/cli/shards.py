@@ -1,6 +1,6 @@
 """Commands that look at shards: `shards`, `describe`, `commits`, `checkpoints`, `conflicts`, `late`, `fsck`.
 
-The facts are those of `persist_core.inspection`: with `--json` its objects, for people a table of some of them.
+The facts come from `persist_core.inspection`: with `--json` its objects, for people a table of some of them.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.handles.write import stage_part
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
 
-# A look-up opens few files, and a merge carries over those that it does not change: so a run has about `FILES`, unless
+# A look-up opens few files, and a merge carries over unchanged ones: so a run has about `FILES`, unless
 # they were too small to be worth opening, or too large to be decoded in memory.
 FILES = 32
 MIN_FILE_BYTES = 32 << 20

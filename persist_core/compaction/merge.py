@@ -142,7 +142,7 @@ class Merge:
                     yield piece
 
     def raw_updates(self) -> Iterator[Piece]:
-        """For a multiset: the updates after `since` of the inputs that are raw; those of runs are their history."""
+        """The updates after `since` of a multiset's raw inputs; runs keep theirs as history."""
         for batch, manifest in zip(self.inputs, self.manifests, strict=True):
             if manifest.run is None:
                 yield from pieces.oks_between(batch, manifest, self.since, batch.last_time)

@@ -5,7 +5,7 @@
                                                └─ rule 2: a tier ──┘
 
 1. The bottom batch holds most of the living rows, so it is rewritten only if there are `BOTTOM_BATCHES` batches, and
-   those above it hold at least half of its rows, or a quarter of its rows are versions that `since` has passed. It is
+   the ones above hold at least half of its rows, or a quarter of its rows are versions that `since` has passed. It is
    rewritten too if the batches above hold as many rows as it does.
 2. Above it, a batch of `n` rows is in tier `log10(n / 2048)`. As soon as a tier has `FAN_IN` neighbors they merge. So a
    row is rewritten about once for each tier, and a tier keeps fewer than `FAN_IN` neighbors.
@@ -63,7 +63,7 @@ def _takes_in_bottom(batches: list[HollowBatch], since: int | None) -> bool:
 
 
 def _ended(batches: list[HollowBatch], since: int | None) -> int:
-    """At most how many rows are of versions that `since` has passed: those of batches that end before it. A retraction
+    """A bound on the rows of versions that `since` has passed: of batches that end before it. A retraction
     stands for two rows, its own and the insertion that it ends."""
     passed = [batch for batch in batches if since is not None and batch.last_time <= since]
     return sum(batch.counts.history + 2 * batch.counts.retractions for batch in passed)

@@ -42,7 +42,7 @@ class _Chunk:
         return cls(path, table.schema, key)
 
     def until(self, boundary: Key | None) -> pa.Table:
-        """The next rows, those with keys before the boundary; all the rest without one."""
+        """The next rows, with keys before the boundary; all the rest without one."""
         found = []
         with pa.OSFile(str(self.path)) as source:  # not left open: a large merge has thousands of chunks
             file = pa.ipc.open_file(source)

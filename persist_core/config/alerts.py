@@ -10,7 +10,7 @@
       - {notifier: slack, args: {slack_webhook_conn_id: slack_ops}}
       - {notifier: pagerduty, level: fail}
 
-A shard's own field replaces that of the project (`persist.yaml`), condition by condition.
+A shard's own field replaces the project's (`persist.yaml`), condition by condition.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _notify_shorthand(data: Any) -> Any:
 
 
 NotifyList = Annotated[tuple[NotifyConfig, ...] | None, BeforeValidator(_notify_shorthand)]
-"""One, a list, or `off`; `None`: those of the project."""
+"""One, a list, or `off`; `None`: the project's."""
 
 
 class WatchFields(ConfigModel):

@@ -160,7 +160,7 @@ def expand_variables(text: str, environment: Mapping[str, str]) -> str:
 
 
 # What a file may say of Spark: sizes, numbers and scheduling. Everything else can name classes, jars, files or options
-# of the JVM, switch off a secret, or change a result: it belongs to those who set Spark up. A name that ends in a dot
+# of the JVM, switch off a secret, or change a result: it belongs to Spark's operators. A name that ends in a dot
 # stands for its group.
 SPARK_CONF = (
     "spark.cores.max",

@@ -50,8 +50,8 @@ class SourceConfig(ConfigModel):
     `path` is a glob. It may contain one `{date:%Y-%m-%d}` (any strftime pattern of year/month/day/hour), which is the
     date of its files in the collection's `timezone`: a file dated at or after the run's upper is not yet due.
     `moved_from` and `replaces` name folders that `path` started at before: `moved_from` if the same files were moved,
-    `replaces` if these are other files. On S3, `connection` names the credentials and the endpoint (default: those of
-    the location), `look_back` is how far before the shard's upper a listing looks for dated files (once a day all are
+    `replaces` if these are other files. On S3, `connection` names the credentials and the endpoint (default: the
+    location's), `look_back` is how far before the shard's upper a listing looks for dated files (once a day all are
     listed), and `requester_pays` accepts the costs of a bucket whose owner does not pay. `decimals` defines the quoted
     numbers in Debezium messages without a schema (`precise`: base64 of the unscaled integer, `string`: its digits),
     `binary` how text formats write bytes. If they are not set, a value that can be read in two ways is an err.
@@ -317,7 +317,7 @@ class CollectionConfig(ShardConfig):
 
     @property
     def source_type(self) -> str:
-        """Of its `source:`."""
+        """The type in its `source:`."""
         return self.source.type
 
     def order_fields(self) -> dict[str, ColumnConfig]:

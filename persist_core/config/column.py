@@ -19,7 +19,7 @@ Binary = Literal["base64", "hex"]
 class ColumnConfig(ConfigModel):
     """One column: its type, where its value is found in the record (default: under its name), its integer unit.
 
-    `decimals` and `binary` are as those of the source (`SourceConfig`), for this column alone. `on_error`: a bad value
+    `decimals` and `binary` are as in `source` (`SourceConfig`), for this column alone. `on_error`: a bad value
     makes its record an err, or (`null`, for nullable columns) is null, and is counted with a sample. `renamed_from`:
     the name that the column has had in the shard.
     """

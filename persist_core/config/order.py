@@ -152,7 +152,7 @@ class OrderConfig(ConfigModel):
         return order
 
     def restarts_ms(self, zone: str) -> tuple[int, ...]:
-        """`restarts` in ms since 1970; `zone` is that of the collection."""
+        """`restarts` in ms since 1970; `zone` is the collection's."""
         return tuple(parse_time(text, zone=zone) for text in self.restarts)
 
     @property

@@ -51,7 +51,7 @@ class PathSegment:
 class PathPattern:
     """A parsed pattern. `segments` lie below `root`; `strict` matches whole paths relative to it, with the date.
 
-    Dates are those of `zone`. `head`: the plain text that all paths below `root` start with. `is_dated_first`: the date
+    Dates are in `zone`. `head`: the plain text that all paths below `root` start with. `is_dated_first`: the date
     follows it.
     """
 
@@ -115,7 +115,7 @@ _STAR = _Token("[^/]*", "[^/]*")
 
 
 def parse_pattern(path: str, base_dir: str, *, zone: str = UTC_ZONE) -> PathPattern:
-    """Parse `path`; a relative one lies below `base_dir`. Dates are those of `zone`. Raises `BadPattern`."""
+    """Parse `path`; a relative one lies below `base_dir`. Dates are in `zone`. Raises `BadPattern`."""
     _check_text(path)
     scheme = "s3:/" if path.startswith(S3) else ""
     text, path = path, path.removeprefix(scheme)

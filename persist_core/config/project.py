@@ -29,7 +29,7 @@ class MaintenanceConfig(ConfigModel):
     """When and how the DAG `persist_maintenance` runs, and how much one dag run does.
 
     At most `max_shards` shards a dag run, `max_tasks` of them at the same time. At most `max_merges` merges of a shard,
-    those of up to `max_rows` rows in the task's own process (one or two minutes for 5 million rows of 180 bytes), and
+    up to `max_rows` rows in the task's own process (one or two minutes for 5 million rows of 180 bytes), and
     larger ones by Spark. GC deletes a file at least `grace_hours` after nothing needs it, and refuses batches that were
     described more than `intent_hours` ago.
     """

@@ -33,7 +33,7 @@ KINDS = ("key", "value", "op", "time", MISSING_ORDER, BAD_FILE, LATE_TIME)
 
 
 class CheckConfig(ConfigModel):
-    """One check. `sql` is a boolean expression over the columns of a row; `columns` are those that it uses."""
+    """One check. `sql` is a boolean expression over the columns of a row; `columns`: the columns it uses."""
 
     sql: str
     on_fail: Literal["err", "warn", "fail"] = "err"

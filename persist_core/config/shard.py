@@ -32,9 +32,9 @@ class RetentionConfig(ConfigModel):
 class ShardConfig(ConfigModel):
     """The fields of a shard's file that do not depend on its source.
 
-    `timezone` says how the schedule, dates in paths and values without an offset are read (default: that of
+    `timezone` says how the schedule, dates in paths and values without an offset are read (default: from
     `persist.yaml`, else UTC); stored times are UTC. `spark_conf` goes over the tuned Spark settings of its jobs, in
-    Airflow and in `persist run`, and under those given there. A Spark Connect server accepts those of a session.
+    Airflow and in `persist run`, and under those given there. A Spark Connect server accepts session settings only.
     `freshness`, `alerts` and `notify` are in `persist_core.config.alerts`. `dropped` names columns that are gone,
     where a column of their type is new.
     """

@@ -36,7 +36,7 @@ class TaskConfig(ConfigModel):
 
 
 class AirflowConfig(ConfigModel):
-    """Of the DAG: `owner`, `tags`, `max_active_runs`. Of the tasks: `all`, and each by its stage."""
+    """Options of the DAG: `owner`, `tags`, `max_active_runs`; and of the tasks: `all`, and each by its stage."""
 
     owner: _Name | None = None
     tags: tuple[Annotated[str, Field(min_length=1, max_length=100)], ...] = ()

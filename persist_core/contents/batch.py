@@ -96,7 +96,7 @@ class BatchCounts:
 
     @property
     def updates(self) -> int:
-        """Updates, oks and errs: exactly those of a raw batch, at most those of a run, whose history has two a row."""
+        """Updates, oks and errs: exact for a raw batch, an upper bound for a run, whose history has two a row."""
         return self.rows + 2 * self.history
 
 
@@ -120,7 +120,7 @@ class BatchDescription:
     `input_key` names the frozen input in blob storage (`None`: no input, a seal). `sources` is the progress after the
     commit. `operators` is the operator state before it: the chain of artifacts of each operator, oldest first. Of the
     stash, records before `stash_frontier` (`None`: before `lower`) have been processed by earlier batches; `stash_rows`
-    are not (`None`: not known), if of those of one slot and time one is counted. `writer`
+    are not (`None`: not known), if one is counted for each slot and time. `writer`
     says who minted it (`dag_id/run_id` or `cli/...`), for people. `saves_deltas`: operators that have a chain add to
     it; without it they save their state in full. `era`: the shard's when it was minted; `None` for a writer that names
     nothing that was staged before its batch.

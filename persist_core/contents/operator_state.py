@@ -109,7 +109,7 @@ class OperatorState:
 
 
 def to_fold(chain: Sequence[StateArtifact]) -> tuple[tuple[StateArtifact, ...], tuple[StateArtifact, ...]]:
-    """The files that a full state carries over from a chain, and those that it rewrites as one sorted set of files.
+    """The files that a full state carries over from a chain, and the files that it rewrites as one sorted set.
 
     All that came since the last full state is rewritten; with it the files of older attempts, newest first, while they
     have no more bytes than what was chosen before them, or than `FOLD_BYTES`. So a byte is rewritten once, and then
@@ -133,7 +133,7 @@ def to_fold(chain: Sequence[StateArtifact]) -> tuple[tuple[StateArtifact, ...], 
 
 
 def chain_digest(artifacts: Iterable[StateArtifact], *, after: str = "") -> str:
-    """The digest of a chain of artifacts, oldest first; `after` is that of the chain that they continue."""
+    """The digest of a chain of artifacts, oldest first; `after`: of the chain that they continue."""
     digest = after
     for artifact in artifacts:
         facts = json.dumps(artifact.facts, sort_keys=True, separators=(",", ":"))

@@ -51,7 +51,7 @@ def updates_schema(schema: CollectionSchema, *, orders: bool = True) -> pa.Schem
 
 
 def errs_schema(schema: CollectionSchema, *, orders: bool = True) -> pa.Schema:
-    """The columns of an errs table: key columns (nullable), the `_persist_err_*` columns, then those of an update."""
+    """The columns of an errs table: key columns (nullable), the `_persist_err_*` columns, then an update's."""
     return pa.schema([*_slot_keys(schema), *_ERR_FIELDS, *_update_fields(schema, orders=orders)])
 
 

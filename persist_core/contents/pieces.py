@@ -102,7 +102,7 @@ def oks_between(batch: HollowBatch, manifest: BatchManifest, after: int, through
 
 
 def all_oks(batch: HollowBatch, manifest: BatchManifest) -> Iterator[Piece]:
-    """The pieces that hold every update of the oks that the batch still has; of a multiset's run, those that its merge
+    """The pieces that hold every update of the oks that the batch still has; of a multiset's run, updates its merge
     has summed up are one at its lower."""
     low, high = manifest.lower - 1, batch.last_time
     yield from oks_between(batch, manifest, low, high)

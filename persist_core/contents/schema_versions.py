@@ -40,7 +40,7 @@ class SchemaVersions:
 
     @property
     def newest(self) -> CollectionSchema | None:
-        """The schema that readers see; `None` if nothing was committed yet."""
+        """The schema that readers see; `None` before the first commit."""
         return self.versions[-1].schema if self.versions else None
 
     def of(self, version: int, *, what: str) -> CollectionSchema:
@@ -62,7 +62,7 @@ class SchemaVersions:
     def with_batch_of(self, schema: CollectionSchema, *, seqno: int, lower: int) -> SchemaVersions:
         """The schemas after a batch of `schema`, from `lower` on, was appended by version `seqno` of the state.
 
-        Raises `SchemaMismatch` if its ids are not those that `placed` gives, or it does not fit the newest schema.
+        Raises `SchemaMismatch` if `placed` gives other ids, or it does not fit the newest schema.
         """
         count = len(self.versions)
         placed = self.placed(schema) if schema.version in (count, count + 1) else None

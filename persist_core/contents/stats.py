@@ -43,11 +43,11 @@ class BatchWarning:
 class DrainStats:
     """Counts of one drain, all after consolidation, oks and errs alike (docs/semantics.md, section 4).
 
-    `eligible`: winners processed, expanded truncates included. `result_count`: of these, those whose slot held a value
+    `eligible`: winners processed, expanded truncates included. `result_count`: winners whose slot held a value
     just before. `already_persisted`: redelivered winners of a (slot, original time) before the batch's lower; what they
     beat is in `duplicates`, as everywhere. `truncated`: tombstones that truncates expanded to; the truncate itself is
     `skipped`. `stashed`: what the stash holds at the end. `order_ties`: records that lost by canonical bytes alone.
-    In `sequence` order, `late`: of the winners, those that lost to an order seen before; `late_beyond_memory`: those
+    In `sequence` order, `late`: winners that lost to an order seen before; `late_beyond_memory`: winners
     that won, though a tombstone that is not remembered any more may be newer. `warnings`: rows of `BatchWarning`s.
     """
 
@@ -154,7 +154,7 @@ def _plain(value: Any) -> Any:
 def in_words(shard: str, stats: Mapping[str, int]) -> str:
     """The changes of a run, in one line for logs: `+21 rows, 16 updated, 10 deleted, 1 error (persist errors x)`.
 
-    `stats` are those of a `DrainStats` or of a `ViewStats`.
+    `stats`: a `DrainStats` or a `ViewStats` as a mapping.
     """
     inserted = stats.get("inserts", stats.get("inserted", 0))
     deleted = stats.get("deletes", stats.get("retracted", 0))

@@ -149,7 +149,7 @@ def due_since_ms(client: PersistClient, state: ShardState, *, grace_ms: int = GR
 
 
 def _is_of(key: str, state: ShardState) -> bool:
-    """True if the key is that of a list of the state's era."""
+    """True if the key names a list of the state's era."""
     try:
         return era_in(key) == state.era
     except (ValueError, IndexError):  # GC's clock

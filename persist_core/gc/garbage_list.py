@@ -71,7 +71,7 @@ class GarbageList:
 
     @classmethod
     def read(cls, data: bytes, key: str) -> GarbageList:
-        """The list under `key`. Raises as `decode`, and for that of another shard or era."""
+        """The list under `key`. Raises as `decode`, and for a list of another shard or era."""
         what = f"list of garbage {key}"
         listed = cls.decode(data, what=what)
         check_in_place((listed.shard, listed.era), (owner_of(key), era_in(key)), what=what)

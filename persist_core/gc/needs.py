@@ -115,7 +115,7 @@ class Needs:
         return {key for key in listing.sizes if key.startswith(kept) or key.startswith(folders)}
 
     def of_conflicts(self) -> set[str]:
-        """The newest records of conflicts, and the marks of those whose callbacks were called."""
+        """The newest records of conflicts, and the marks of called callbacks."""
         entries = self._client.blob.list_keys_and_metadata(conflicts_prefix(self._shard))
         newest = sorted(entries, key=lambda entry: (entry.modified_ms, entry.key))[-MAX_CONFLICTS:]
         ids = [entry.key.rpartition("/")[2].removesuffix(".json") for entry in newest]

@@ -90,7 +90,7 @@ def sweep(client: PersistClient, shard: str, lists: Sequence[GarbageList], needs
 
 
 def unfinished_uploads(blob: Blob, shard: str) -> UnfinishedUploads:
-    """Of all keys that GC may delete; none if the store has no such thing."""
+    """Uploads of all keys that GC may delete; none if the store has no such thing."""
     if not isinstance(blob, UploadStore):
         return UnfinishedUploads()
     uploads = blob.unfinished_uploads(f"{shard}/")
@@ -99,7 +99,7 @@ def unfinished_uploads(blob: Blob, shard: str) -> UnfinishedUploads:
 
 
 def abort_uploads(blob: Blob, shard: str, *, begun_before_ms: int) -> Iterator[UnfinishedUpload]:
-    """Abort those that were begun at that time or before; yields each that was."""
+    """Abort uploads begun at that time or before; yields each."""
     for each in unfinished_uploads(blob, shard).found:
         if each.begun_ms <= begun_before_ms and isinstance(blob, UploadStore) and blob.abort_upload(each):
             yield each

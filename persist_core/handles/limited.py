@@ -119,7 +119,7 @@ class LimitedReader(ReadHandle):
             self._budget.check()
 
     def _whole(self, shown: pa.Table, columns: pa.Schema) -> pa.Table:
-        """The rows of `shown` with all of `columns`: those that it lacks are read from where the rows are stored."""
+        """The rows of `shown` with all of `columns`: missing ones are read from where the rows are stored."""
         others = pa.schema([field.with_nullable(True) for field in columns if field.name not in shown.column_names])
         places: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         for at, (piece, row) in enumerate(zip(*(shown[f.name].to_pylist() for f in (_PIECE, _ROW)), strict=True)):

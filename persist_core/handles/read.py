@@ -167,7 +167,7 @@ class ReadHandle:
     ) -> pa.Table:
         """The oks' updates with `after < time <= through`, each once, with time and diff; ordered by time, then diff.
 
-        `snapshot(after)` plus these is `snapshot(through)`; `keys` as for `snapshot`. `orders`: with those of the rows,
+        `snapshot(after)` plus these is `snapshot(through)`; `keys` as for `snapshot`. `orders`: with the rows',
         in `sequence` order. Raises `OutsideFrontiers` unless `since <= after <= through < upper`.
         """
         batches, schema, low, high = self._range(after, through)
@@ -252,7 +252,7 @@ class ReadHandle:
     def _live_above(self, run: pa.Table, above: pa.Table, schema: CollectionSchema, time: int) -> pa.Table:
         """The rows of a snapshot whose bottom batch is a run: it holds each of its keys once, as its merge made sure.
 
-        So only its rows with keys of the batches above have to be compared, and only those keys are hashed.
+        So only its rows with keys of the batches above are compared, and only these keys are hashed.
         """
         if not len(above):
             return run
@@ -368,7 +368,7 @@ def in_schema(state: ShardState, version: int | None) -> ShardState:
 
 
 def schema_of(state: ShardState) -> CollectionSchema:
-    """The shard's schema, or `OutsideFrontiers` if nothing was committed yet."""
+    """The shard's schema, or `OutsideFrontiers` before the first commit."""
     if state.schema is None:
         raise OutsideFrontiers(
             f"shard {state.shard} has no data yet (since {state.since}, upper {state.upper}); run its dag first"

@@ -71,7 +71,7 @@ class WriteHandle:
     ) -> str:
         """Stage consolidated updates for `description` and return the manifest's key.
 
-        `oks` has the columns of `updates_schema`, `errs` those of `errs_schema`; both consolidated, times within the
+        `oks` has the columns of `updates_schema`, `errs` of `errs_schema`; both consolidated, times within the
         bounds (`BadBounds`), diffs not zero. `attempt` is a fresh UUIDv7. `operators`: their state after the batch, its
         artifacts staged already; `stats`: `DrainStats.to_json()`; `restored`: what a restore goes back to.
 

@@ -1,7 +1,7 @@
 """The calendar of a shard: one `DayFacts` for each day that its commits, its input and its schedule cover. Pure.
 
-A day is a UTC day. Its files are those with its date in their path; if the source has no dates in its paths, those that
-the commits of the day have read. What a day is:
+A day is a UTC day. Its files have its date in their path; if the source has no dates in its paths, the commits of the
+day have read them. What a day is:
 
     failed      the day is over, no commit covers it, and its dag run failed
     missing     the day is over, and no commit covers it; or other days have dated files, and this one has none

@@ -94,8 +94,8 @@ class ShardDescription(ShardSummary):
 
     `schema` is `CollectionSchema.to_json()`. `sources` is the progress by source, with long lists as their length.
     `definition` is a view's, as its newest refresh had it (SQL or `module:function`). `held` names in `kind` and
-    `holder` who keeps history or files: readers, views, pins, programs and forks, and first the history itself (the
-    fields are those of `persist holds`). `history` is how much is kept, as users write it; `history_start` is where it
+    `holder` who keeps history or files: readers, views, pins, programs and forks, and first the history itself (fields
+    as in `persist holds`). `history` is how much is kept, as users write it; `history_start` is where it
     alone would put `since`, and `held_back_by` the lease or hold that keeps `since` before that.
     """
 

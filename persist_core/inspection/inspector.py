@@ -142,7 +142,7 @@ class Inspector:
         )
 
     def commits(self, shard: str, *, before: int | None = None, limit: int = DEFAULT_COMMITS) -> CommitsPage:
-        """The newest commits, or those made before version `before` of the state; at most `MAX_COMMITS`."""
+        """The newest commits, or the newest before version `before` of the state; at most `MAX_COMMITS`."""
         return self._commits(self.state(shard), before, min(limit, MAX_COMMITS), lambda: None)
 
     def _commits(self, state: ShardState, before: int | None, limit: int, check: Check) -> CommitsPage:
@@ -211,7 +211,7 @@ class Inspector:
         return summaries.batches_page(self.state(shard), min(limit, MAX_BATCHES))
 
     def checkpoints(self, shard: str) -> list[CheckpointFacts]:
-        """Every checkpoint, oldest first; those that can't be read come last. Raises `ShardNotFound`."""
+        """Every checkpoint, oldest first; unreadable ones come last. Raises `ShardNotFound`."""
         state = self.state(shard)
         checkpointer = Checkpointer(self.client.blob, shard, state.origin.life)
         listing = checkpointer.listing()
@@ -275,7 +275,7 @@ class Inspector:
         return None
 
     def _is_clipped(self, state: ShardState) -> bool:
-        """True if the fork shares only a part of a run: its counts are then those of the whole run."""
+        """True if the fork shares only a part of a run: its counts are then the whole run's."""
         shared = [batch for batch in state.batches if owner_of(batch.manifest_key) != state.shard]
         return bool(shared) and self.client.manifest(shared[-1]).last_time > shared[-1].last_time
 

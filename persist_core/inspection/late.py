@@ -33,8 +33,8 @@ class LateRecord:
     """One record that lost. `key` is `None` if it could not be decoded; then `bad_key` is its raw bytes (hex).
 
     `op` is `upsert` or `delete`. `time` is the record's own (`None`: its description gave it), `acted` the time at
-    which it would have changed something. `order` and `beaten_by` have the order fields by name; `position`, and that
-    of the record that beat it, say where they were read, as the source shows it. `gave` names the columns in which it
+    which it would have changed something. `order` and `beaten_by` have the order fields by name; `position`, its own
+    and the winner's, say where they were read, as the source shows it. `gave` names the columns in which it
     still changed the slot's row, because the row's own record did not have them.
     """
 

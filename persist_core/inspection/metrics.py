@@ -30,7 +30,7 @@ Shard = tuple[ShardSummary, CommitFacts | None]
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric. `labels` follow location and shard; tasks add `dag_id` to those that tell of a run.
+    """One metric. `labels` follow location and shard; tasks add `dag_id` to metrics of a run.
 
     `read` gives the values by the value of the one label of its own (`""`: it has none); `None` for metrics of runs.
     """
@@ -84,7 +84,7 @@ def _seconds(ms: int | None) -> float | None:
 
 
 def _clock_seconds(ms: int | None) -> float | None:
-    """A time as Unix time in seconds; of a counter, whose times are not those of a clock, nothing."""
+    """A time as Unix time in seconds; `None` for a counter, whose times come from no clock."""
     return None if ms is None or ms < DAY_MS else ms / 1000
 
 

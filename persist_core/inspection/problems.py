@@ -29,7 +29,7 @@ _WORDS: dict[str, tuple[Urgency, str, str]] = {
 def problems_of(words: Iterable[str], alerts: Iterable[AlertFacts]) -> tuple[Problem, ...]:
     """The problems of one shard, the most urgent first, an alert before others.
 
-    `words` are those of `ShardSummary.attention`, and `behind`, `failed` and `paused`, which a scheduler knows.
+    `words` are from `ShardSummary.attention`, and `behind`, `failed` and `paused`, which a scheduler knows.
     `alerts` are the open ones of the shard; one replaces the word for the same condition, so its threshold decides.
     """
     found = [_alert(alert) for alert in alerts]

@@ -37,7 +37,7 @@ ERR_COLUMNS = (TIME, ERR_KIND, ERR_POSITION, ERR_KEY, ERR_MESSAGE, ERR_PAYLOAD) 
 
 @dataclass(frozen=True)
 class Cut:
-    """The selection of a page of rows: those with this `key`, from `offset` on, `limit` at most.
+    """The selection of a page of rows: rows with this `key`, from `offset` on, `limit` at most.
 
     `key` has a text for each of the first key columns. Texts of cells longer than `cell_chars` are cut.
     """

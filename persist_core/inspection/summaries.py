@@ -2,7 +2,7 @@
 
 Rows and errors need no reading: the state counts insertions and retractions of each batch, and of a keyed shard their
 difference is what is there. A multiset may hold a row many times in one stored row, so there (views) the counts are
-those that the newest refresh has left in its manifest.
+as the newest refresh left them in its manifest.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ _PARAMETERS = {
 class OpenLocation(AbstractContextManager["OpenLocation"]):
     """The two backends of a location. Close it, or use it as a context manager; no backend is usable afterwards.
 
-    `connections` are those of its `PersistLocation`, `environment` has the credentials that it was opened with.
+    `connections` come from its `PersistLocation`, `environment` has the credentials that it was opened with.
     """
 
     blob: Blob

@@ -31,7 +31,7 @@ class LocationUri:
 
 
 def parse_uri(uri: str, role: str, schemes: Mapping[str, frozenset[str]]) -> LocationUri:
-    """`uri` in its pieces. `role` names it in errors; `schemes` are those allowed, with the parameters each takes.
+    """`uri` in its pieces. `role` names it in errors; `schemes`: the allowed ones, with the parameters each takes.
 
     Raises `InvalidUri` for an unknown scheme or parameter, a parameter given twice, a fragment, bad encoding.
     """

@@ -48,7 +48,7 @@ def restore(
     is_dry_run: bool = False,
     max_updates: int = MAX_UPDATES,
 ) -> Done:
-    """Make the shard's contents, progress and stash those of a checkpoint; a dry run says what would change.
+    """Restore the shard's contents, progress and stash from a checkpoint; a dry run says what would change.
 
     Raises what `plan_restore` does, and `RunFailed` if another writer was faster: then nothing was restored.
     """

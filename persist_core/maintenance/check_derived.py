@@ -61,7 +61,7 @@ def check_checkpoints(examined: Examined, found: Violations) -> None:
 
 
 def _left_behind(examined: Examined, checkpointer: Checkpointer, listing: Listing) -> list[str]:
-    """Checkpoints that a deletion has left behind; without those that are complete or gone after a second look."""
+    """Checkpoints that a deletion has left behind, if a second look finds them neither complete nor gone."""
     if not listing.unfinished:
         return []
     commits = examined.client.state(examined.state.shard).commits
@@ -91,7 +91,7 @@ def _differences(
 
 
 def _chains(checkpointer: Checkpointer, listing: Listing) -> tuple[set[str], dict[str, Corruption]]:
-    """Checkpoints that a newer one builds on, and those whose own chain of some operator is broken, with the reason.
+    """Checkpoints that a newer one builds on, and checkpoints with a broken chain of an operator, with the reason.
 
     Retention may keep a checkpoint only because a newer one needs one operator of it. Then the chains of its other
     operators may be deleted already.
@@ -146,7 +146,7 @@ def _undone(examined: Examined, listing: Listing) -> list[CheckpointManifest]:
     """Checkpoints whose commits the state has lost: as new as a commit that it lists, or newer, and not among them.
 
     A commit precedes its checkpoint. So a second look at the state, after the listing, knows the commits of all
-    checkpoints in it, also those of a run at this moment.
+    checkpoints in it, a current run's too.
     """
 
     def unknown(state: ShardState) -> list[CheckpointManifest]:

@@ -53,7 +53,7 @@ def check_sources(examined: Examined, found: Violations) -> None:
     _check_each(client.blob, ledger_prefix(state.shard), "source_progress", _read_segment, found)
     with found.checking("source_progress", f"the earlier progress of shard {state.shard}"):
         missing = _earlier_needs(examined, found) - verified
-        for owner in sorted({owner_of(key) for key in missing}):  # a fork's earlier progress is that of its origin
+        for owner in sorted({owner_of(key) for key in missing}):  # a fork's earlier progress is its origin's
             for prefix in (inputs_prefix(owner), ledger_prefix(owner)):
                 missing -= {entry.key for entry in client.blob.list_keys_and_metadata(prefix)}
         for key in sorted(missing):

@@ -22,7 +22,7 @@ _VERSIONS_AT_ONCE = 10  # a state can be megabytes
 
 @dataclass(frozen=True)
 class Examined:
-    """The readable part of a shard. `state`: its newest readable version; `manifests`: those that it names, by key."""
+    """The readable part of a shard. `state`: its newest readable version; `manifests`: what it names, by key."""
 
     client: PersistClient
     state: ShardState

@@ -65,7 +65,7 @@ class _Again(Exception):
 
 @dataclass
 class _Task:
-    """The copy of one state. `era`: the target's before its objects were listed, `owners`: the eras of those who own
+    """The copy of one state. `era`: the target's before its objects were listed, `owners`: the eras of shards that own
     shared files. `to_move` counts what was missing then."""
 
     state: ShardState
@@ -85,7 +85,7 @@ class _Task:
 
 
 class Copier:
-    """Copies shards from the location of one client to that of another."""
+    """Copies shards from one client's location to another's."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Copier:
         return [names] if is_together else [[name] for name in names]
 
     def copy(self, group: Sequence[str], *, is_move: bool = False) -> list[Copied]:
-        """Copy these shards; those of one group as of one moment. A second call moves what is new.
+        """Copy these shards; a group as of one moment. A second call moves what is new.
 
         With `is_move` the source then accepts no more commits, and the last difference is copied; the target accepts
         none before it has that. If the move ends with an error, a second call goes on with it.

@@ -62,8 +62,8 @@ class SavedCheckpoint:
 @dataclass(frozen=True)
 class Inventory:
     """The objects of one state of a shard. `needed`: without these the state cannot be read; also of other shards, if
-    it is a fork. `records`: of lost appends. `checkpoints`: those of the state's past, by id; `pinned`: ids of those
-    that it holds; `known_checkpoints`: ids of all, damaged ones too."""
+    it is a fork. `records`: of lost appends. `checkpoints`: of the state's past, by id; `pinned`: ids that the state
+    holds; `known_checkpoints`: ids of all, damaged ones too."""
 
     needed: tuple[Named, ...]
     records: tuple[Named, ...]
@@ -172,7 +172,7 @@ class Mover:
         }
 
     def move(self, objects: Iterable[Named]) -> None:
-        """Move those that the target does not hold."""
+        """Move the objects that the target does not hold."""
         missing = {each.key: each for each in objects if self._is_looked_at(each) or not each.is_in(self.found)}
         for named, size_bytes in self._moved(list(missing.values())):
             if size_bytes is not None:

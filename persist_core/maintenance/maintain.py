@@ -40,7 +40,7 @@ class Maintained:
     """The result of maintaining one shard, and what is still due.
 
     `since` advanced by `since_advanced_ms`; `held_by` is the reader or holder that keeps it from following the upper as
-    the history says. `merges` read `rows`, without history. `lost_merges` are those whose batches another merge had
+    the history says. `merges` read `rows`, without history. `lost_merges`: another merge had their batches
     replaced meanwhile. `collected` is what GC did.
     """
 

@@ -49,7 +49,7 @@ class ConflictRecord:
 
     @classmethod
     def read(cls, data: bytes, key: str) -> ConflictRecord:
-        """The record under `key`. Raises as `decode`, and for that of another place."""
+        """The record under `key`. Raises as `decode`, and for a record of another place."""
         record = cls.decode(data, what=f"conflict record {key}")
         check_in_place(conflict_key(record.shard, record.conflict_id), key, what=f"conflict record {key}")
         return record

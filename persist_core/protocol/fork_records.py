@@ -51,7 +51,7 @@ class ForkRecord:
 
     @classmethod
     def read(cls, data: bytes, key: str) -> ForkRecord:
-        """The record under `key`. Raises as `decode`, and for that of another place."""
+        """The record under `key`. Raises as `decode`, and for a record of another place."""
         record = cls.decode(data, what=f"record of a fork {key}")
         check_in_place(record.key, key, what=f"record of a fork {key}")
         return record

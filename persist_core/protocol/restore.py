@@ -1,17 +1,17 @@
-"""`persist restore`: make a shard's contents, progress and operator state those of a checkpoint, as a new commit.
+"""`persist restore`: bring back contents, progress and operator state of a checkpoint, as a new commit.
 
     checkpoint --point_of, verified--> RestorePoint ─┐
     shard's batches since then --undo--> updates ────┴─ stage ──> one compare-and-set: [upper, upper + 1)
 
 1. A restore is an ordinary append: history stays, a lost race is a `Conflict`, a second try returns the first result.
    Only its manifest says that progress goes back (`BatchManifest.restored`), so no other writer can do that.
-2. The contents at the new time are those as of the checkpoint, in `sequence` order with their orders: what has changed
-   since is read and undone. So its cost is that of the changes, whatever the shard's size; in `sequence` order it may
+2. The contents at the new time equal the checkpoint's, in `sequence` order with their orders: what has changed
+   since is read and undone. So it costs as much as the changes, whatever the shard's size; in `sequence` order it may
    read the keys and orders of older rows too (`restore_orders`).
 3. Operator state is copied whole, its digests verified, and the copy is named by the commit: retention may take the
    checkpoint at any time after.
 4. The next run consumes again the input consumed since, if it is still there. Its own times are before the new upper,
-   so they are lifted (docs/semantics.md, section 4), as are those of the stash (`Restored.watermark`).
+   so they are lifted (docs/semantics.md, section 4), as are times in the stash (`Restored.watermark`).
 """
 
 from __future__ import annotations

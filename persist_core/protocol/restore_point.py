@@ -31,7 +31,7 @@ from persist_core.time_text import show_time
 
 @dataclass(frozen=True)
 class RestorePoint:
-    """A checkpoint to go back to, all digests verified. `batches` are those that it stands for.
+    """A checkpoint to go back to, all digests verified. `batches`: what it stands for.
 
     `sources` is the progress then; `operators` the operator state then: each operator's artifacts, oldest first.
     """

@@ -211,7 +211,7 @@ def write_without_input(client: PersistClient, config: ShardConfig, description:
 def manifest_of_outdated(client: PersistClient, config: ShardConfig, description: BatchDescription) -> str:
     """The key of a batch to append if the write stage found the description outdated and staged none.
 
-    Either the description is a commit already (a cleared run), and the key is that of the commit's own manifest; or its
+    Either the description is a commit already (a cleared run), and the key is the commit's own manifest; or its
     append can only be refused, and an empty batch is enough to find the winner.
     """
     state = client.state(description.shard)
@@ -337,7 +337,7 @@ def check_manifest(manifest: BatchManifest, description: BatchDescription) -> No
 def checkpoint(client: PersistClient, config: ShardConfig) -> CheckpointReport | None:
     """Publish the checkpoint of the newest commit (and any that was missed), move `_latest`, apply retention.
 
-    Derived from the commit: safe to do again, by any process, at any time. `None` if nothing was committed yet.
+    Derived from the commit: safe to do again, by any process, at any time. `None` before the first commit.
     """
     report = publish_and_retain(client, config.name, config.retention)
     if report is not None:

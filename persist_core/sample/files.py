@@ -40,17 +40,17 @@ class SampledFile:
 
     @property
     def size_bytes(self) -> int:
-        """Of what was taken, decompressed."""
+        """The bytes taken, decompressed."""
         return sum(map(len, self.lines)) if self.table is None else int(self.table.nbytes)
 
     @property
     def records(self) -> int:
-        """How many lines that are not blank, or rows."""
+        """The number of lines that are not blank, or rows."""
         return sum(bool(line.strip()) for line in self.lines) if self.table is None else len(self.table)
 
 
 def take(feed: Feed, files: Sequence[InputFile], limit: int, *, header: bool = False) -> tuple[SampledFile, ...]:
-    """At most `limit` records: of the first file, of the newest, of the second, and so on inwards.
+    """Take at most `limit` records: of the first file, of the newest, of the second, and so on inwards.
 
     One file gives at most half of them, if there are others. `header`: text files have a line more.
     """

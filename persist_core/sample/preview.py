@@ -4,7 +4,7 @@
     Sample --copied--> a folder --mint, job, append, in a location beside it--> rows, counts, decoded records
     Sample --rows_of--> fields that no column takes, types that would fit better
 
-The rows are those of a real run, of a new shard that takes in the sample alone.
+The rows are as a real run would write them to a new shard from the sample alone.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def preview(
 ) -> Preview:
     """A look at `limit` records of the input. `start` makes the starter of a local Spark job, for a location.
 
-    `is_other_input`: the files are not those that the shard consumes, so it is looked at as a new one.
+    `is_other_input`: the shard consumes other files, so it is treated as a new one.
 
     Raises `InvalidInput` for a folder that is not there, and `StorageError` if the files cannot be listed.
     """
@@ -209,7 +209,7 @@ def _has_key(record: Mapping[str, Any]) -> bool:
 
 
 def _grouped(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The most frequent errors by kind and message, each with one record. The message is that of the first."""
+    """The most frequent errors by kind and message, each with one record. The message is the first record's."""
     cells = {ERR_KIND: "kind", ERR_MESSAGE: "message", ERR_POSITION: "position", ERR_PAYLOAD: "payload"}
     rows = ({name: each[cell] for name, cell in cells.items()} for each in errors)
     groups = grouped(({**row, ERR_PAYLOAD: base64.b64decode(row[ERR_PAYLOAD] or "")} for row in rows), MAX_GROUPS)

@@ -5,7 +5,7 @@
                            holds               of views, pinned checkpoints and programs, until they are released
 
 It never goes back, and it moves only here, so a shard whose history is `all` keeps all of it, whatever its readers do.
-A checkpoint that is not pinned needs no hold: retention keeps only those that lie within the history, so none of them
+A checkpoint that is not pinned needs no hold: retention keeps only checkpoints within the history, so none of them
 lies before `upper - history`.
 
 A hold never moves `since` itself, so its owner may move it up at any time. Holders with a prefix: `view/<view>` (what

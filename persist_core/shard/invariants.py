@@ -27,7 +27,7 @@ def batches_are_contiguous(state: ShardState) -> bool:
 
 
 def upper_is_the_last_batch(state: ShardState) -> bool:
-    """The shard's upper is that of its last batch."""
+    """The shard's upper is its last batch's."""
     return not state.batches or Frontier(state.batches[-1].upper) == state.upper
 
 
@@ -50,7 +50,7 @@ def commits_end_at_upper(state: ShardState) -> bool:
 
 
 def epochs_increase(state: ShardState) -> bool:
-    """Each commit's epoch is greater than that of the commit before it; epochs start at 1."""
+    """Each commit's epoch is greater than the one before; epochs start at 1."""
     epochs = [commit.epoch for commit in state.commits]
     return all(before < after for before, after in itertools.pairwise([0, *epochs]))
 
@@ -106,7 +106,7 @@ def upper_moves_by_one_batch(before: ShardState, after: ShardState) -> bool:
 
 
 def batches_change_only_by_an_append_or_a_merge(before: ShardState, after: ShardState) -> bool:
-    """No boundary between batches is new, but for that of an append; a merge changes nothing else.
+    """Only an append makes a new boundary between batches; a merge changes nothing else.
 
     Leases aside, which the machine expires with every change.
     """

@@ -39,7 +39,7 @@ def receive(
 ) -> tuple[ShardState, Received | NotReceived]:
     """Make the shard a copy of `source`, a state of the same shard in another location; all objects are here already.
 
-    `era`: that of this shard before the copier looked up which objects are here; -1 if the shard did not exist.
+    `era`: this shard's before the copier looked up which objects are here; -1 if the shard did not exist.
     `moving_to`: this place, if the shard is to move here. Until it has, no commit is accepted here, because the source
     may still have one that comes before it.
     """
@@ -48,7 +48,7 @@ def receive(
     if state.seqno >= 0 and era < state.oldest_era:
         return state, TOO_LATE
     since = max(state.since, source.since)
-    seqno = max(state.seqno, source.seqno - 1)  # the machine adds one: seqnos of commits stay below that of the state
+    seqno = max(state.seqno, source.seqno - 1)  # the machine adds one: seqnos of commits stay below the state's
     after = replace(
         source,
         seqno=seqno,

@@ -90,7 +90,7 @@ class Released:
 class ShardState:
     """Everything about a shard except the contents of its batches.
 
-    `seqno` is that of this very version (-1: not written yet); only the machine moves it, by one. `history_ms` says how
+    `seqno` is this version's (-1: not written yet); only the machine moves it, by one. `history_ms` says how
     far `since` may follow `upper` (None: all history is kept). `operators` maps each operator that has state to the
     digest of its chain (`operator_state.chain_digest`) after the newest commit. `released`: the newest, oldest first.
     """
@@ -119,7 +119,7 @@ class ShardState:
 
     @property
     def schema(self) -> CollectionSchema | None:
-        """The newest schema; `None` if nothing was committed yet."""
+        """The newest schema; `None` before the first commit."""
         return self.schemas.newest
 
     @property
@@ -218,7 +218,7 @@ def start_fork(
 ) -> tuple[ShardState, Committed]:
     """Make an empty shard a fork: it shares `batches`, and its one commit, `manifest`, stands for all of them.
 
-    `since` and `schemas` are those of the shard it comes from. Idempotent by token. Raises as `check_can_be_fork`;
+    `since` and `schemas`: from the shard it comes from. Idempotent by token. Raises as `check_can_be_fork`;
     `RunFailed` if GC has given up the fork.
     """
     for commit in state.commits:

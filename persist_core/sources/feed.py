@@ -26,7 +26,7 @@ from persist_core.time_text import format_time
 class Wanted:
     """The files that a listing is for.
 
-    `start_ms`, `end_ms`: of dated files only those in `[start_ms, end_ms)` need to be listed; all if `None`. `is_known`
+    `start_ms`, `end_ms`: dated files need to be listed only in `[start_ms, end_ms)`; all if `None`. `is_known`
     is true for a file (its path below the root, its size, its time of change) that need not be in the result.
     `known_names` are some paths below the root, sorted: where a long listing can be cut into pieces.
     """
@@ -44,7 +44,7 @@ class Feed(Protocol):
         ...
 
     def freeze(self, files: Sequence[InputFile]) -> list[InputFile]:
-        """These files, listed just now, with all that tells them from later ones; without those that are gone."""
+        """These files, listed just now, with all that tells them from later ones; without missing files."""
         ...
 
     def check(self, files: Sequence[InputFile]) -> None:

@@ -56,7 +56,7 @@ class UnmatchedFile:
 
 @dataclass
 class Scan:
-    """The result of one scan, unordered. `requests` are those of a listing on S3."""
+    """The result of one scan, unordered. `requests`: of a listing on S3."""
 
     found: list[FoundFile] = field(default_factory=list)
     unmatched: list[UnmatchedFile] = field(default_factory=list)

@@ -64,7 +64,7 @@ class Freeze:
     """The result of `freeze`. Tuples are in natural order; counts are of files.
 
     `upper` is the greatest upper that a description of this input may have (`None`: closed). `unread_from` is the
-    earliest date (ms) in the paths of the files left over; `requests` are those of the listing.
+    earliest date (ms) in the paths of the files left over; `requests`: of the listing.
     """
 
     frozen: FrozenInput
@@ -213,7 +213,7 @@ class FileSource:
     def _within_limits(
         self, pending: list[InputFile], until: int | None, lower: int
     ) -> tuple[list[InputFile], list[InputFile]]:
-        """The first files that fit, at least one (with `time: path`: at least one date), and those left.
+        """The first files that fit, at least one (with `time: path`: at least one date), and the rest.
 
         If the run closes the shard and times do not come from the path, there is no later run: all are taken.
         """

@@ -44,7 +44,7 @@ Consumed = dict[str, Facts]  # by relative path
 
 @dataclass(frozen=True)
 class LedgerSegment:
-    """One segment as the frontier lists it; `size_bytes` and `sha256` are those of the stored bytes."""
+    """One segment as the frontier lists it; `size_bytes` and `sha256`: of the stored bytes."""
 
     key: str
     files: int

@@ -50,7 +50,7 @@ def source_of(client: PersistClient, config: ShardConfig) -> Source:
 
 
 def progress_of(blob: Blob, shard: str, sources: Mapping[str, SourceFrontier]) -> dict[str, Progress]:
-    """A shard's progress in each source, by the source's name. `sources` is that of a state, commit or
+    """A shard's progress in each source, by the source's name. `sources`: of a state, commit or
     checkpoint.
 
     Raises `UnknownVersion` for a source that this release does not have.

@@ -120,6 +120,6 @@ class Progress(Protocol):
     def consumed_since(self, earlier: SourceFrontier | None) -> tuple[ConsumedInput, ...]:
         """The inputs that this progress has and an earlier progress of the same source does not have, by name.
 
-        After a restore to `earlier` the next run reads those that still exist. Raises `Corruption`.
+        After a restore to `earlier` the next run reads what still exists of them. Raises `Corruption`.
         """
         ...

@@ -43,7 +43,7 @@ class RejectedBatch:
 
 
 def record_failure(blob: Blob, spec: JobSpec, kind: str, message: str, samples: Sequence[RejectedRecord] = ()) -> None:
-    """Store why the attempt failed. `kind` is that of a `PersistError`, or any word for other errors."""
+    """Store why the attempt failed. `kind` is a `PersistError`'s, or any word for other errors."""
     body = {
         "error": kind,
         "message": message[:_MAX_MESSAGE_CHARS],

@@ -18,7 +18,7 @@ _KILLED = (137, -9)  # exit statuses of a process that the kernel or an orchestr
 STOPPED = (143, -15, 130, -2)  # of one that was asked to end: by SIGTERM, or SIGINT
 EXECUTOR_MEMORY, DRIVER_MEMORY = "an executor ran out of memory", "Spark has too little memory"
 
-# What happened, what a log says then, and what to do. The first of them that is found is the cause of those after it.
+# What happened, what a log says then, and what to do. The first one found is the cause of the later ones.
 KNOWN = (
     (
         "the disk is full",

@@ -29,9 +29,9 @@ _DIED, _READING = "died", "reading-"
 
 @dataclass(frozen=True)
 class Death:
-    """A job that died. `files`: the identities of those that it read apart from others then; none if not known.
+    """A job that died. `files`: the identities of the files that it read apart from others then; none if not known.
 
-    `key` is that of the record which names them.
+    `key`: the record which names them.
     """
 
     attempt: str
@@ -89,7 +89,7 @@ def _is_over(blob: Blob, spec: JobSpec, key: str, now_ms: int) -> bool:
 def reading(
     blob: Blob, spec: JobSpec, number: int, files: Sequence[InputFile], is_death: Callable[[Exception], bool]
 ) -> Iterator[None]:
-    """Name these files as those that are read in the body. Their names stay if the process dies in it, or if what it
+    """Name these files as being read in the body. Their names stay if the process dies in it, or if what it
     raises `is_death`."""
     key = spec.key_of(f"{_READING}{number}.json")
     blob.set(key, json.dumps([identity(file) for file in files]).encode())

@@ -47,7 +47,7 @@ _SECRET_VARIABLES = frozenset({"AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"})
 class Handover:
     """The start of one job. `environment` and `properties` may hold secrets; `conf` does not.
 
-    `environment` goes over that of the starter, `properties` into a file (`properties_file`), `conf` on argv.
+    `environment` goes over the starter's, `properties` into a file (`properties_file`), `conf` on argv.
     """
 
     environment: Mapping[str, str] = field(repr=False)
@@ -125,7 +125,7 @@ def properties_file(properties: Mapping[str, str], base: Path | None) -> Iterato
 
 
 def remove_leftovers(clock: Clock) -> list[Path]:
-    """Delete the properties files of killed submits: those of this user that no job can still need; their paths."""
+    """Delete this user's properties files that no job can still need, left by killed submits; their paths."""
     removed = []
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*{_SUFFIX}"):
         with contextlib.suppress(OSError):  # another process was faster, or it is not ours

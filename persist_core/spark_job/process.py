@@ -137,7 +137,7 @@ def connect_environment(url: str) -> dict[str, str]:
 
 
 def tuned_conf(master: str, items: Sequence[JobSpec], scratch: str | Path) -> dict[str, str]:
-    """Spark settings of a process: those that all items ask for, over ours, which shorten start-up.
+    """Spark settings of a process: what all items ask for, over ours, which shorten start-up.
 
     Local masters get JVM flags and `scratch`, a folder of mode 0700, and other users of the machine are kept out:
     elsewhere driver and disks are not ours to tune.

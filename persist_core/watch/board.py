@@ -65,7 +65,7 @@ class WatchBoard:
     ) -> tuple[Notice, ...]:
         """Evaluate the shards in `rules`, and store what changed; the notices that this has made.
 
-        `gather` returns the facts, by shard; those that it leaves out stay as they are. Alerts of shards that are not
+        `gather` returns the facts, by shard; shards that it leaves out stay as they are. Alerts of shards that are not
         in `rules`, and that this watcher has opened, end without a notice: their files are gone.
         """
 
@@ -115,7 +115,7 @@ class WatchBoard:
         return self.apply(transition)
 
     def settle(self, notice: Notice, delivered: Iterable[str], *, is_done: bool) -> None:
-        """After sending: forget the notice, or let it go with those who have taken it.
+        """After sending: forget the notice, or note who has taken it.
 
         Nothing is changed if the claim has ended meanwhile and another process has it.
         """

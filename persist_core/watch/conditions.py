@@ -58,8 +58,8 @@ class Health:
     """Findings about one shard. Times are in ms.
 
     `upper` is `None` if it is closed, and 0 before the first commit. `has_commit` is False also if the shard does not
-    exist. `has_stash`: records wait for their time. `conflicts` counts those of the last day. `findings` counts those
-    of the last fsck, and a state that cannot be read; `None` if no fsck is known. Other counts that are `None` are
+    exist. `has_stash`: records wait for their time. `conflicts`: of the last day. `findings`: of the
+    last fsck, and a state that cannot be read; `None` if no fsck is known. Other counts that are `None` are
     unknown. `is_defined`: its file is correct; if not, nothing else is known. `notes` says more about a
     condition, for people.
     """

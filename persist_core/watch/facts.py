@@ -17,7 +17,7 @@ class AlertFacts:
     """An open alert (docs/alerts.md): a condition of a shard that has crossed a threshold.
 
     `alert` is the condition (`freshness`, `errors`, `stash_age`, `conflicts`, `fsck`), `name` the same in
-    words, and `command` what helps. `level` is `warn` or `fail`. `value` is that of now, or of when `level` was
+    words, and `command` what helps. `level` is `warn` or `fail`. `value` is the current one, or from when `level` was
     reached if it is not known now; `limit` is where the level begins. Both are in `unit`: `ms` or `count`.
     `unsent` counts notices that a notifier has not taken yet. An acknowledged alert is silent until it is
     resolved. `urgency` is the level, or `note` of an acknowledged alert.

@@ -36,7 +36,7 @@ class Acknowledged:
 class Alert:
     """A condition that is not as it should be. `level` is the highest since it was opened.
 
-    `value` and `limit` are those when `level` was reached: ms or a count. `since_ms` is when the condition crossed its
+    `value` and `limit` are from when `level` was reached: ms or a count. `since_ms` is when the condition crossed its
     first threshold, as far as is known.
     """
 
@@ -80,7 +80,7 @@ class Notice:
     """One message to people, and who has it. Its texts are complete: nothing else is needed to send it.
 
     `key` is the same for all notices of one alert, from its first to its end (PagerDuty's deduplication key). `what` is
-    the condition, `conflict`, or the task that failed. `level` is that of the alert; of a resolved one, its highest.
+    the condition, `conflict`, or the task that failed. `level` is the alert's; of a resolved alert, its highest.
     `delivered` names the notifiers that have taken it. A watcher that sends it holds it until `claimed_until_ms`.
     """
 
@@ -127,7 +127,7 @@ class WatchRecord:
         return replace(self, shards=rest if watch.is_empty else {**rest, shard: watch})
 
     def with_notices(self, *notices: Notice) -> WatchRecord:
-        """The record with more notices to send; those with a known id are there already."""
+        """The record with more notices to send; known ids are not added again."""
         known = {each.notice_id for each in self.unsent}
         new = [each for each in notices if each.notice_id not in known]
         return replace(self, unsent=_bounded((*self.unsent, *new))) if new else self
@@ -149,7 +149,7 @@ def _bounded(notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
 
 
 def encode_record(record: WatchRecord, write_id: str) -> bytes:
-    """Sealed bytes. The write id makes those of every version unique."""
+    """Sealed bytes. The write id makes every version's bytes unique."""
     body = {
         "write_id": write_id,
         "shards": {name: asdict(watch) for name, watch in record.shards.items()},

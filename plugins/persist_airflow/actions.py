@@ -6,9 +6,9 @@
    log and its result.
 2. A conf that does not fit is refused before anything is opened: an unknown action or field, one that is missing, one
    that the action does not take.
-3. The right to trigger this DAG is the right to do all its actions to all its shards: those of its connection, or
-   those that `build_actions_dag(actions=..., shards=...)` names. Each such DAG has roles of its own.
-4. It starts no other DAGs than those that write the shard: the factories' DAG for a shard of its kind, or one of
+3. The right to trigger this DAG is the right to do all its actions to all its shards: all of its
+   connection, or what `build_actions_dag(actions=..., shards=...)` names. Each such DAG has roles of its own.
+4. It starts only DAGs that write the shard: the factories' DAG for a shard of its kind, or one of
    `build_actions_dag(dags=...)`.
 
     dag = build_actions_dag()
@@ -53,12 +53,12 @@ The same on the command line: `persist maintain`, `fsck`, `resolve`, `pin`, `unp
 class ShardActionOperator(ReportsLineage, MaintainShardOperator):
     """One action on one shard, as the dag run's conf asks: `{"action": ..., "shard": ..., ...}`.
 
-    Returns the action's JSON, with `action` and `by`, the user who triggered the dag run. Further arguments are those
-    of `MaintainShardOperator`. The page for shards reads from the template fields what the DAG may do.
+    Returns the action's JSON, with `action` and `by`, the user who triggered the dag run. Further arguments: as for
+    `MaintainShardOperator`. The page for shards reads from the template fields what the DAG may do.
 
     :param actions: names of the actions that are allowed; default: all
     :param shards: names or patterns (`sales_*`) of the shards that are allowed; default: all
-    :param dags: ids of DAGs that may be started, beside those that the factories make for the shard
+    :param dags: ids of further DAGs that may be started, beside the factories' for the shard
     """
 
     template_fields: Sequence[str] = (*MaintainShardOperator.template_fields, "actions", "shards")
@@ -292,7 +292,7 @@ def build_actions_dag(
 ) -> DAG:
     """The DAG that does one action on one shard when it is triggered.
 
-    `actions`: the names of those that it allows, default all. `shards`: names or patterns (`sales_*`) of the shards
+    `actions`: the names of the allowed ones, default all. `shards`: names or patterns (`sales_*`) of the shards
     that it allows, default all of the connection. `dags`: DAGs that write the shards and were not made by this
     package's factories: `run` and `rebuild` may start them too, and no others. `spark` are further arguments for the
     provider's SparkSubmitOperator (a large merge starts Spark). `dag_args` go over the factory's arguments for the DAG;

@@ -50,7 +50,7 @@ TASK_IDS = ("mint_batch_descriptions", "write_batches", "append_batches", "check
 
 
 class OperatorOptions(TypedDict, total=False):
-    """Airflow's own options of one task; they go over those in the shard's file."""
+    """Airflow's own options of one task; they override the shard's file."""
 
     pool: str
     pool_slots: int
@@ -68,7 +68,7 @@ class OperatorOptions(TypedDict, total=False):
 
 
 class StageOptions(TypedDict, total=False):
-    """Of all four tasks, and of each."""
+    """Options of all four tasks, and of each."""
 
     all: OperatorOptions
     mint: OperatorOptions
@@ -118,7 +118,7 @@ def shard_tasks(
 
     `spark` are further arguments for the provider's SparkSubmitOperator (`conf`, `packages`, `executor_memory`, ...),
     `tasks` Airflow's options of all four tasks and of each: they go over `airflow:` in the shard's file, and that over
-    `default_args`. After a conflict append runs Spark, so without a pool of its own it takes that of write. `notify`:
+    `default_args`. After a conflict append runs Spark, so without a pool of its own it takes write's. `notify`:
     the notifiers of failed tasks and conflicts, unless the file has its own (docs/alerts.md).
     """
     notify = chosen(config.notify, notify)
@@ -167,7 +167,7 @@ def _options_of(config: AirflowConfig, given: StageOptions, stage: str) -> dict[
 
 
 def _in_airflow(config: TaskConfig) -> dict[str, Any]:
-    """The options of a file, those that are set, under Airflow's names."""
+    """The options that a file sets, under Airflow's names."""
     named = {
         "pool": config.pool,
         "pool_slots": config.pool_slots,
@@ -182,7 +182,7 @@ def _in_airflow(config: TaskConfig) -> dict[str, Any]:
 
 
 def shard_task_group(config: ShardConfig, *, group_id: str | None = None, **options: Unpack[TaskOptions]) -> ShardTasks:
-    """The four tasks inside a task group (default id: the shard's name). `options` are those of `shard_tasks`."""
+    """The four tasks inside a task group (default id: the shard's name). `options`: as for `shard_tasks`."""
     with TaskGroup(group_id or config.name) as group:
         tasks = shard_tasks(config, **options)
     return replace(tasks, group=group)
@@ -206,7 +206,7 @@ def build_dag(
     dag_args: Mapping[str, Any] | None = None,
     **options: Unpack[TaskOptions],
 ) -> DAG:
-    """The DAG of a collection or view. `options` are those of `shard_tasks`; `dag_args` go over the defaults below.
+    """The DAG of a collection or view. `options`: as for `shard_tasks`; `dag_args` go over the defaults below.
 
     With a cron schedule its runs have real data intervals, in the time zone of the file. There is no catch-up: an
     ordinary run takes all input that is due, and a backfill makes history in steps. A view that refreshes `on_input`
@@ -237,7 +237,7 @@ build_upsert_dag = build_view_dag = build_dag
 def build_dags(folder: str | Path, **options: Unpack[DagOptions]) -> dict[str, DAG]:
     """A DAG for every collection file in `folder`, by DAG id: `globals().update(...)`. `options`: see `build_dag`.
 
-    Without `notify` it is that of `persist.yaml` beside the folder. A task's process gets its own DAG alone, so the
+    `notify` defaults to `persist.yaml` beside the folder. A task's process gets its own DAG alone, so the
     number of files costs it nothing.
     """
     folder = Path(folder).absolute()
@@ -261,7 +261,7 @@ def build_view_dags(
 
 
 def _only_shard(prefix: str) -> str | None:
-    """The shard whose DAG this process needs: an empty name for none of those with the prefix, `None` for all."""
+    """The shard whose DAG this process needs: an empty name for none with the prefix, `None` for all."""
     dag_id = only_dag_id()
     if dag_id is None:
         return None
@@ -288,7 +288,7 @@ def _schedule(config: ShardConfig, persist_conn_id: str) -> Any:
 
 
 def _start_of(config: ShardConfig) -> datetime:
-    """The start in the file, else the epoch: a backfill may then cover any day. Its zone is that of the DAG."""
+    """The start in the file, else the epoch: a backfill may then cover any day. Its zone is the DAG's."""
     return pendulum.from_timestamp(config.start_ms / 1000, tz=config.timezone)
 
 

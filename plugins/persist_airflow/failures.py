@@ -52,7 +52,7 @@ HOPELESS = (
 
 @contextmanager
 def fail_without_retry() -> Iterator[None]:
-    """Turn our errors into Airflow's, with the kind before the message: those that no retry can correct into
+    """Turn our errors into Airflow's, with the kind before the message: if no retry can help, into
     `AirflowFailException`, others into `PersistStepFailed`, after which Airflow tries again."""
     try:
         yield

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 class Dataset:
     """One dataset. `columns`: name and type. `rows`, `size_bytes`, `files`: what was read or written of it.
 
-    `locations`: the files that were read of a folder. `sources`: for each column those that it is made of, as dataset
+    `locations`: the files that were read of a folder. `sources`: for each column what it is made of, as dataset
     and column. `asset`: namespace and name of the shard's asset.
     """
 

@@ -44,7 +44,7 @@ DOCUMENT = """Merges batches of shards and deletes what nothing needs: reads and
 
 
 class ListShardsToMaintainOperator(BaseOperator):
-    """The names of the shards for which enough is due, those with the largest merge first.
+    """The names of the shards for which enough is due, the largest merge first.
 
     Reads the newest state of each shard, and the names of its lists of garbage. A shard whose state cannot be read is
     listed first, so that its own task fails and says why. If metrics are on, it sets the gauges of all shards.
@@ -100,7 +100,7 @@ class MaintainShardOperator(SparkJobOperator):
     """Do what is due for one shard, within bounds. Returns what was done and what is still due, as JSON.
 
     Safe at any time, beside runs of the shard and beside another maintenance of it; what a killed try did stays done.
-    Spark starts only for a merge of more than `max_rows` rows. Further arguments are those of `SparkJobOperator`.
+    Spark starts only for a merge of more than `max_rows` rows. Further arguments: as for `SparkJobOperator`.
 
     :param shard: its name (templated)
     :param max_rows: of one merge in this process

@@ -177,7 +177,7 @@ def _flush() -> None:
 
 
 def _length(metric: Metric, tags: Mapping[str, str]) -> int:
-    """Of the name with its tags as StatsD gets them."""
+    """The length of the name with its tags as StatsD gets them."""
     return len(metric.stat) + sum(len(name) + len(text) + 2 for name, text in tags.items())
 
 

@@ -88,7 +88,7 @@ NotifyBy = NotifyConfig | Notify | Notifier
 
 
 def chosen(own: Sequence[NotifyConfig] | None, given: Sequence[NotifyBy] | NotifyBy = ()) -> tuple[NotifyBy, ...]:
-    """The entries of a shard: those of its file, if it has any, else those of the caller."""
+    """The entries of a shard: its file's, if it has any, else the caller's."""
     if own is not None:
         return tuple(own)
     return tuple(given) if isinstance(given, Sequence) else (given,)

@@ -155,7 +155,7 @@ class AppendBatchesOperator(lineage.ReportsLineage, _PersistOperator):
     :param config: the collection or view
     :param staged: what write returns: the description and the manifest's key (templated)
     :param write_task_id: the write task of the same DAG, whose Spark settings a healing try uses
-    :param notify: notifiers; those that take conflicts get one notice of each (docs/alerts.md)
+    :param notify: notifiers; one that takes conflicts gets one notice of each (docs/alerts.md)
     :param persist_conn_id: the location (templated)
     """
 
@@ -261,7 +261,7 @@ class CheckpointManifestOperator(_PersistOperator):
 
     @measured("checkpoint")
     def execute(self, context: Context) -> dict[str, Any] | None:
-        """Publish. Returns what was published, `None` if nothing was committed yet."""
+        """Publish. Returns what was published, `None` before the first commit."""
         with self._client() as client:
             published = stages.checkpoint(client, self.config)
             if published is None:

@@ -57,7 +57,7 @@ class FsckShardOperator(_ShardOperator):
 
 
 class RestoreShardOperator(ReportsLineage, _ShardOperator):
-    """Make a shard's contents, progress and stash those of a checkpoint, or a new shard of it, which changes nothing.
+    """Restore a shard's contents, progress and stash from a checkpoint, or fork it, which changes nothing.
 
     Returns `persist restore --json`.
 

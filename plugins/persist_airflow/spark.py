@@ -241,7 +241,7 @@ class WriteBatchesOperator(ReportsLineage, SparkJobOperator):
     already committed, and nothing was staged: the append task then finds the commit, or records the conflict and heals.
     For a read-only view it stages nothing, and adds `"dry_run"`: what a refresh would write, counted and sampled.
 
-    A description with neither input nor stash needs no Spark. Further arguments are those of `SparkJobOperator`.
+    A description with neither input nor stash needs no Spark. Further arguments: as for `SparkJobOperator`.
 
     :param config: the collection or view
     :param description: `BatchDescription.to_json()`, as mint returns it (templated)

@@ -31,7 +31,7 @@ MAX_STORAGE_ERRORS = 10  # one after the other; then the task fails, and Airflow
 
 
 async def _looks(look: Callable[[], ShardState | None], poll_s: float) -> AsyncIterator[ShardState | None]:
-    """What `look` finds, every `poll_s` seconds, `None` while the store fails. In a thread, because it may block.
+    """Yield what `look` finds every `poll_s` seconds, `None` while the store fails. In a thread, because it may block.
 
     Raises the `StorageError` of `MAX_STORAGE_ERRORS` looks in a row.
     """

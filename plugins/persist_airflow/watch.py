@@ -47,7 +47,7 @@ class WatchShardsOperator(BaseOperator):
 
     :param folder: has `collections`, `views` and, unless `project` is given, `persist.yaml`
     :param project: what `persist.yaml` would say
-    :param notify: for shards whose files have no `notify`; without it, those of the project
+    :param notify: for shards whose files have no `notify`; default: the project's
     :param persist_conn_id: the location (templated)
     """
 
@@ -149,7 +149,7 @@ def build_watch_dag(
     """The DAG that watches the shards of `folder/collections` and `folder/views`, every 5 minutes by default.
 
     `folder/persist.yaml` has its schedule, and the defaults of `freshness`, `alerts` and `notify`; `project` replaces
-    it, and `notify` replaces that of the file. `dag_args` go over the factory's arguments for the DAG. For a second
+    it, and `notify` replaces the file's. `dag_args` go over the factory's arguments for the DAG. For a second
     location build it again with another `dag_id`.
     """
     folder = Path(folder).absolute()

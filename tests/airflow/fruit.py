@@ -49,7 +49,7 @@ def end_of(day: int) -> datetime:
 
 
 def end_ms(day: int) -> int:
-    """The same, as a time of the shard."""
+    """The end of that day as a time of the shard."""
     return START_MS + (day + 1) * DAY_MS
 
 
@@ -66,7 +66,7 @@ def expected(days: int) -> dict[int, str]:
 
 
 def contents(client: PersistClient, days: int) -> dict[int, str]:
-    """What the shard holds just before the end of day `days`; a key that is there twice fails."""
+    """The rows that the shard holds just before the end of day `days`; a key that is there twice fails."""
     rows = client.open_reader(NAME).snapshot(as_of=START_MS + days * DAY_MS - 1).to_pylist()
     assert len({row["id"] for row in rows}) == len(rows), rows
     return {row["id"]: row["name"] for row in rows}

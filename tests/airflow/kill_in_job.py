@@ -18,7 +18,7 @@ install(Path({folder!r}))
 
 
 def dying(folder: Path) -> Callable[[str], None]:
-    """What kills this process at a point that is armed in `folder`."""
+    """Returns a function that kills this process at a point that is armed in `folder`."""
 
     def die(point: str) -> None:
         try:

@@ -3,7 +3,7 @@
 The package `openlineage-python` generates a class for each object of the spec (`openlineage.client.generated`). Here
 those classes become JSON schemas again, with all fields required that have no default and no others allowed, so that an
 event that a server has received is checked field by field. Facets are found by the definition that their `_schemaURL`
-names. Facets of runs and jobs are those of Airflow's provider: apart from errors they need what every facet has.
+names. Facets of runs and jobs come from Airflow's provider: apart from errors they need what every facet has.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _schema_of(kind: Any) -> Json:
 
 
 def _object_schema(kind: Any, found: dict[str, Json]) -> Json:
-    """The schema of a class; those of the classes in its fields are added to `found`."""
+    """The schema of a class; schemas of the classes in its fields are added to `found`."""
     hints = typing.get_type_hints(kind)
     fields = {each.name: each for each in attr.fields(kind)}
     is_facet = "_schemaURL" in fields

@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def driver_environment(settings: dict[str, str]) -> dict[str, str]:
-    """What the driver of a cluster gets."""
+    """The files and settings that the driver of a cluster gets."""
     secrets = json.loads(os.environ.get("STAND_IN_SECRETS", "{}"))
     found = {}
     for name, value in settings.items():
@@ -58,7 +58,7 @@ def driver_environment(settings: dict[str, str]) -> dict[str, str]:
 
 
 def stage(driver: dict[str, str], arguments: list[str]) -> None:
-    """What the job would do, with an empty batch."""
+    """Act as the job, with an empty batch."""
     from persist_core.handles.client import PersistClient
     from persist_core.location.open import open_location
     from persist_core.location.settings import location_from

@@ -29,7 +29,7 @@ class DagRunDriver:
     executed: dict[str, Any] = field(default_factory=dict)  # the newest operator of each task, after its execution
 
     def context(self) -> dict[str, Any]:
-        """What a task sees of its dag run."""
+        """The dag run as a task sees it."""
         events: defaultdict[Any, SimpleNamespace] = defaultdict(lambda: SimpleNamespace(extra={}))
         return {
             "dag": self.dag,

@@ -54,7 +54,7 @@ def rows(client: PersistClient, shard: str = SHARD) -> list[int]:
 
 
 def context(user: str | None = "alice", **conf: Any) -> Any:
-    """What an operator gets of a dag run that `user` has triggered with this conf."""
+    """The context that an operator gets from a dag run that `user` has triggered with this conf."""
     dag: Any = build_actions_dag()
     pushed: dict[str, Any] = {}
     ti = SimpleNamespace(xcom_push=lambda key, value: pushed.update({key: value}))

@@ -50,7 +50,7 @@ def trigger(store: Store | None, **arguments: Any) -> Any:
 
 
 async def events(made: Any, until: float = 0.4) -> list[dict[str, Any]]:
-    """What it reports within some looks; then the triggerer ends."""
+    """The events that it reports within some looks; then the triggerer ends."""
     found: list[dict[str, Any]] = []
 
     async def collect() -> None:

@@ -143,7 +143,7 @@ def test_kills_while_the_orders_of_deleted_keys_change(
     which: str,
     persist_seed: int,
 ) -> None:
-    """In `sequence` order. Whatever is killed, rows, order index and late records are those of an undisturbed run."""
+    """In `sequence` order. Whatever is killed, rows, order index and late records are as without kills."""
     late_fruit.deliver_late(fruit)
     chance = random.Random(f"{persist_seed}/kills")
     points = {**every_point(), "write_batches": ["write.before", *JOB, "write.during", "write.after"]}

@@ -1,4 +1,4 @@
-"""What tasks report to OpenLineage: the objects that operators return, and the events that a server receives."""
+"""Reports of tasks to OpenLineage: the objects that operators return, and the events that a server receives."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ for day in sys.argv[2:]:
 
 
 def stage_rows(_self: Any, client: PersistClient, _context: Any, description: BatchDescription) -> str:
-    """What the Spark job of fruit would do, with one row; a batch up to the end of the fourth day fails."""
+    """Act as the Spark job of fruit, with one row; a batch up to the end of the fourth day fails."""
     if description.upper == end_ms(3):
         raise SparkJobFailed("java.lang.OutOfMemoryError: Java heap space")
     key, values = (Column("id", "bigint", nullable=False),), (Column("name", "string"),)

@@ -1,4 +1,4 @@
-"""What tasks report through Airflow's own Stats, received by a real UDP socket and a real HTTP server."""
+"""Metrics of tasks through Airflow's own Stats, received by a real UDP socket and a real HTTP server."""
 
 from __future__ import annotations
 

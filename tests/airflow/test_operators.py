@@ -285,7 +285,7 @@ def test_a_schema_that_does_not_fit_fails_at_once_and_stages_nothing(
 
 
 def test_the_mint_is_the_protocols(fruit: Fruit, dag: Any, client: PersistClient) -> None:
-    """What the task returns is what `stages.mint` describes, so the command line and Airflow agree."""
+    """The task returns what `stages.mint` describes, so the command line and Airflow agree."""
     fruit.write_days(range(2))
     minted = stages.mint(client, fruit.config(), until=end_ms(1), writer="persist_upsert__fruit/test")
     assert isinstance(minted, stages.Minted)

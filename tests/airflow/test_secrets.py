@@ -90,7 +90,7 @@ def minted(fruit: Fruit, **spark: Any) -> DagRunDriver:
 def check_nothing_shows(
     submit: Submit, run: DagRunDriver, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What other people see of the task holds no secret."""
+    """No secret shows in what other people see of the task."""
     task = run.executed[WRITE]
     shown = {
         "log": caplog.text + "".join(capfd.readouterr()),

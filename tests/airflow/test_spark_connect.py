@@ -263,7 +263,7 @@ def test_a_tasks_own_time_to_wait_goes_before_the_connections(
     env_vars: dict[str, str],
     expected: str | None,
 ) -> None:
-    """What the job's environment says; without it the worker's own environment counts."""
+    """The value in the job's environment; without it the worker's own environment counts."""
     connection = {"conn_type": "spark_connect", "host": "h", "extra": {} if field is None else {TIMEOUT_FIELD: field}}
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
     given: list[Mapping[str, str]] = []
@@ -358,7 +358,7 @@ run_connected(sys.argv[2:], {"SPARK_REMOTE": sys.argv[1]})
             try:
                 assert task.stdout.readline() == "has answered\n"
                 if not ends_by_itself:
-                    # A signal before that can come between Spark's start of a job and its list of those to cancel.
+                    # A signal before that can come between Spark's start of a job and its list of jobs to cancel.
                     assert task.stdout.readline() == "computes\n"
                     task.terminate()
                 assert (task.wait(120) == 0) is ends_by_itself

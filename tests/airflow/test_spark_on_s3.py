@@ -1,4 +1,4 @@
-"""What the write task hands to spark-submit if the location is on S3: jars as files, secrets by environment only."""
+"""The command of the write task for spark-submit if the location is on S3: jars as files, secrets by environment."""
 
 from __future__ import annotations
 

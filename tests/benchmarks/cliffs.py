@@ -39,7 +39,7 @@ _BYTES_PER_RECORD = 40  # of the input as Parquet, about
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Of one write stage."""
+    """Measurements of one write stage."""
 
     seconds: float
     tasks: int

@@ -1,7 +1,7 @@
 """How long a commit takes, and how well writers share one shard, for each consensus given by its URI.
 
     python -m tests.benchmarks.consensus sqlite:////tmp/c.db postgresql://user:pw@host/db ...
-    python -m tests.benchmarks.consensus      # those of this machine: SQLite, S3 (versitygw), PostgreSQL, PgBouncer
+    python -m tests.benchmarks.consensus      # on this machine: SQLite, S3 (versitygw), PostgreSQL, PgBouncer
 
 *Commit*: compare-and-sets of a shard-sized body, one after the other, by one process. *Append*: so many processes
 append to one shard through `PersistClient`, without a pause. A writer that lost stages again for the shard's new upper,

@@ -49,7 +49,7 @@ _TYPES = ("string", "string", "string", "int", "bigint", "double", "decimal(12,2
 
 @dataclass(frozen=True)
 class Setting:
-    """What an engine is started with. `folder` is its own, and holds all that it stores."""
+    """The arguments that an engine starts with. `folder` is its own, and holds all that it stores."""
 
     folder: Path
     workload: Workload
@@ -175,7 +175,7 @@ class NeverMaintained:
 
 
 class _Maintained(NeverMaintained):
-    """The same with all maintenance that is due: large merges by Spark, as in the DAG `persist_maintenance`."""
+    """Our engine with all maintenance that is due: large merges by Spark, as in the DAG `persist_maintenance`."""
 
     def maintain(self) -> None:
         maintain(self._client, SHARD, merge_elsewhere=self._merge_by_spark)
@@ -194,7 +194,7 @@ class Ours(_Maintained):
 
 
 class InSequence(Ours):
-    """The same in `sequence` order, by position: it remembers each deleted key."""
+    """Our engine in `sequence` order, by position: it remembers each deleted key."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -202,7 +202,7 @@ class InSequence(Ours):
 
 
 class WithoutHistory(_Maintained):
-    """The same with `history: 0`, and GC that waits for no reader: what it keeps is what the newest rows need."""
+    """Our engine with `history: 0`, and GC that waits for no reader: what it keeps is what the newest rows need."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -278,7 +278,7 @@ _DUCK_ROUND = """
 
 
 class Duck:
-    """The same insertions and retractions by DuckDB, on as many threads as Spark has cores."""
+    """Equal insertions and retractions by DuckDB, on as many threads as Spark has cores."""
 
     def __init__(self, setting: Setting) -> None:
         self.stored = setting.stored()

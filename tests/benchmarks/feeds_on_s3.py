@@ -1,4 +1,4 @@
-"""What it takes to find the new files of a bucket: requests, seconds, CPU seconds.
+"""The cost of finding the new files of a bucket: requests, seconds, CPU seconds.
 
     python -m tests.benchmarks.feeds_on_s3 10000 1000000
 

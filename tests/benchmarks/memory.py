@@ -52,7 +52,7 @@ def measure(workload: Workload, memory: str) -> dict[str, Any]:
 
 
 def measure_two(workload: Workload, memory: str = "4g") -> dict[str, Any]:
-    """The same for a tenth of the keys, and for all."""
+    """Measure a tenth of the keys, and all."""
     tenth = Workload(workload.keys // 10, workload.events, workload.rounds)
     return {"tenth": measure(tenth, memory), "whole": measure(workload, memory)}
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a local Spark session, a stopwatch, a sink for rows."""
+"""The shared parts of the benchmarks: a local Spark session, a stopwatch, a sink for rows."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ LIVING_ROWS, EVENTS = 2_000_000, 5_000  # of a shard that is maintained
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one state; times in milliseconds, the least of `TRIES`."""
+    """Measurements of one state; times in milliseconds, the least of `TRIES`."""
 
     state_bytes: int
     encode_ms: float

@@ -48,7 +48,7 @@ def written(manifest: BatchManifest) -> int:
 
 
 def turns(spark: SparkSession, shard: StagedShard, first: int) -> Iterator[tuple[str, float, int, int]]:
-    """What is done, the seconds it takes, the bytes of the stash that it opens, and of state that it writes."""
+    """A measured action, the seconds it takes, the bytes of the stash that it opens, and of state that it writes."""
     kinds = (("neither", 1, True), ("a day is due", DAY, True), ("full state", 1, False))
     for number in range(TRIES):
         for turn, (name, step, is_delta) in enumerate(kinds):

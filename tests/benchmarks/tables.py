@@ -1,4 +1,4 @@
-"""What was measured, as Markdown: a table for one scenario, and the ratios that the aims are about.
+"""The measurements as Markdown: a table for one scenario, and the ratios that the aims are about.
 
 A ratio of commits is the median of the ratios of its rounds, from the fourth on: by then most of the code is compiled.
 """
@@ -60,7 +60,7 @@ def read_flatness(measured: Measured) -> float | None:
 def read_ratio(measured: Measured, other: str, *, worst: bool = False) -> float | None:
     """Our read of the newest rows / the other engine's, of the same round: the median, or the worst.
 
-    The worst is of all reads, before and after maintenance. The median is of those of rounds that end with it.
+    The worst is of all reads, before and after maintenance. The median is of rounds that end with it.
     """
     engines = measured["engines"]
     if not {OURS, other} <= engines.keys():
@@ -76,7 +76,7 @@ def read_ratio(measured: Measured, other: str, *, worst: bool = False) -> float 
 
 
 def _is_maintained(measured: Measured, number: int) -> bool:
-    """Whether this round ended with maintenance."""
+    """True if this round ended with maintenance."""
     return bool(number % measured["maintain_every"] == 0 or number == measured["workload"]["rounds"])
 
 
@@ -94,7 +94,7 @@ def write_amplification(measured: Measured) -> float:
 
 
 def stored_ratio(measured: Measured, ours: str = OURS) -> float | None:
-    """What we store at the end / plain Parquet of the living rows."""
+    """Our stored bytes at the end / plain Parquet of the living rows."""
     engines = measured["engines"]
     if not {ours, REWRITE} <= engines.keys():
         return None
@@ -115,7 +115,7 @@ def title_of(measured: Measured) -> str:
 
 
 def is_loaded(measured: Measured) -> bool:
-    """Whether other processes used the machine meanwhile."""
+    """True if other processes used the machine meanwhile."""
     return bool(measured["machine"]["others"] > _IDLE_CORES)
 
 

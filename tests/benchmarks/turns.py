@@ -82,7 +82,7 @@ class Player:
         return turn
 
     def can(self, method: str) -> bool:
-        """Whether the engine has this method."""
+        """True if the engine has this method."""
         self._pipe.send(("can", (method,)))
         return bool(self._receive())
 
@@ -92,7 +92,7 @@ class Player:
         return int(self._receive())
 
     def usage(self) -> Usage:
-        """What the engine's process and its JVM used so far."""
+        """Usage of the engine's process and its JVM so far."""
         self._pipe.send(("usage", ()))
         used: Usage = self._receive()
         return used
@@ -168,7 +168,7 @@ def _files(folder: Path) -> dict[str, int]:
 
 
 def usage() -> Usage:
-    """Of this process and its descendants that still run (Linux)."""
+    """Usage of this process and its descendants that still run (Linux)."""
     peak, ticks, left = 0, 0, [os.getpid()]
     while left:
         process = Path(f"/proc/{left.pop()}")

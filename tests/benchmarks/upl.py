@@ -37,7 +37,7 @@ READS = 3  # in a row; the best counts
 
 @dataclass
 class Figures:
-    """What one engine took. Lists are by round, 0 being the base; reads are by round, as JSON wants its keys: text."""
+    """Measurements of one engine. Lists are by round, 0 being the base; reads are by round, as text, for JSON."""
 
     commit_s: list[float] = field(default_factory=list)
     commit_bytes: list[int] = field(default_factory=list)

@@ -6,7 +6,7 @@
 An event has the table's columns, `op` (`u` or `d`, whose value columns are null) and its place in the file as order.
 Updates and deletes hit all keys alike (`uniform`), or 95 % of them hit the newest 5 % of the keys (`recent`).
 
-The expected contents are those of the newest event of each key (`newest_events`), as DuckDB finds them in the files.
+The expected contents are the newest event of each key (`newest_events`), as DuckDB finds them in the files.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class _Table:
         return int(self.pick([key for key in sorted(self.rows) if key not in special]))
 
     def changes(self, updates: int, inserts: int, deletes: int) -> list[Row]:
-        """That many changes of customers without a part of their own, mixed."""
+        """`count` changes of customers without a part of their own, mixed."""
         wanted = ["u"] * updates + ["c"] * inserts + ["d"] * deletes
         events: list[Row] = []
         while wanted:
@@ -202,7 +202,7 @@ def zoned(moment: datetime) -> str:
 
 
 def _with_schema(value: Row) -> Row:
-    """The same message as the converter writes it with `schemas.enable`; the fields that matter for decoding."""
+    """The message as the converter writes it with `schemas.enable`; the fields that matter for decoding."""
     fields = [
         {"type": "int64", "optional": False, "field": "id"},
         {"type": "string", "optional": False, "field": "name"},

@@ -1,4 +1,4 @@
-"""What many tests begin with: the schemas of small tables."""
+"""The common start of many tests: the schemas of small tables."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What Prometheus has of the running compose stack: `tests/docker/stack.sh` runs this after the main job.
+"""Look at Prometheus in the running compose stack: `tests/docker/stack.sh` runs this after the main job.
 
     persist_maintenance, persist_watch, started by Airflow's API --StatsD--> exporter --> Prometheus --> these checks
 
 1. Both DAGs run to success.
 2. Prometheus scrapes the exporter, and has loaded every alert of docker/metrics/alerts.yaml.
 3. It has the commits of the main job, the tries of maintenance, and Airflow's own metrics of the run of the watch.
-4. Every panel of both dashboards has data, but for those of events that did not happen.
+4. Every panel of both dashboards has data, unless its events did not happen.
 
     python -m tests.docker.observe AIRFLOW_PORT PROMETHEUS_PORT
 """

@@ -259,7 +259,7 @@ def test_executors_are_locked_down_as_the_server_is() -> None:
 
 
 def test_every_pod_has_a_network_policy() -> None:
-    """Of each port that a pod offers, and of the executors'."""
+    """The name of each port that a pod offers, and of the executors'."""
     policies = [each for each in kubernetes_objects() if each["kind"] == "NetworkPolicy"]
     chosen = {tuple(each["spec"]["podSelector"].get("matchLabels", {}).items()): each["spec"] for each in policies}
     assert chosen[()].get("ingress") is None, "the namespace of Spark is closed unless a policy opens it"

@@ -1,4 +1,4 @@
-"""What all tests with a real scheduler start from."""
+"""The shared start of all tests with a real scheduler."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def records(repo: Path, history: Sequence[str]) -> Iterator[Record]:
 
 
 def tree(repo: Path, commit: str) -> Tree:
-    """What `git ls-tree -r` says of a commit: submodules and links as git sees them."""
+    """The listing of `git ls-tree -r` of a commit: submodules and links as git sees them."""
     entries: Tree = {}
     for entry in git(repo, "ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0"):
         if entry:

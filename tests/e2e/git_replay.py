@@ -43,7 +43,7 @@ TWICE = 0.05  # of the lines are delivered again
 
 @dataclass
 class Replay:
-    """What was replayed, and what came out."""
+    """The replayed commits, and the results."""
 
     commits: int
     records: int

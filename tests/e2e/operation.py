@@ -1,4 +1,4 @@
-"""What a running Airflow does beside its feeds: triggers in the triggerer, `persist_watch`, and metrics.
+"""The work of a running Airflow beside its feeds: triggers in the triggerer, `persist_watch`, and metrics.
 
 a commit outside of Airflow -> ShardCommitTrigger -> asset -> dag run of `after_outside` -> deferred on the upper
 the next one                -> ShardUpperTrigger -> the task ends

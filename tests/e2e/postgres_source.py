@@ -93,7 +93,7 @@ INSERT = "INSERT INTO {table} VALUES {values} ON CONFLICT DO NOTHING"
 
 
 class PostgresSource:
-    """One database of a server. Its name is also that of the slot."""
+    """One database of a server. Its name is also the slot's."""
 
     insert = INSERT
 

@@ -81,7 +81,7 @@ class SourceTable:
         return f"SELECT {', '.join(shown)} FROM {self.name}"
 
     def rows(self, found: list[tuple[str | None, ...]]) -> list[Row]:
-        """What `select` gave, as values, sorted."""
+        """The result of `select`, as values, sorted."""
         values = [tuple(c.value(text) for c, text in zip(self.columns, row, strict=True)) for row in found]
         return sorted(values, key=repr)
 

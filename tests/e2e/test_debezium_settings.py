@@ -1,4 +1,4 @@
-"""What docs/debezium.md says of settings, each on a real Debezium, a real PostgreSQL and a real MariaDB.
+"""The settings in docs/debezium.md, each on a real Debezium, a real PostgreSQL and a real MariaDB.
 
 Every table of settings there is read here: a setting that is listed has a test of its name.
 """
@@ -178,7 +178,7 @@ TEXTS = {
 def test_values_as_text(
     spark: SparkSession, logical: PostgresServer, consumer: Path, tmp_path: Path, persist_seed: int
 ) -> None:
-    """The same types with everything as text: no unit, `decimals: string` and `binary: hex`."""
+    """All types with everything as text: no unit, `decimals: string` and `binary: hex`."""
 
     def textual(column: SourceColumn) -> SourceColumn:
         kind, config = column.kind, {**column.column}

@@ -103,7 +103,7 @@ class Vendors:
                 body = {"endpoint": server.endpoint, "bucket": bucket.name, "name": f"feed/2026/01/{day}/{file}",
                         "data": data and data.decode()}  # fmt: skip
                 path = folder / "meddling" / f"{name}-{parse_time(f'2026-01-{day}')}.json"
-                # The first batch of a shard starts at 0. That of the plain feed's day 3 starts at day 2, which failed.
+                # The first batch of a shard starts at 0. The plain feed's day 3 starts at day 2, which failed.
                 (path.with_name(f"{name}-0.json") if day == "01" else path).write_text(json.dumps(body))
         self.airflow = LocalAirflow(home, folder / "dags", location, settings)
 

@@ -2,7 +2,7 @@
 
 A process of a write task (or its Spark job) and one of an append task are killed meanwhile. It ends with the rows of
 the feed as it was written, loaded in `log` order; and the late records and the orders that the shard then knows are
-those of a plain replay of what was delivered.
+as in a plain replay of what was delivered.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def kill_two_tasks(airflow: LocalAirflow, points: Path, chance: random.Random) -
 
 
 def replay(folder: Path) -> tuple[dict[int, Order], set[tuple[int, date, int, str]]]:
-    """Of each customer the highest order delivered; and the late records: who, on which day, the LSN and the file."""
+    """The highest order delivered of each customer; and the late records: who, on which day, the LSN and the file."""
     highest: dict[int, Order] = {}
     late = set()
     for day in sorted(folder.iterdir()):
@@ -125,7 +125,7 @@ def replay(folder: Path) -> tuple[dict[int, Order], set[tuple[int, date, int, st
 
 
 def known_orders(client: PersistClient, shard: str) -> dict[int, Order]:
-    """Of each customer the highest order that the shard knows: that of the row, or what the order index says."""
+    """The highest order that the shard knows of each customer, from its row or the order index."""
     state = client.state(shard)
     oks, errs = client.open_reader(shard).all_updates(state)
     updates = [row for table in (oks, errs) for row in table.select(["id", TIME, DIFF, ORDER]).to_pylist()]
@@ -169,7 +169,7 @@ def test_a_feed_that_is_delivered_late_and_twice_ends_as_the_ordered_one(
 
 
 def check(client: PersistClient, delivered: Path) -> None:
-    """The contents are those of the ordered feed; the late records and what is known of orders, those of a replay."""
+    """The contents equal the ordered feed; the late records and the known orders equal a replay."""
     ordered, late = (client.open_reader(name).snapshot().sort_by("id") for name in IDS)
     assert late.to_pylist() == ordered.to_pylist()
     assert len(late) > 30

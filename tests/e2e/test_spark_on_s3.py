@@ -77,7 +77,7 @@ def by_city(customers: list[dict[str, Any]]) -> list[str]:
 
 
 def check_contents(location: PersistLocation) -> None:
-    """Oks and errs at the end of each day are those of a plain replay; the shard is checked whole on the way."""
+    """Oks and errs at the end of each day equal a plain replay; the shard is checked whole on the way."""
     rows, errors = {}, {}
     with open_location(location) as opened:
         client = PersistClient(opened)
@@ -138,7 +138,7 @@ def test_seven_days_on_s3_are_the_same_and_no_secret_shows(tls_server: S3Server,
 def test_seven_days_by_a_spark_cluster_are_the_same(
     server: S3Server, spark_cluster: SparkCluster, tmp_path: Path
 ) -> None:
-    """Executors on hosts of their own, which have no credentials but those that the driver gives them."""
+    """Executors on hosts of their own, which have no credentials but the driver's."""
     location = PersistLocation(server.new_uri(), f"sqlite:///{tmp_path}/consensus.db")
     run(location, spark_cluster.master, CONF)
     check_contents(location)

@@ -1,4 +1,4 @@
-"""What `make docs` makes from the definitions of metrics: their reference, and the mapping of the StatsD exporter."""
+"""Files of `make docs`, from the definitions of metrics: their reference, and the mapping of the StatsD exporter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REFERENCE_HEAD = """# Metrics
 
 {made}
 How to turn them on: [metrics](../metrics.md). Each metric has the labels `location` (the id of the Airflow connection)
-and `shard`, and those named below.
+and `shard`, and the labels named below.
 
 * **In Prometheus** the name has the unit, and `_total` if it is a counter.
 * **In Airflow's Stats** Airflow puts its prefix (`airflow.`) before the name. With tags (StatsD with
@@ -58,7 +58,7 @@ defaults:
   histogram_options:
     buckets: [0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600] # seconds
 mappings:
-  # Airflow sends its own metrics twice: with labels, and with the ids in the name. Only those with labels are kept.
+  # Airflow sends its own metrics twice: with labels, and with the ids in the name. Only labeled ones are kept.
   - match: airflow.dag.*.*.*
     name: dropped
     action: drop

@@ -35,7 +35,7 @@ MAX_SECONDS = 900  # about 50 small files from a repository; including a slow mi
 # What a list is resolved from. Hadoop names the release of the AWS SDK that its S3A was built with; its `bundle` of all
 # services (600 MB) is replaced by the few modules that S3A calls. spark-hadoop-cloud has the class with which Parquet
 # asks Hadoop for a committer. It is not published for every Spark release. The class calls only Hadoop and Parquet, so
-# that of a neighboring release works, and the tests write with it.
+# a neighboring release's works, and the tests write with it.
 _SDK_2 = ("software.amazon.awssdk:s3", "software.amazon.awssdk:s3-transfer-manager", "software.amazon.awssdk:sts")
 _SDK_1 = ("com.amazonaws:aws-java-sdk-s3", "com.amazonaws:aws-java-sdk-sts", "com.amazonaws:aws-java-sdk-dynamodb")
 ROOTS = {

@@ -35,7 +35,7 @@ NOT_SENT = Sent.NOT
 class Err:
     """An error as a value. Two are equal by kind, key bytes and payload; message and position are for users.
 
-    `cells`: of a record that did not carry all values, and had none before it to keep: those that are known.
+    `cells`: of a record that did not carry all values, and had none before it to keep: the known ones.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class Err:
 
     @property
     def is_unordered(self) -> bool:
-        """Whether no record with an order beats it, nor a truncate."""
+        """True if neither a record with an order nor a truncate beats it."""
         return self.kind in UNORDERED
 
 
@@ -92,14 +92,14 @@ def _text(value: Any) -> str | None:
 
 
 def _identity(value: Value) -> tuple[Any, ...]:
-    """What makes two values equal: canonical bytes of oks; kind, key bytes and payload of errs."""
+    """The parts that make two values equal: canonical bytes of oks; kind, key bytes and payload of errs."""
     if isinstance(value, Err):
         return ("err", value.kind, value.key_bytes, value.payload)
     return ("ok", canonical_bytes(value, [str(i) for i in range(len(value))]))
 
 
 def same_value(left: Value | None, right: Value | None) -> bool:
-    """Whether two values of a slot are equal; `None` (no value) equals only itself."""
+    """True if two values of a slot are equal; `None` (no value) equals only itself."""
     if left is None or right is None:
         return left is right
     return _identity(left) == _identity(right)

@@ -18,7 +18,7 @@ from tests.oracle.sequence import LateRecord, OrderMemory
 
 
 class Mark(enum.Enum):
-    """What a record may carry instead of a value."""
+    """A mark that a record may carry instead of a value."""
 
     TOMBSTONE = "d"
     TRUNCATE = "t"
@@ -43,8 +43,8 @@ class Record:
 
 @dataclass(frozen=True)
 class Drained:
-    """What a drain makes: updates to append (consolidated, by time), the stash after it, the counts, and in `sequence`
-    order the orders that were seen and the records that lost to them."""
+    """The result of a drain: updates to append (consolidated, by time), the stash after it, the counts, and in
+    `sequence` order the orders that were seen and the records that lost to them."""
 
     updates: tuple[UpsertDiff, ...]
     stash: tuple[Record, ...]
@@ -55,7 +55,7 @@ class Drained:
 
 @dataclass(frozen=True)
 class Upserted:
-    """What `persistent_upsert` makes: the same, oks and errs apart."""
+    """The result of `persistent_upsert`: as of a drain, oks and errs apart."""
 
     oks: tuple[UpsertDiff, ...]
     errs: tuple[UpsertDiff, ...]

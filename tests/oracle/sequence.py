@@ -6,10 +6,10 @@
 Orders are compared as `precedence` says: the order key, then a value before a tombstone, then the greater canonical
 bytes. So the greatest of any set of records does not depend on when each of them arrives.
 
-A tombstone is remembered as long as the user asks. Of those that are forgotten, only the highest order is kept: what
+A tombstone is remembered as long as the user asks. Of forgotten ones only the highest order is kept: what
 arrives later below it, for a slot that is not known, may be older than its tombstone. It is counted, and it wins.
 
-Each column is a register of its own: what it holds came with the highest order of those records that carry it, where a
+Each column is a register of its own: what it holds came with the highest order of the records that carry it, where a
 tombstone or an err carries "nothing". A row whose record does not carry a column shows the column's register.
 """
 
@@ -34,7 +34,7 @@ class Cell:
 
     @property
     def rank(self) -> tuple[Any, ...]:
-        """Of two cells, the one with the higher rank counts."""
+        """The cell with the higher rank counts."""
         return (self.order, self.value is not NOT_SENT, canonical_bytes([self.value], ["value"]))
 
 
@@ -49,7 +49,7 @@ def higher(left: Cells, right: Cells) -> Cells:
 
 
 class Judged(enum.Enum):
-    """What a slot's history makes of an arrival."""
+    """The effect of an arrival on a slot's history."""
 
     NEWEST = "newest"  # it decides what the slot holds
     BEYOND_MEMORY = "late_beyond_memory"  # so does this one, but a tombstone that was forgotten may be newer
@@ -85,7 +85,7 @@ class OrderMemory:
 
 @dataclass(frozen=True)
 class LateRecord:
-    """What lost, at the time at which it would have acted (ms), to a precedence that its slot had seen."""
+    """A record that lost, at the time at which it would have acted (ms), to a precedence that its slot had seen."""
 
     slot: Slot
     precedence: Precedence
@@ -108,7 +108,7 @@ class Orders:
         return tuple(sorted(self._late, key=repr))
 
     def judge(self, slot: Slot, precedence: Precedence, time: int, *, is_expanded: bool = False) -> Judged:
-        """What `precedence` is to `slot` at `time`.
+        """The relation of `precedence` to `slot` at `time`.
 
         What equals the highest one seen is that record again, so it is not late. An expanded truncate is never late.
         """

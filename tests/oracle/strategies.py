@@ -51,7 +51,7 @@ STRAY = 3  # how far a record's time may lie outside of its batch
 
 @dataclass(frozen=True)
 class SealedInput:
-    """What one batch `[lower, upper)` reads; `upper` is `None` if the input ends."""
+    """The input of one batch `[lower, upper)`; `upper` is `None` if the input ends."""
 
     lower: int
     upper: int | None
@@ -94,7 +94,7 @@ def key_errs(slot: Slot) -> SearchStrategy[Value]:
 def slots_and_values(
     draw: st.DrawFn, *, errors: bool = True, truncates: bool = True, partial: bool = False
 ) -> tuple[Slot | None, Value | Mark]:
-    """What a record is about, its time and order apart."""
+    """The contents of a record, without time and order."""
     kinds = ["ok"] * 5 + ["tombstone"] * 2 + ["skip"] + ["err", "err", "bad_key", "bad_key_gone"] * errors
     kind = draw(st.sampled_from([*kinds, *["truncate"] * truncates]))
     if kind == "skip":
@@ -124,8 +124,8 @@ def records(
 ) -> Record:
     """A record that a batch `[lower, upper)` reads from `file` at `row`.
 
-    `strays`: its time may lie outside of the batch. `ties`: its order may be that of another record, with another
-    value; else (`file`, `row`) must make it unique. `partial`: it may not carry all values; those of equal orders do.
+    `strays`: its time may lie outside of the batch. `ties`: another record may have the same order, with another
+    value; else (`file`, `row`) must make it unique. `partial`: it may not carry all values; records of equal orders do.
     """
     slot, value = draw(slots_and_values(errors=errors, truncates=truncates, partial=partial))
     first, last = (max(0, lower - STRAY), upper - 1 + STRAY) if strays else (lower, upper - 1)
@@ -182,7 +182,7 @@ def histories(
 
 @st.composite
 def redelivered(draw: st.DrawFn, delivered: Sequence[Record]) -> list[Record]:
-    """The same records in another order, some of them more than once."""
+    """These records in another order, some of them more than once."""
     if not delivered:
         return []
     repeated = draw(st.lists(st.sampled_from(delivered), max_size=len(delivered)))

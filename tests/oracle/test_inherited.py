@@ -1,7 +1,7 @@
 """Values that were not sent, in the oracle, on random histories, against a definition of their own.
 
 The equation, for each order: as of `t`, a slot holds what its newest record carries. A value that the record does not
-carry is that of the newest record before it which carries it, unless a delete, a truncate or an err lies between: then,
+carry comes from the newest record before it which carries it, unless a delete, a truncate or an err lies between: then,
 and without such a record, the slot is an err that shows what is known.
 """
 

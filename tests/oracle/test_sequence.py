@@ -1,7 +1,7 @@
 """`sequence` order in the oracle, on random histories, against a definition that fits into one line.
 
 The equation: as of `t`, a slot holds the value of the greatest of its records and of all truncates, by order, among
-those that act at or before `t`. So the contents at the end do not depend on when a record arrives.
+the ones that act at or before `t`. So the contents at the end do not depend on when a record arrives.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The upsert oracle against a definition that fits into one line, on random histories.
 
 The equation: as of `t`, a slot holds the value of the greatest of its records and of all truncates, by (time at which
-it acts, original time, order), among those that act at or before `t`.
+it acts, original time, order), among the ones that act at or before `t`.
 """
 
 from __future__ import annotations

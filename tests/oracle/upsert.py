@@ -141,7 +141,7 @@ class _Drain:
         self.pending: dict[tuple[int, Slot | None], list[Arrival]] = defaultdict(list)
 
     def take(self, stash: Iterable[Record], records: Iterable[Record]) -> None:
-        """Settle every record's times; count those that are not processed; classify the rest by original time."""
+        """Settle every record's times; count the unprocessed ones; classify the rest by original time."""
         stashed: dict[tuple[int, Slot | None], list[Arrival]] = defaultdict(list)
         for record in stash:
             arrival = self._settled(record, "lift")  # it came in time
@@ -165,7 +165,7 @@ class _Drain:
             self.counts["already_persisted"] += 1
 
     def run(self, contents: dict[Slot, Value]) -> Drained:
-        """Process all final times, oldest first; `contents` are those just before `lower`."""
+        """Process all final times, oldest first; `contents`: just before `lower`."""
         updates: list[UpsertDiff] = []
         for time in sorted(self.final):
             self._expand_truncate(self.final[time], contents)
@@ -249,7 +249,7 @@ class _Drain:
         contents: dict[Slot, Value],
         orders: Orders,
     ) -> None:
-        """The same in `sequence` order: for every slot that holds a value of a lower order, whenever it came."""
+        """In `sequence` order: for every slot that holds a value of a lower order, whenever it came."""
         precedence = self._precedence(truncate)
         orders.raise_floor(precedence)
         for slot in contents:
@@ -300,7 +300,7 @@ class _Drain:
             self.counts["order_ties"] += len(tied) - 1
 
     def _rank(self, arrival: Arrival) -> tuple[Any, ...]:
-        """What decides within one (slot, time), before canonical bytes: in `sequence` order the order alone."""
+        """The winner within one (slot, time), before canonical bytes: in `sequence` order by the order alone."""
         order, value = comparable(arrival.record.order), arrival.record.value
         if self.orders is None:
             return (arrival.at, order)
@@ -324,7 +324,7 @@ class _Drain:
         return [column.name for column in (self.schema.key if part == "key" else self.schema.values)]
 
     def _cells(self, arrivals: list[Arrival]) -> Cells:
-        """What arrivals of one slot and time say of its columns, if no truncate takes them."""
+        """The facts that arrivals of one slot and time say of its columns, if no truncate takes them."""
         assert self.orders is not None
         found: Cells = ()
         for arrival in arrivals:
@@ -340,7 +340,7 @@ class _Drain:
         return found
 
     def _applied(self, winner: Arrival, slot: Slot, contents: dict[Slot, Value], cells: Cells) -> list[UpsertDiff]:
-        """The updates that `winner` makes of `contents`, which then are those just after it.
+        """The updates that `winner` makes of `contents`, which then are just after it.
 
         `cells`: in `sequence` order, what all that came with it says of the columns.
         """

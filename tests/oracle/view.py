@@ -31,7 +31,7 @@ class ViewUpdate:
 
 
 def identity(row: Row) -> tuple[Any, ...]:
-    """What makes two rows equal: canonical bytes of oks; kind, key bytes and payload of errs."""
+    """The parts that make two rows equal: canonical bytes of oks; kind, key bytes and payload of errs."""
     if isinstance(row, Err):
         return ("err", row.kind, row.key_bytes, row.payload)
     return ("ok", canonical_bytes(row, [str(i) for i in range(len(row))]))

@@ -52,7 +52,7 @@ class Authority:
 
     @cached_property
     def java_trust_store(self) -> Path:
-        """The same for Java, as PKCS#12 with `TRUST_STORE_PASSWORD`."""
+        """The certificates for Java, as PKCS#12 with `TRUST_STORE_PASSWORD`."""
         entry = PKCS12Certificate(self._certificate, b"authority")
         store = serialize_java_truststore([entry], BestAvailableEncryption(TRUST_STORE_PASSWORD.encode()))
         return self._write("authority.p12", store)

@@ -2,7 +2,7 @@
 
     database --Debezium--> LandFeed.java --> FEED/VARIANT/TABLE/dt=DAY/part-N.jsonl
 
-The jars are those of requirements/spark-jars/debezium.txt, and the machine's Java compiles LandFeed.java.
+The jars are in requirements/spark-jars/debezium.txt, and the machine's Java compiles LandFeed.java.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Debezium:
         return self.log()
 
     def log(self) -> str:
-        """What it logged."""
+        """Its log."""
         return (self._folder.path / "log").read_text(errors="replace")
 
     def remove(self) -> None:
@@ -149,7 +149,7 @@ def postgres_settings(port: int, user: str, password: str, database: str) -> dic
 
 
 def _java(program: str) -> str:
-    """A program of the Java that Spark uses, or that of PATH."""
+    """A program of the Java that Spark uses, or on PATH."""
     found = (real_parts.java() or "").rpartition(" at ")[2]
     beside = Path(found).resolve().with_name(program)
     return str(beside) if found and beside.exists() else program

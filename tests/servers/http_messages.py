@@ -26,7 +26,7 @@ class Message:
 
     @property
     def method(self) -> bytes:
-        """Of a request: the method."""
+        """The method of a request."""
         return self.head.split(b" ", 1)[0]
 
 

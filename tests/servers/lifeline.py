@@ -80,7 +80,7 @@ def family(pid: int) -> list[int]:
 
 
 def any_alive(pids: Iterable[int]) -> bool:
-    """Whether one of these processes is more than a zombie: no parent may be left to reap those."""
+    """True if one of these processes is more than a zombie: no parent may be left to reap those."""
     alive = {member for member, _ in _live_processes()}
     return not alive.isdisjoint(pids)
 

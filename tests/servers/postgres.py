@@ -164,7 +164,7 @@ class PostgresServer:
             return [] if cursor.description is None else cursor.fetchall()
 
     def log(self) -> str:
-        """What the server logged."""
+        """The server's log."""
         return (self._folder.path / "log").read_text(errors="replace")
 
     def _answers(self) -> bool:

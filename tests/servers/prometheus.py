@@ -77,7 +77,7 @@ class Exporter:
                 sender.sendto(line.encode(), ("127.0.0.1", self.udp_port))
 
     def text(self) -> str:
-        """What Prometheus gets from it."""
+        """The text that Prometheus gets from it."""
         return _get(f"http://127.0.0.1:{self.http_port}/metrics")
 
 
@@ -172,7 +172,7 @@ def _served(folder: Path) -> Iterator[int]:
 
 
 def wait(look: Callable[[], _Result], problem: str) -> _Result:
-    """What `look` finds, once it finds something and the server answers."""
+    """The finding of `look`, once it finds something and the server answers."""
     clock = SystemClock()
     deadline_ms = clock.now_ms() + START_MS
     while True:

@@ -75,7 +75,7 @@ class Injection:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What is known of an exchange when its fate is decided: numbers count from 0, `opening` is its first bytes.
+    """The known facts of an exchange when its fate is decided: numbers count from 0, `opening` is its first bytes.
 
     Of an HTTP exchange `opening` is the whole head, which begins with method and path.
     """

@@ -195,7 +195,7 @@ def own_environment() -> None:
 
 
 def version_of(name: str) -> str:
-    """What `make` has built."""
+    """The program that `make` has built."""
     note = FOLDER / f"{name}.version"
     return note.read_text().strip() if note.is_file() else "of unknown version"
 

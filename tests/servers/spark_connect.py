@@ -30,7 +30,7 @@ class ConnectServer:
         return self.url_with(self.token)
 
     def url_with(self, token: str) -> str:
-        """The same with another token."""
+        """The server's URL with another token."""
         return f"sc://localhost:{self.port}/;token={token}"
 
 

@@ -44,7 +44,7 @@ class LineServer:
         return port
 
     def heard(self, connections: int) -> list[bytes]:
-        """What so many connections brought. A client may see its end before the server does: this waits for that."""
+        """The results of so many connections. A client may see its end before the server does: this waits for that."""
         with self._ended:
             assert self._ended.wait_for(lambda: len(self._heard) >= connections, 10), self._heard
             return list(self._heard)

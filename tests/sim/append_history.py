@@ -56,7 +56,7 @@ _STREAMS = 1000  # of chance, for one seed
 
 
 class Told(enum.Enum):
-    """What a writer knows about an append when it has finished it."""
+    """A writer's knowledge about an append when it has finished it."""
 
     DONE = "done"
     NOT_DONE = "not done"

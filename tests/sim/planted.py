@@ -227,7 +227,7 @@ def _restore_with_new_orders(client: PersistClient, checkpoint_id: str, writer: 
 
 
 def _rows_only(client: PersistClient, description: BatchDescription, rows: orders.Rows) -> OrderMemory:
-    """Forgets the orders of deleted keys, and those that equal values have raised."""
+    """Forgets the orders of deleted keys, and orders that equal values have raised."""
     return orders.memory(client, replace(description, operators={}), rows)
 
 

@@ -46,7 +46,7 @@ LINGER_S = 500  # far longer than the test waits: only Spark ends it
 
 
 def faulty(updates: DataFrame, fault: str, marks: str) -> DataFrame:
-    """The same rows, by tasks that fail in the given way after their last row."""
+    """The rows, by tasks that fail in the given way after their last row."""
 
     def rows_then_fault(batches: Iterator[Any]) -> Iterator[Any]:
         yield from batches

@@ -1,4 +1,4 @@
-"""What the Spark tests share; their session is the fixture `spark` of tests/conftest.py."""
+"""The shared fixtures of the Spark tests; their session is the fixture `spark` of tests/conftest.py."""
 
 from __future__ import annotations
 

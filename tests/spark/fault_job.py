@@ -1,8 +1,8 @@
-"""The same batch staged on a cluster, cleanly and under faults, as a separate driver for `spark-submit`.
+"""One batch staged on a cluster, cleanly and under faults, as a separate driver for `spark-submit`.
 
     fault_job.py FOLDER FAULT...    ->  the last line of output: by fault, what was staged and what can be read
 
-The faults are those of `cluster_job`, and two more:
+The faults are as in `cluster_job`, and two more:
 
     none        several tasks, no adaptive execution: what the others must equal
     replanned   Spark plans again after each exchange, and makes fewer partitions
@@ -43,7 +43,7 @@ def _base() -> list[Record]:
 
 
 def _batch(*, has_truncate: bool) -> list[Record]:
-    """Of each kind of record some: updates, the same again, deletes, errs, repeated keys, future times, control."""
+    """Some of each kind of record: updates, the same again, deletes, errs, repeated keys, future times, control."""
     found = [Record((key,), (f"new {key % 7}", key, 0.5), 15 + key % 3, _place(key)) for key in range(0, 2 * ROWS, 3)]
     found += [Record((key,), (f"name {key}", key, None), 16, _place(3000 + key)) for key in range(1, ROWS, 6)]
     found += [Record((key,), TOMBSTONE, 17, _place(5000 + key)) for key in range(2, ROWS, 6)]

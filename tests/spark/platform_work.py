@@ -149,7 +149,7 @@ class Work:
         pq.write_table(table, self.folder / config.name / f"{day}.parquet")
 
     def contents(self) -> dict[str, Any]:
-        """What the plain reader finds, by shard: rows, and of collections errs and what each batch counted."""
+        """The plain reader's results, by shard: rows, and of collections errs and what each batch counted."""
         found = {}
         for name in ("log", "best", "counts"):
             reader = self.client.open_reader(name)
@@ -195,13 +195,13 @@ def bad_line(day: int) -> str:
 
 
 def best_rows(day: int) -> list[tuple[int, datetime.date, datetime.datetime]]:
-    """What `best` gets on a day."""
+    """The input of `best` on a day."""
     on = datetime.date(1500, 2, 28 - day)
     return [(number + 1, on, utc(1400 + 600 * number, 1, 1 + day, 3)) for number in range(2)]
 
 
 def log_records(day: int) -> list[Record]:
-    """What `log` gets on a day, decoded by hand."""
+    """The input of `log` on a day, decoded by hand."""
     file, found = f"date={day}.json.gz", []
     for row, number in enumerate(range(day, 5)):
         value: Value = ("a.b", Decimal("1.10"), datetime.date(1500, 2, 28), '{"b":[1.0,null],"a":"ü"}')
@@ -218,12 +218,12 @@ def log_records(day: int) -> list[Record]:
 
 
 def rows_of(contents: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Of what `Work.contents` finds, what `Work.read` must find."""
+    """The part of `Work.contents` that `Work.read` must find."""
     return {name: found if name == "counts" else found[0] for name, found in contents.items()}
 
 
 def oracle() -> dict[str, Any]:
-    """What `Work.contents` finds, by plain Python."""
+    """The expected result of `Work.contents`, by plain Python."""
     found: dict[str, Any] = {}
     for name, columns in NAMES.items():
         updates: list[UpsertDiff] = []

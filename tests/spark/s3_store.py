@@ -45,7 +45,7 @@ def s3_server(request: pytest.FixtureRequest) -> S3Server:
 
 
 def _missing() -> tuple[str, str] | None:
-    """What keeps this Spark from S3, if anything: the part, and why it is missing."""
+    """The part that keeps this Spark from S3, if anything: the part, and why it is missing."""
     release = importlib.metadata.version("pyspark")
     if int(release.partition(".")[0]) < 4:
         return "Spark on S3", f"Spark {release} does not write there (docs/spark-on-s3.md)"

@@ -95,7 +95,7 @@ class StagedShard:
         return manifest
 
     def staged_keys(self) -> list[str]:
-        """What lies under the newest attempt, without its prefix, and without Hadoop's checksum files."""
+        """The names under the newest attempt, without its prefix, and without Hadoop's checksum files."""
         prefix = f"{attempt_prefix(SHARD, self.attempt)}/"
         keys = [metadata.key.removeprefix(prefix) for metadata in self.blob.list_keys_and_metadata(prefix)]
         return [key for key in keys if not key.endswith(".crc")]

@@ -1,4 +1,4 @@
-"""What a write stage counts and writes on a cluster that fails is what it counts and writes on one that does not.
+"""A write stage counts and writes the same on a cluster that fails as on a healthy one.
 
 One fault by the seed, with or without a truncate; all at night. `test_s3_cluster` has the same for what is left on S3.
 """
@@ -44,7 +44,7 @@ def test_faults_change_no_byte_and_no_count(spark_cluster: SparkCluster, tmp_pat
 
 
 def _found(cluster: SparkCluster, locations: Path, marks: Path, names: list[str]) -> dict[str, dict[str, Any]]:
-    """What fault_job.py found. One driver for all: it takes longer to start than to run."""
+    """The results of fault_job.py. One driver for all: it takes longer to start than to run."""
     options = [part for name, value in {**CONF, **SPECULATION}.items() for part in ("--conf", f"{name}={value}")]
     path = os.pathsep.join(str(ROOT / name) for name in (".", "jobs", "plugins"))
     job = ROOT / "tests" / "spark" / "fault_job.py"

@@ -1,4 +1,4 @@
-"""What each type accepts from plain JSON, CSV, DMS and Parquet: beside `test_decode_json` and `test_decode_tabular`."""
+"""The texts that each type accepts from plain JSON, CSV, DMS and Parquet: beside `test_decode_json`, `_tabular`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user sees of errors: of a forgotten unit, a wrong type, and one truncated line among many."""
+"""Errors as a user sees them: of a forgotten unit, a wrong type, and one truncated line among many."""
 
 from __future__ import annotations
 

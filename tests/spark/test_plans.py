@@ -44,7 +44,7 @@ def shard(spark: SparkSession, tmp_path: Path) -> StagedShard:
 
 @dataclass
 class _Plans:
-    """What the plans of a batch were: whether each is thorough, and whether it looks up the batch's slots only."""
+    """The plans of a batch: whether each is thorough, and whether it looks up the batch's slots only."""
 
     thorough: list[bool] = field(default_factory=list)
     keyed: list[bool] = field(default_factory=list)
@@ -52,7 +52,7 @@ class _Plans:
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> _Plans:
-    """Of a large shard: no byte of it is few. A partition has 1,000 bytes."""
+    """Thresholds of a large shard: no byte of it is few. A partition has 1,000 bytes."""
     seen = _Plans()
 
     def planned(*arguments: Any, **options: Any) -> Any:

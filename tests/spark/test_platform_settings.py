@@ -58,7 +58,7 @@ def test_settings_that_changed_results_do_not(spark: SparkSession, tmp_path: Pat
 def test_half_of_a_file_is_an_error_whatever_the_settings(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a source that was cut off, and of a part in which a byte was flipped."""
+    """Errors of a source that was cut off, and of a part with a flipped byte."""
     with platform(spark, CHANGED_RESULTS) as odd:
         work = Work(odd, tmp_path)
         log = work.config("log", "json", {"id": "int", "name": "string"}, key="id")
@@ -85,7 +85,7 @@ _NOT_TRIED = re.compile(r"\.(hive|streaming|thriftServer|catalog|warehouse|pyspa
 
 
 def table_of_settings(spark: SparkSession) -> dict[str, list[str]]:
-    """Spark's own table: each setting of a session that has a few values, with those that are not its default."""
+    """Spark's own table: each setting of a session that has a few values, with its values other than the default."""
     found: dict[str, list[str]] = {}
     scratch = spark.newSession()
     internal: Any = spark._jvm.org.apache.spark.sql.internal  # type: ignore[union-attr] # - there, in classic

@@ -53,7 +53,7 @@ def _put(slot: int, value: Any, order: int, time: int | None = None) -> Record:
     return Record((slot,), value, time, (order, "f", 0, slot))
 
 
-# For each case: the records before, those of the batch, and the effects in each order. `keep` writes nothing.
+# For each case: the records before, the batch's, and the effects in each order. `keep` writes nothing.
 SCENARIOS: dict[str, tuple[list[Record], list[Record], list[str], list[str]]] = {
     "waits": ([], [_put(1, A, 5, UPPER)], ["stash"], ["stash"]),
     "late": ([_put(2, A, 9)], [_put(2, B, 5)], ["retract", "insert"], ["late"]),

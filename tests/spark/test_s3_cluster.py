@@ -48,7 +48,7 @@ def bucket(server: S3Server) -> str:
 def found(
     server: S3Server, bucket: str, spark_cluster: SparkCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, Any]]:
-    """What cluster_job.py found, by fault. One driver for all: it takes longer to start than to run."""
+    """The results of cluster_job.py, by fault. One driver for all: it takes longer to start than to run."""
     uri = server.uri(bucket)
     conf = with_s3a_jars({**CONF, **SPECULATION}, [uri], os.environ, spark_home(os.environ))
     options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]

@@ -182,7 +182,7 @@ def test_orders_are_typed_and_a_tombstone_message_repeats_its_delete(spark: Spar
 
 
 def test_orders_of_any_year_are_forgotten(spark: SparkSession, tmp_path: Path) -> None:
-    """What is forgotten is in the plan as a literal, of which PySpark makes other days and times, or none."""
+    """The time of forgetting is a literal in the plan, of which PySpark makes other days and times, or none."""
     order = {"mode": "sequence", "by": {"day": "date", "at": "timestamp"}}
     marked = {"column": "op", "values": ["d"]}
     shard = Collection(spark, tmp_path, COLUMNS, "json", order=order, delete=marked)

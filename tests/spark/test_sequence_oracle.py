@@ -178,7 +178,7 @@ class SequenceShard:
         return pa.Table.from_pylist([{name: row[name] for name in schema.names} for row in rows], schema)
 
     def _state(self) -> DataFrame:
-        """What a look-up finds: values of retracted oks are not read."""
+        """The rows that a look-up finds: values of retracted oks are not read."""
         schema = self.domain.schema
         columns = part_type(schema).add(ORDER, order_struct(schema)).add(BAD_KEY, T.BinaryType())
         columns = T.StructType([*columns.fields, *inherited_fields(schema)])
@@ -195,7 +195,7 @@ class SequenceShard:
         return self.spark.createDataFrame(rows, columns)
 
     def _check_memory(self, upper: int) -> None:
-        """What the next batch will see is what the oracle remembers."""
+        """The next batch sees exactly what the oracle remembers."""
         wanted = self.memory
         contents = as_of(self.updates, upper)
         orders = {

@@ -71,7 +71,7 @@ class Collections:
         return JobSpec(minted.description, config, self.client.ids.uuid7())
 
     def times(self, spec: JobSpec) -> list[str]:
-        """What the job has staged, once it is committed."""
+        """The job's rows, once they are committed."""
         shard = spec.description.shard
         key = manifest_key(shard, spec.attempt)
         assert isinstance(stages.append(self.client, spec.description, key), Committed)

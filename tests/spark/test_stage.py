@@ -226,7 +226,7 @@ def test_rows_that_nobody_counted_fail_the_run() -> None:
 
 
 def test_footers_of_spark_bound_keys_as_arrow_sorts_them(spark: SparkSession, tmp_path: Path) -> None:
-    """Of a single column the footer says what the rows say; a file without rows says nothing."""
+    """The footer of a single column says what the rows say; a file without rows says nothing."""
     blob = FileBlob(tmp_path)
     for number, (type_name, values) in enumerate(KEYS.items()):
         schema = SchemaVersions().placed(CollectionSchema((Column("the.key", type_name, nullable=False),)))

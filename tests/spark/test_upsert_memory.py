@@ -1,4 +1,4 @@
-"""What of the order index belongs to no slot, against the obvious way to find it."""
+"""The part of the order index that belongs to no slot, against the obvious way to find it."""
 
 from __future__ import annotations
 

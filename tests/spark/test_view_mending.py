@@ -348,7 +348,7 @@ def test_digests_of_more_than_2_to_the_31_rows_do_not_overflow(spark: SparkSessi
     persisted = T.StructType([*user_fields(CELLS), T.StructField(DIFF, T.LongType())])
 
     def digest(*diffs: int) -> tuple[int, int]:
-        """Of some copies of each of three rows."""
+        """A view of some copies of each of three rows."""
         rows = [(f"{number}", 1.5, b"", None, diff) for number, diff in enumerate(diffs)]
         nothing = session.createDataFrame([], persisted).drop(DIFF)
         found = session.createDataFrame(rows, persisted)

@@ -141,7 +141,7 @@ def test_outdated_description_stages_nothing(spark: SparkSession, collection: Co
 def test_one_job_does_several_items_and_a_failing_one_leaves_the_others_alone(
     spark: SparkSession, collection: Collection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of four items one has settings of its own, one fails, and one has no spec any more."""
+    """Four items: one has settings of its own, one fails, and one has no spec any more."""
     collection.drop("a.jsonl", *({"id": number, "name": "a", "at": 5} for number in range(2)))
     description = collection.mint(DAY_MS)
     split = {"spark.sql.files.maxRecordsPerFile": "1", "spark.driver.memory": "1g"}

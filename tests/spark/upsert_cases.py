@@ -67,7 +67,7 @@ MANY_KEYS = CollectionSchema(
     position=log_source.POSITION,
 )
 
-# Keys of each type, those that sort in an unexpected way among them.
+# Keys of each type, some of which sort in an unexpected way.
 KEYS: dict[str, list[Any]] = {
     "boolean": [True, False],
     "int": [-5, 7],
@@ -164,7 +164,7 @@ class Feed:
         return Record(slot, self.rng.choice(list(self.domain.values)), time, order)
 
     def _err(self, slot: Slot, *, is_tied: bool) -> Err:
-        """The same bytes at one position are decoded alike: if `is_tied`, the payload says what kind of error it is."""
+        """Equal bytes at one position are decoded alike: if `is_tied`, the payload says what kind of error it is."""
         message, payload = self.rng.choice(["one", "two"]), self.rng.choice([b"", b"p", b"\xff"])
         if isinstance(slot, bytes):
             return Err("key", slot, payload, message) if self.rng.random() < 0.8 else Err("key", None, slot, message)
@@ -188,7 +188,7 @@ class Feed:
         return (self.rng.choice([None, 0, 1]), *place)
 
     def _tied_order(self, time: int | None) -> tuple[Any, ...]:
-        """An order that other records have too. A position is that of one record, so it has one time: with two, it
+        """An order that other records have too. A position belongs to one record, so it has one time: with two, it
         would be chance which of two equal records wins, and whether the winner is counted as late."""
         self._row += 1
         return self._placed(9, -1 if time is None else time)
@@ -197,7 +197,7 @@ class Feed:
 def needed_of(
     stash: Sequence[Record], records: Iterable[Record], upper: int | None, *, all_meet: bool = False
 ) -> list[Record]:
-    """What a batch needs of the stash: what is due, and what its records that wait (or `all_meet`: all) meet there."""
+    """The stash that a batch needs: what is due, and what its records that wait (or `all_meet`: all) meet there."""
     end = float("inf") if upper is None else upper
     meeting = {
         r.slot for r in records if r.value is not SKIP and (all_meet or (-1 if r.time is None else r.time) >= end)

@@ -72,7 +72,7 @@ class ViewShards:
         return self.client.staged_manifest(key)
 
     def dry_run(self, view: ViewConfig, as_of: int) -> DryRun:
-        """What a refresh at that time would write."""
+        """The rows that a refresh at that time would write."""
         description = describe.dry_run_description(self.client, view, as_of)
         spec = JobSpec(description, view, self.client.ids.uuid7(), dry_run_as_of=as_of)
         assert run_view_job(self.spark, spec, self.location) is None

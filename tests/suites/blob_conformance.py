@@ -99,7 +99,7 @@ ILLEGAL_KEYS = (
 
 
 class BlobConformance(BlobRaceConformance):
-    """What every `Blob` must do. See the module's first lines for how to use it."""
+    """Tests for every `Blob`. See the module's first lines for how to use it."""
 
     # Whether `a` and `a/b` may both hold values. If not, the second must be refused, changing nothing.
     key_may_be_prefix: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""What a backend's author provides to the suites: how to create a store and how to bypass the code under test."""
+"""The hooks that a backend's author gives the suites: how to create a store, and how to bypass the code under test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from persist_core.location.consensus import Consensus, VersionedData
 
 
 class ConsensusHooks(ABC):
-    """What the conformance suite needs from a consensus backend."""
+    """The hooks of a consensus backend."""
 
     @abstractmethod
     def make(self, folder: Path) -> Consensus:
@@ -50,7 +50,7 @@ class ConsensusHooks(ABC):
 
 
 class BlobHooks(ABC):
-    """What the conformance suite needs from a blob backend."""
+    """The hooks of a blob backend."""
 
     @abstractmethod
     def make(self, folder: Path) -> Blob:
@@ -62,7 +62,7 @@ class BlobHooks(ABC):
 
     @abstractmethod
     def raw_read(self, blob: Blob, key: str) -> bytes | None:
-        """What is stored under `key`, read without the code under test."""
+        """The bytes stored under `key`, read without the code under test."""
 
     @abstractmethod
     def raw_write(self, blob: Blob, key: str, data: bytes) -> None:

@@ -66,7 +66,7 @@ ILLEGAL_SEQNOS = (-1, MAX_SEQNO + 1, True, 1.0, "1")
 
 
 class ConsensusConformance(ConsensusRaceConformance):
-    """What every `Consensus` must do. See the module's first lines for how to use it."""
+    """Tests for every `Consensus`. See the module's first lines for how to use it."""
 
     # head and compare_and_set
 

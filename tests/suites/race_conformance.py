@@ -165,7 +165,7 @@ def check_increments(stored: list[VersionedData], seqnos: list[list[int]]) -> No
 
 
 def check_new_keys(blob: Blob, key: str, numbers: dict[int, range]) -> None:
-    """What `write_new` wrote is all there and whole."""
+    """All that `write_new` wrote is there, and whole."""
     for worker, own in numbers.items():
         for number in own:
             data = blob.get(f"{key}/{worker}/{number}")

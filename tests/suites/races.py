@@ -1,4 +1,4 @@
-"""What several threads or processes do to one store concurrently, and a command line to do it from another process.
+"""Concurrent work of several threads or processes on one store, and a command line to do it from another process.
 
     parent --stdin: "go"--> child: `python -m tests.suites.races MODE URI KEY WORKER COUNT`
     parent <--stdout: "ready", then one JSON line per acknowledged operation-- child
@@ -31,7 +31,7 @@ CHILD_TIMEOUT_S = 60.0
 
 
 def race(consensus: Consensus, key: str, worker: int, rounds: int) -> Iterator[int]:
-    """Try to be the one who commits each of the seqnos 0, 1, ... `rounds - 1`; yields those that were won."""
+    """Try to be the one who commits each of the seqnos 0, 1, ... `rounds - 1`; yields the won ones."""
     for seqno in range(rounds):
         expected = seqno - 1 if seqno else None
         if consensus.compare_and_set(key, expected, VersionedData(seqno, _mark(worker, seqno))) is CaSResult.COMMITTED:

@@ -55,7 +55,7 @@ def layouts(
 ) -> list[tuple[Layout, list[ReadableFile]]]:
     """Files of equal layout together, at least one group. Reads the first line of each file.
 
-    Raises `UnreadableFiles` for those of which it cannot be read.
+    Raises `UnreadableFiles` if it cannot be read.
     """
     found: dict[tuple[str, ...], tuple[set[str], list[ReadableFile]]] = {}
     by_file = {each.file: each for each in files}
@@ -92,7 +92,7 @@ def first_line(feed: Feed, file: ReadableFile, *, keeps_long: bool) -> str | Non
 
 
 def _positional_names(config: CollectionConfig, first: tuple[str, ...]) -> tuple[str, ...]:
-    """Names for a file without a header: those of the columns in their order, after `Op` if the file has it."""
+    """Names for a file without a header: the columns in their order, after `Op` if the file has it."""
     columns = [column.field or name for name, column in config.columns.items()]
     if any(name.isdigit() for name in columns):
         return tuple(str(index + 1) for index in range(len(first)))
@@ -103,7 +103,7 @@ def _positional_names(config: CollectionConfig, first: tuple[str, ...]) -> tuple
 
 
 def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> RawRecords:
-    """`csv` and `dms-csv`: see the module's docstring. `lines` are those of files of this layout."""
+    """`csv` and `dms-csv`: see the module's docstring. `lines` come from files of this layout."""
     fields = fields_of(config)
     is_dms = config.source.format == "dms-csv"
     wanted = {field.raw: ".".join(record_path(config, field.column)) for field in fields.all}

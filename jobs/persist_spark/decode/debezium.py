@@ -336,7 +336,7 @@ def _row_text(wanted: _Wanted, raw: str, part: str) -> SparkColumn:
 
 
 def _key_texts(wanted: _Wanted) -> dict[str, SparkColumn]:
-    """Of the message key if it has any of the key columns, else of `after`, else of `before`."""
+    """The key, from the message key if it has any of the key columns, else from `after`, else from `before`."""
     key, message_key = F.col("key"), F.col("message_key")
     paths = {field.raw: wanted.paths[field.raw] for field in wanted.fields.keys}
     payload = wanted.key_document.object(message_key, "payload")

@@ -29,7 +29,7 @@ class Encoding:
 
     `marked`: numbers are marked (`persist_spark.decode.json`). `decimals`: what a quoted number is if no schema says:
     `precise` (base64 of the unscaled integer), `string` (its digits), `None` (unknown: an err if it may be base64).
-    `binary`: how bytes are written; `None`: base64, and an err if it may be hex. `zone` is that of timestamps
+    `binary`: how bytes are written; `None`: base64, and an err if it may be hex. `zone`: of timestamps
     without an offset.
     """
 
@@ -50,7 +50,7 @@ class Encoding:
         )
 
     def of_field(self, field: Field) -> Encoding:
-        """The encoding of one column, which may be another one than that of its source."""
+        """The encoding of one column, which may differ from its source's."""
         return replace(self, decimals=field.decimals or self.decimals, binary=field.binary or self.binary)
 
     def plain(self, raw: SparkColumn) -> SparkColumn:

@@ -146,7 +146,7 @@ def readable(
     keeps_header: bool,
     is_text: bool = True,
 ) -> list[ReadableFile]:
-    """The path to read each file under, without its records in `lost`. Empty files are left out, and those lost whole.
+    """The path to read each file under, without its records in `lost`. Empty files are left out, and files lost whole.
 
     What Spark would not read as it should gets a copy: files with records in `lost`, zstd where it cannot read it, and
     what is not for Spark (`FeedAccess`).
@@ -186,7 +186,7 @@ def text_lines(spark: SparkSession, files: Sequence[ReadableFile], options: Mapp
 
 
 def by_store(files: Sequence[ReadableFile], options: Mapping[str, str]) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """The paths in folders, and those on S3, each with the options to read them."""
+    """The paths in folders and on S3, each with the options to read them."""
     for is_local, how in ((True, INPUT_OPTIONS), (False, {**_LITERAL, **options})):
         paths = [file.path for file in files if file.path.startswith("/") == is_local]
         if paths:

@@ -69,7 +69,7 @@ _SIMPLE: dict[pa.DataType, T.DataType] = {
     pa.date32(): T.DateType(),
     pa.null(): T.IntegerType(),  # a column without a single value
 }
-# What a cast keeps exactly, beside equal types: from these Spark types to those of ours.
+# What a cast keeps exactly, beside equal types: from these Spark types to these of ours.
 _LOSSLESS: dict[type[T.DataType], tuple[str, ...]] = {
     T.ByteType: ("int", "bigint"),
     T.ShortType: ("int", "bigint"),
@@ -84,7 +84,7 @@ _SHOWN_CHARS = 200  # of a file's columns, in a message
 
 @dataclass(frozen=True)
 class FileSchema:
-    """The columns of a file that Spark can read, which of them count nanoseconds, and those that it cannot read.
+    """The columns of a file that Spark can read, which of them count nanoseconds, and the unreadable ones.
 
     `nanos`: whether the time is local, by name of the column.
     """

@@ -85,7 +85,7 @@ def json_rows(config: CollectionConfig, lines: DataFrame, shape: Shape) -> DataF
 
 
 def free_paths(config: CollectionConfig) -> dict[str, Path]:
-    """The fields needed besides the columns, by their raw name: those of `order` and of `time`."""
+    """The fields needed besides the columns, by their raw name: for `order` and `time`."""
     found = {
         f"o{index}": named_path(config, order_name(config, name)) for index, name in enumerate(config.order.fields)
     }

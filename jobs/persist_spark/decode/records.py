@@ -64,7 +64,7 @@ class RawRecords:
 
     `frame` has `RAW_OP`, `FAULT_KIND`, `FAULT`, `line_columns`, `RAW_TIME` if needed, and the texts of the fields:
     `k0..` for the key columns, `v0..` for the value columns; `hk0..`, `hv0..` (structs with type, name and
-    parameters.scale) for those fields that are hinted. `payload` is the raw record, string or binary.
+    parameters.scale) for hinted fields. `payload` is the raw record, string or binary.
     """
 
     frame: DataFrame
@@ -82,7 +82,7 @@ class Fields:
 
     keys: tuple[Field, ...]
     values: tuple[Field, ...]
-    orders: tuple[Field, ...] = ()  # in `sequence` order: those of its fields that are not columns
+    orders: tuple[Field, ...] = ()  # in `sequence` order: its fields that are not columns
 
     @property
     def all(self) -> tuple[Field, ...]:
@@ -169,7 +169,7 @@ def decoded(config: CollectionConfig, raw: RawRecords, position: SparkColumn) ->
 
 
 def _order(config: CollectionConfig, raw: RawRecords) -> list[SparkColumn]:
-    """The fields of the order struct. In `sequence` order they are those of `persist_spark.frame.order_type`."""
+    """The fields of the order struct. In `sequence` order as `persist_spark.frame.order_type`."""
     place = [F.col(f"p{i}").cast(spark_type(c.type)).alias(c.name) for i, c in enumerate(config.source.position)]
     schema = config.collection_schema()
     named = [field.value.alias(field.name) for field in raw.order]

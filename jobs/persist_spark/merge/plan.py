@@ -156,7 +156,7 @@ def _history(spark: SparkSession, blob: Blob, merge: Merge, kept: Collection[str
 
 
 def _columns(schema: CollectionSchema) -> T.StructType:
-    """The columns of a part without those of errs; in `sequence` order with the orders of rows."""
+    """The columns of a part of oks; in `sequence` order with the orders of rows."""
     plain = [field for field in part_type(schema).fields if field.name not in ERR_COLUMNS]
     return T.StructType([*plain, *_beside(schema)])
 

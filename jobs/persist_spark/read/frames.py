@@ -252,7 +252,7 @@ def _open(
 
 
 def _manifests_of(client: PersistClient, batches: Sequence[HollowBatch]) -> list[BatchManifest]:
-    """Their manifests. Those that an earlier read has read are not read again: a digest names the same bytes always."""
+    """Their manifests. No manifest is read twice: a digest always names the same bytes."""
     known = {batch.manifest_sha256: _manifests.get(batch.manifest_sha256) for batch in batches}
     missing = [batch for batch in batches if known[batch.manifest_sha256] is None]
     found = dict(zip([b.manifest_sha256 for b in missing], client.manifests(missing), strict=True))

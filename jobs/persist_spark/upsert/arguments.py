@@ -169,7 +169,7 @@ class Arguments:
 
     @property
     def state_columns(self) -> dict[str, str]:
-        """The columns of operator state besides those of parts, by plain name. `sequence` parts have `ORDER` too."""
+        """The columns that only operator state has, by plain name. `sequence` parts have `ORDER` too."""
         inherited = {"inherited": INHERITED} if self.schema.inherits else {}
         if self.seen is not None:
             return _STATE_COLUMNS | _SEQUENCE_COLUMNS | inherited

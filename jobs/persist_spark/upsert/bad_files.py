@@ -45,7 +45,7 @@ def stage_without_bad_files(
     copies: Copies,
     stage: Callable[[Sequence[SetAside]], BatchManifest],
 ) -> BatchManifest:
-    """`stage` without the files that it gets: `killers`, and those found to be unreadable.
+    """`stage` without the files that it gets: `killers`, and unreadable files.
 
     Raises `UnreadableFiles` if the collection does not set files aside, or for too many; what `stage` raises otherwise.
     """

@@ -203,7 +203,7 @@ class _Batch:
     def plan(self, look: Look | None, before: Outcome | None) -> _Plan:
         """The next step after this look, and after a plan whose output was discarded.
 
-        A truncate needs all slots; a tie, or a record below a forgotten tombstone, only those of the batch.
+        A truncate needs all slots; a tie, or a record below a forgotten tombstone, only the batch's.
         """
         description = self.request.description
         has_truncates = look is not None and look.has_truncates

@@ -1,6 +1,6 @@
 """Orders of a log whose numbers started again: which two cannot be compared, and how users make them comparable.
 
-After a failover, a restored backup or `RESET MASTER`, the numbers of a log begin again below those that were seen. An
+After a failover, a restored backup or `RESET MASTER`, the numbers of a log begin again below numbers already seen. An
 order of `order: auto` knows its `server`, where the log says one, and two clocks: `source_ms`, at which the database
 made the change, and `seen_ms`, at which the connector read it. Two orders of one slot are `incomparable` if
 

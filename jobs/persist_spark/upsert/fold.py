@@ -78,7 +78,7 @@ class Fold:
     forgets_before: int | None
 
     def kept(self) -> dict[str, tuple[StateArtifact, ...]]:
-        """Of each operator that the batch saves in full, the files that stand for its state before the batch."""
+        """The files that stand for the state before the batch, of each operator that the batch saves in full."""
         if self.description.saves_deltas:
             return {}
         return {name: self._kept(name, chain) for name, chain in self.description.operators.items()}
@@ -115,11 +115,11 @@ class Fold:
         return [replace(each, is_sorted=True) for each in artifacts_of(blob, self.schema, files, operator)]
 
     def _waiting(self, rows: DataFrame) -> DataFrame:
-        """The records of the stash that are not due in the batch; of those of one slot and time the winners."""
+        """The records of the stash that are not due in the batch; for each slot and time the winner."""
         of_time, upper = Window.partitionBy(*self._slot, TIME), self.description.upper
         assert upper is not None  # nothing is folded of a stash that is all due
         waiting = rows.where(F.col(TIME) >= upper)
-        if self.schema.inherits:  # a record may inherit from those that it beats, as far as the last whole one
+        if self.schema.inherits:  # a record may inherit from records that it beats, as far as the last whole one
             whole = F.max(F.when(F.col(INHERITED).isNull(), F.col(ORDER))).over(of_time)
             return waiting.withColumn(_RANK, whole).where(f"coalesce({ORDER} >= {_RANK}, true)").drop(_RANK)
         return waiting.withColumn(_RANK, F.rank().over(of_time.orderBy(F.col(ORDER).desc()))).where(_FIRST).drop(_RANK)

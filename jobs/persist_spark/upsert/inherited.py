@@ -147,7 +147,7 @@ def _committed(plain: str, column: Column, arguments: Arguments) -> str:
 
 
 def with_registers(found: DataFrame, arguments: Arguments, where: str, *, keep: bool = False) -> DataFrame:
-    """The rows; those that inherit and for which `where` is true are whole, or errs. `keep`: the registers too."""
+    """The rows; if one inherits and `where` is true for it, it is whole, or an err. `keep`: the registers too."""
     schema, columns = arguments.schema, _inheriting(arguments.schema)
     is_partial = f"inherited IS NOT NULL AND {where}"
     registers = {plain: f"register_{plain}" for plain, _ in columns}
@@ -174,7 +174,7 @@ def with_registers(found: DataFrame, arguments: Arguments, where: str, *, keep: 
 
 
 def with_errs(resolved: DataFrame, arguments: Arguments, is_partial: str) -> DataFrame:
-    """The rows; those of `is_partial` of which a value is not known are errs."""
+    """The rows; a row of `is_partial` with an unknown value is an err."""
     schema = arguments.schema
     unknown = F.expr(_names(schema, "inherited", "NOT e.known"))
     cells = [F.col("value").getField(name) for name in arguments.values]

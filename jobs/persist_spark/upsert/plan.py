@@ -91,7 +91,7 @@ _SKIP_SLOTS = 64  # control records have no key; spread, so that they are not al
 class PlannedUpsert:
     """The result of `persistent_upsert`. `updates` is for exactly one action; then ask for `outcome()`.
 
-    `updates` has the user's columns, time, diff, the err columns, those of operator state (`Arguments.state_columns`),
+    `updates` has the user's columns, time, diff, the err columns, the operator state's (`Arguments.state_columns`),
     and `PART` (a `PartKind`, or the name of an operator).
     """
 
@@ -167,13 +167,13 @@ def persistent_upsert(
     `state`: committed updates (`persist_spark.read.parts`), all before `lower`, of at least every slot in the batch,
     oks and errs; value columns of retractions may be null. `stash`: the stash before, in the records frame, not
     consolidated; what it holds before `stash_frontier` (default: `lower`) was processed since. `stash_rows`: how many
-    the whole stash holds, if `stash` has only those that the batch can change (`persist_spark.upsert.stash`). `late`:
+    the whole stash holds, if `stash` has only what the batch can change (`persist_spark.upsert.stash`). `late`:
     what to do if a record's time lies before `lower`: it was never consumed and is lifted or made an err; or
     (`persisted`: the caller redelivers) it is dropped and counted. `may_stash=False` promises that no time lies at or
     after `upper`, and leaves out the columns that only the stash has. `is_thorough`:
     expand truncates and break ties; `state` then has to hold *all* slots. `in_one_task`: all of this is so little that
     one task does it, without an exchange. `seen`: drain in `sequence` order, after this; `state` then has the column
-    `ORDER`. `eras`: the orders are those of `order: auto` of Debezium, of which two may not be comparable.
+    `ORDER`. `eras`: the orders come from Debezium's `order: auto`, of which two may not be comparable.
     `watched`: see `persist_spark.upsert.warnings`.
 
     Raises `BadBounds` if `as_of_frontier` is not before `upper`.

@@ -83,7 +83,7 @@ def late_type(schema: CollectionSchema, order: T.DataType) -> T.StructType:
 def remembered(arrivals: DataFrame, seen: SeenBefore, stash: DataFrame | None, arguments: Arguments) -> DataFrame:
     """Arrivals with what the order index says of their orders, and the entries of their slots as rows of the chain.
 
-    `stash`: that of the batch, consolidated or not.
+    `stash`: the batch's, consolidated or not.
     """
     order = arrivals.schema["ord"].dataType
     assert isinstance(order, T.StructType)

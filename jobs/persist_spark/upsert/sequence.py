@@ -24,7 +24,7 @@ from persist_spark.upsert.eras import incomparable
 
 ACCEPTED = f"({ACTS} AND NOT is_beaten)"
 ACCEPTED_OR_COMMITTED = f"diff IS NOT NULL OR {ACCEPTED}"
-# A record without an order is not compared with those that have one, nor is a file that was not read; and no truncate
+# A record without an order is not compared with records that have one, nor is a file that was not read; and no truncate
 # removes its err.
 IS_UNORDERED = f"coalesce(err.kind IN {UNORDERED}, false)"
 # A record that waits comes after all that the batch does to its slot. If it does anything, that settles the slot.
@@ -40,7 +40,7 @@ def given(winners: DataFrame, window: str, arguments: Arguments) -> DataFrame:
     """The winners with what their slot held before them and holds after them, where columns inherit.
 
     A beaten record may give a value to the row of its slot: the row of the last record that was accepted (`holder`).
-    Then `value`, `err` and `inherited` are those of the row.
+    Then `value`, `err` and `inherited` are the row's.
     """
     order = f"IF(diff IS NULL, ord, {_of_raised('known.ord', 'ord')})"
     entries = f"IF(diff IS NULL, inherited, {_of_raised('known.inherited', 'inherited')})"

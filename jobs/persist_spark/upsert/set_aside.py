@@ -57,7 +57,7 @@ def find_killers(
 ) -> tuple[SetAside, ...]:
     """The files that jobs died over. All others are read here, apart from each other, and this job has survived that.
 
-    Those that a job was reading when it died come first: so what kills jobs after a while, whatever they do, is not
+    Files that a job was reading when it died come first: so what kills jobs after a while, whatever they do, is not
     laid to the same file twice.
     """
     counts = blamed(deaths)
@@ -115,7 +115,7 @@ def with_files(
 ) -> DataFrame:
     """The records frame with an err for each file that is set aside, and a tombstone for each that was corrected.
 
-    Their order rises with the batch's `lower`, so that of a file's slot the newest counts.
+    Their order rises with the batch's `lower`, so the newest of a file's slot counts.
     """
     rows = [_row(config, lower, each.file, _err(each)) for each in set_aside]
     aside = {each.file for each in set_aside}

@@ -71,7 +71,7 @@ def whole_stash(description: BatchDescription, scan: Scan) -> StashBefore:
 def needed_stash(
     description: BatchDescription, schema: CollectionSchema, scan: Scan, meeting: DataFrame | None
 ) -> StashBefore:
-    """The records that are due, and those that the batch's records `meeting` the stash (`None`: none do) meet there."""
+    """The due records, and the records that `meeting`, the batch's (`None`: none), meet in the stash."""
     if not (is_large(description) if meeting is None else may_look(description)):
         return whole_stash(description, scan)
     assert description.upper is not None

@@ -49,7 +49,7 @@ class StateFiles:
         return self.known(files)
 
     def known(self, files: Sequence[StateArtifact]) -> list[StateArtifact]:
-        """These files, with copies instead of those that are known to be damaged. Reads nothing."""
+        """These files, with copies in place of damaged ones. Reads nothing."""
         return [self._verified.get(each.sha256, each) for each in files]
 
     def _are_whole(self, files: Sequence[StateArtifact]) -> bool:

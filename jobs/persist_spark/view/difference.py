@@ -14,8 +14,8 @@ what the target really holds, and each refresh corrects it. Rows are compared nu
 one encoding (`_canonical`). Errs go the same way beside them; their message is not compared.
 
 Nothing here starts a Spark job or knows a location. Every count is observed after the exchange, in the stage that
-writes: a retried task does not count a row twice. Expressions are SQL texts in which user columns are c0.. and those of
-errs kind, key, payload and message: no name of a user's column can clash or break out.
+writes: a retried task does not count a row twice. Expressions are SQL texts in which user columns are c0.. and errs'
+columns kind, key, payload and message: no name of a user's column can clash or break out.
 """
 
 from __future__ import annotations

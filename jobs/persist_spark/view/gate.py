@@ -29,7 +29,7 @@ from persist_spark.frame import quoted
 from persist_spark.session import use
 
 # Plans are printed whole, as they are. Nothing is computed for them: with this rule the optimizer would call the
-# functions over the rows of a `VALUES`, also those that are about to be refused.
+# functions over the rows of a `VALUES`, even functions that are about to be refused.
 _WHOLE = {
     "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation",
     "spark.sql.debug.maxToStringFields": str((1 << 31) - 1),

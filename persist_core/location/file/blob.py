@@ -6,7 +6,7 @@
 1. A reader sees the old or the new value: a value is written whole and flushed to disk before it is renamed into place.
 2. No call leaves the root: directories are opened one by one, relative to their parent, and never through a symbolic
    link. A link is refused by name (`InvalidName`) and not listed.
-3. Directories are not keys. `set` makes them, `delete` removes those that it emptied; each tolerates the other.
+3. Directories are not keys. `set` makes them, `delete` removes emptied ones; each tolerates the other.
 
 Limits of the file system remain, each with a clear error: a key cannot be both a value and the directory of
 others; a segment of a key is at most 255 bytes on most file systems. On a case-insensitive one (macOS by default)

@@ -250,7 +250,7 @@ class PostgresConsensus:
             try:
                 cursor = connection.execute(query, arguments)
                 settings = cursor.fetchone()
-                while cursor.nextset():  # bounded by the statements sent; the rows are those of the last one
+                while cursor.nextset():  # bounded by the statements sent; the rows are the last one's
                     pass
                 rows = cursor.fetchall()
             except psycopg.Error as error:

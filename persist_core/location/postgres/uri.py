@@ -26,7 +26,7 @@ _STATEMENT_TIMEOUTS_MS = range(100, 3_600_001)
 
 _OURS = frozenset({"schema", "table", "statement_timeout_ms"})
 # What libpq knows (its manual, "Parameter Key Words") and cannot do harm here. Not among them: `client_encoding` (keys
-# are UTF-8), `replication` (another protocol) and aliases of those here.
+# are UTF-8), `replication` (another protocol) and aliases of these.
 _LIBPQ = frozenset((
     "application_name", "channel_binding", "connect_timeout", "dbname", "gssdelegation", "gssencmode", "gsslib",
     "host", "hostaddr", "keepalives", "keepalives_count", "keepalives_idle", "keepalives_interval", "krbsrvname",

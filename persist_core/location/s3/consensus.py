@@ -22,7 +22,7 @@ depends on current listings except what a reader sees first: an outdated one mak
 It has not, and two rules keep it harmless:
 
 1. *No reader ever sees its object.* Only positions from `first` of the newest entry on count, and only positions
-   before it are ever deleted. The newest entry is found by name, and its name comes before that of any older one.
+   before it are ever deleted. The newest entry is found by name, and its name comes before any older one's.
    `first` never goes back, because each entry takes it over from the one before: that is the durable floor.
 2. *W never believes that it won.* A truncated object is deleted only when it is older than `KEEP_MS` by S3's clock,
    and n + 1 was not there when W looked. So an answer that comes within `TRUST_MS` of that look cannot be about a name

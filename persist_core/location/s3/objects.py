@@ -3,7 +3,7 @@
     listed ─> ObjectFacts        looked_at ─> ObjectFacts as they are now        read ─> bytes of exactly that object
 
 Nothing here writes. A read names the ETag (`If-Match`), and the version where there is one: S3 decides, with the bytes
-in its hand, whether they are those of the object that was found.
+in its hand, whether they belong to the object that was found.
 """
 
 from __future__ import annotations

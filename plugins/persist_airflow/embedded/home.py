@@ -54,7 +54,7 @@ _REQUEST_TIMEOUT_S = 5
 _LOG_CHARS = 4000  # of a log's end, in an error
 PASSWORDS = "simple_auth_manager_passwords.json.generated"  # Airflow's name for it
 _PORTS = "ports.json"
-# The bundled DAGs, which start unpaused: the demo's, and those that keep shards in order. A user's own start paused.
+# The bundled DAGs, which start unpaused: the demo's, and the DAGs that keep shards in order. A user's own start paused.
 BUNDLED = "^persist_(upsert__(customers|cities)|view__regions|maintenance|watch|actions)$"
 _COMMANDS = """
 import json, sys
@@ -238,7 +238,7 @@ class LocalAirflow:
             self.kept.wait_until(lambda: self.kept.named(SPARK) is not None, SPARK, HEALTHY_TIMEOUT_MS)
 
     def launch(self, components: Sequence[str] = HEADLESS) -> None:
-        """Start processes beside those that run: the API server, and the others when it answers.
+        """Start processes that do not run yet: the API server, and the others when it answers.
 
         Tasks report to the API server; if the scheduler started them earlier, their first tries would fail. Raises
         `EmbeddedAirflowError` if a process was given up or does not become healthy; the caller stops what runs.
@@ -292,7 +292,7 @@ class LocalAirflow:
         return found
 
     def wait_until_healthy(self, timeout_ms: int = HEALTHY_TIMEOUT_MS) -> dict[str, str]:
-        """Wait until there are no `troubles`, one is for good, or the time has passed; those that are left."""
+        """Wait until there are no `troubles`, one is for good, or the time has passed; the remaining ones."""
         deadline_ms = self.clock.now_ms() + timeout_ms
         while (found := self.troubles()) and self.clock.now_ms() < deadline_ms:
             if any(process.state == keeper.GIVEN_UP for process in self.kept.all()):

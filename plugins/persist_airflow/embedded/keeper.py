@@ -94,7 +94,7 @@ def write_private(path: Path, content: Any) -> None:
 
 
 def stop(processes: Sequence[Process]) -> list[str]:
-    """End these processes and all that descends from them, the first one last; the names of those that lived."""
+    """End these processes and all that descends from them, the first one last; the names of the running ones."""
     living = [(entry, process) for entry in processes if (process := entry.alive()) is not None]
     first = [pair for pair in living if pair[0].name == processes[0].name]
     for group in ([pair for pair in living if pair not in first], first):

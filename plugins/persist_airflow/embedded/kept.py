@@ -80,7 +80,7 @@ class KeptProcesses:
             self.clock.sleep_ms(_POLL_MS)
 
     def restart(self, names: Collection[str]) -> None:
-        """Kill those of these names that run, which start again, and what was given up too."""
+        """Kill the running processes of these names, which start again, and what was given up too."""
         keeper.kill_all(alive for process in self.all() if process.name in names and (alive := process.alive()))
         os.utime(self.home / keeper.PROGRAMS)
 

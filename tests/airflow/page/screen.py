@@ -1,4 +1,4 @@
-"""What a browser shows: the frame of our page in Airflow's UI, and screenshots."""
+"""Views of a browser: the frame of our page in Airflow's UI, and screenshots."""
 
 from __future__ import annotations
 

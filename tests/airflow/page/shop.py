@@ -99,7 +99,7 @@ def fill(client: PersistClient, *, days: int = 40) -> None:
 
 
 def fill_alerts(client: PersistClient) -> None:
-    """What a watcher finds: `customers` and a shard that does not exist are late, one alert is acknowledged."""
+    """The findings of a watcher: `customers` and a shard that does not exist are late, one alert is acknowledged."""
     is_late = {FRESHNESS: Threshold(warn=0, fail=1)}
     rules = {
         "customers": {**is_late, ERRORS: Threshold(warn=1)},

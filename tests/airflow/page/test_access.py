@@ -92,7 +92,7 @@ def test_a_viewer_sees_the_shards_of_readable_dags(browse: Browse) -> None:
     viewer = browse("VIEWER")
     body = viewer.get("/persist/api/shards").json()
     assert shards_of(body) == ["customers"]
-    assert body["locations"][0]["location"] is None  # the address of a store is for those who may read the connection
+    assert body["locations"][0]["location"] is None  # who may read the connection may know the store's address
     assert viewer.get("/persist/").status_code == 200
     shard = viewer.get("/persist/api/shard", params=CUSTOMERS).json()
     everything, own = shard["airflow"]["action_dags"]

@@ -49,7 +49,7 @@ def test_the_list_of_200_shards_is_there_in_a_second(
 
         def look() -> None:
             page.goto(f"{url}{BASE}/persist/")
-            page.locator("table.list tbody tr").nth(MANY).wait_for()  # these, and those of the shop
+            page.locator("table.list tbody tr").nth(MANY).wait_for()  # these, and the shop's
 
         drawn = spent_s(look)
         shoot(page, "list-200")

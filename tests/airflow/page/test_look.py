@@ -1,4 +1,4 @@
-"""What the page looks like: charts, the calendar, tabs, times, a phone, and what a checker of accessibility says."""
+"""The looks of the page: charts, the calendar, tabs, times, a phone, and what a checker of accessibility says."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class Shard:
         return recover(self.client, self.client.state("s"), checkpoint_id).operators
 
     def stash(self, checkpoint_id: str) -> list[bytes]:
-        """What a run would start from: the artifacts' bytes, oldest first."""
+        """The state that a run would start from: the artifacts' bytes, oldest first."""
         return self.state_of("upsert", checkpoint_id)
 
     def state_of(self, operator: str, checkpoint_id: str) -> list[bytes]:

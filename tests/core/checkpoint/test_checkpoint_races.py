@@ -36,7 +36,7 @@ class Overtaking(MemBlob):
         self._calls_left, self._rival = after, rival
 
     def has_overtaken(self) -> bool:
-        """Whether the rival has run. It does not run from here on."""
+        """True if the rival has run. It does not run from here on."""
         rival, self._rival = self._rival, None
         return rival is None
 

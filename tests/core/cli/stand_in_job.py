@@ -1,4 +1,4 @@
-"""What the stand-in for `spark-submit` does where it plays the job: stages one insertion for each line of the input."""
+"""The job of the stand-in for `spark-submit`: stages one insertion for each line of the input."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ ROWS = {"id": [(1, "pen", Decimal("1.50"), "old")], "title": [(1, "pen", None, D
 
 
 class Page:
-    """What a reader of the page has: a folder with the file, and a location. `persist run` is an append by hand."""
+    """The world of a reader of the page: a folder with the file, and a location. `persist run` is an append by hand."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "orders.yaml"

@@ -1,4 +1,4 @@
-"""What tests of the command line run in: a location, a collection, and a stand-in for `spark-submit`."""
+"""The world of tests of the command line: a location, a collection, and a stand-in for `spark-submit`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every read of a shard in a random history must answer: brute force over all updates."""
+"""The expected answer to every read of a shard in a random history: brute force over all updates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Expected:
     orders: dict[tuple[Row, int], int] = field(default_factory=dict)
 
     def order(self, updates: list[tuple[Row, int, int]], row: Row, time: int) -> int:
-        """The order of a row as of `time`: that of its newest insertion."""
+        """The order of a row as of `time`: its newest insertion's."""
         newest = max(at for each, at, diff in updates if each == row and diff > 0 and at <= time)
         return self.orders[row, newest]
 
@@ -57,7 +57,7 @@ class Expected:
         return Counter((*row, at, diff) for row, at, diff in updates if after < at <= through)
 
     def until(self, upper: int) -> Expected:
-        """The same up to a checkpoint."""
+        """The records up to a checkpoint."""
         return Expected(
             self.schema,
             [each for each in self.oks if each[1] < upper],

@@ -201,7 +201,7 @@ class History:
         self._publish()
 
     def _take_back_orders(self, upper: int, oks: list[Any], errs: list[Any]) -> None:
-        """What a restore inserts has the order that it had as of the checkpoint, and so has all that it leaves."""
+        """A restore gives its insertions the orders as of the checkpoint, and leaves all others."""
         for updates, known in ((oks, self.expected.oks), (errs, self.expected.errs)):
             for row, at, diff in updates:
                 if diff > 0:

@@ -2,7 +2,7 @@
 
 python -m tests.core.compaction.kill_driver FOLDER NUMBER
 
-Writes are those to blob storage and to consensus, counted from 0.
+Writes go to blob storage and to consensus; they are counted from 0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is known of a view's query without Spark: inputs and certain mistakes; no valid query is refused."""
+"""Facts about a view's query without Spark: inputs and certain mistakes; no valid query is refused."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_comments_that_end_at_one_place_are_no_matter() -> None:
 
 
 def _only_inputs(parsed: ParsedQuery) -> None:
-    """What a view file's loading does beside: a table has to be a collection or a view."""
+    """Load as a view file does: a table has to be a collection or a view."""
     for name in parsed.inputs:
         if name not in ("items", "others"):
             raise BadQuery(f"table {name}", "the name of a collection or view", "")

@@ -1,4 +1,4 @@
-"""What logs say of a run, of a checkpoint and of times."""
+"""Log lines of a run, of a checkpoint and of times."""
 
 from __future__ import annotations
 

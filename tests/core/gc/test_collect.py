@@ -230,7 +230,7 @@ def test_a_batch_that_was_staged_and_appended_late_is_whole_or_refused(shard: Co
 
 
 def test_an_input_that_is_frozen_again_has_another_name(shard: Collection) -> None:
-    """The same files are frozen again while GC is about to delete what an earlier mint has frozen of them."""
+    """Frozen files are frozen again while GC is about to delete what an earlier mint has frozen of them."""
     shard.drop("5.txt", [ok(A, "a5", 49)])
     given_up = shard.mint(50)
     collect(shard.client, SHARD)

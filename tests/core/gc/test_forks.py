@@ -138,7 +138,7 @@ def without_progress(folder: Path) -> tuple[Collection, str]:
 
 
 def is_to_be_swept(shard: Collection, key: str) -> bool:
-    """Whether a list names `key`, of an era that is refused."""
+    """True if a list names `key`, of an era that is refused."""
     oldest, clock = shard.client.state(SHARD).oldest_era, gc_clock_key(SHARD)
     for entry in shard.client.blob.list_keys_and_metadata(gc_prefix(SHARD)):
         if entry.key != clock:

@@ -28,7 +28,7 @@ SHARD = "fruit"
 
 
 def collect_and_die(location: PersistLocation, at: int, is_late: bool) -> None:
-    """What the child does: three calls of GC: mark, wait, sweep."""
+    """The child's work: three calls of GC: mark, wait, sweep."""
     calls = [0]
     with open_location(location) as real:
         blob = DyingStore(real.blob, calls, at, is_late=is_late, die=kill_process)

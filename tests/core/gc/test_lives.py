@@ -43,7 +43,7 @@ class Lives:
         return self.shard.run(10 * number)
 
     def begin_again(self) -> None:
-        """What another user does: fewer commits than the dropped shard had, so its epochs are lower."""
+        """Another user's commits: fewer commits than the dropped shard had, so its epochs are lower."""
         drop(self.shard.client, SHARD, is_forced=True)
         for file in self.shard.folder.iterdir():
             file.unlink()

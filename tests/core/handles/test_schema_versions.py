@@ -158,7 +158,7 @@ def test_files_have_the_ids_of_their_version(client: PersistClient) -> None:
 
 
 def renamed(table: pa.Table) -> pa.Table:
-    """The same columns under each other's names, as if someone had trusted names: `name` and `gone` are both texts."""
+    """Columns under each other's names, as if someone had trusted names: `name` and `gone` are both texts."""
     names = {"name": "gone", "gone": "name"}
     return table.rename_columns([names.get(name, name) for name in table.column_names])
 
@@ -177,7 +177,7 @@ def without_ids(table: pa.Table) -> pa.Table:
 def test_a_file_with_other_ids_is_refused(
     client: PersistClient, spoil: Callable[[pa.Table], pa.Table], found: str
 ) -> None:
-    """A writer staged it so: size and digest are those of the manifest."""
+    """A writer staged it so: the manifest has its size and digest."""
     two_versions.write_version_1(client)
     state = client.state(SHARD)
     manifest = client.manifest(state.batches[0])

@@ -100,7 +100,7 @@ def _list(inspector: Inspector) -> None:
 
 
 def _page(inspector: Inspector) -> None:
-    """What a shard's page asks for, without rows."""
+    """The requests of a shard's page, without rows."""
     found: list[Any] = [inspector.description(SHARD), inspector.commits(SHARD), inspector.batches(SHARD)]
     found += [*inspector.checkpoints(SHARD), *inspector.conflicts(SHARD)]
     json.dumps([asdict(each) for each in found])

@@ -1,4 +1,4 @@
-"""What happens to requests between boto3 and a real S3 server, by script: botocore's `before-send` event is the wire.
+"""The fate of requests between boto3 and a real S3 server, by script: botocore's `before-send` event is the wire.
 
     Wire(store).script("PutObject", Answer(503), Lost(is_processed=True))
 
@@ -110,7 +110,7 @@ class Wire:
         self._fates.setdefault(operation, deque()).extend(fates)
 
     def is_played(self) -> bool:
-        """Whether the whole script has been used."""
+        """True if the whole script has been used."""
         return not any(self._fates.values())
 
     def take_counts(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What is specific to `FileBlob`: links, odd files, temporary files, durability and the verdict on each error."""
+"""The specifics of `FileBlob`: links, odd files, temporary files, durability and the verdict on each error."""
 
 from __future__ import annotations
 

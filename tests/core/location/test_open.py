@@ -1,4 +1,4 @@
-"""What each URI opens, and which URIs are refused."""
+"""The store that each URI opens, and which URIs are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is specific to `PostgresConsensus`: creation, scripted races, foreign tables and settings, durability."""
+"""The specifics of `PostgresConsensus`: creation, scripted races, foreign tables and settings, durability."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `PostgresConsensus` says when things fail: the verdict on each error, dead servers, sessions that end."""
+"""Failures of `PostgresConsensus`: the verdict on each error, dead servers, sessions that end."""
 
 from __future__ import annotations
 

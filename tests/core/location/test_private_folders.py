@@ -1,4 +1,4 @@
-"""The folders that `file:` and `sqlite:` create are their owner's; those that exist keep their modes."""
+"""The folders that `file:` and `sqlite:` create are their owner's; existing ones keep their modes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `persist doctor` says of S3: harmful rules, a server with wrong answers, and that it leaves nothing behind."""
+"""`persist doctor` on S3: harmful rules, a server with wrong answers, and that it leaves nothing behind."""
 
 from __future__ import annotations
 

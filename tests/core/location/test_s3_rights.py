@@ -115,7 +115,7 @@ def use_consensus(consensus: S3Consensus, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_policy_of_a_feed_allows_what_is_read_of_it(versitygw: S3Server) -> None:
-    """Of both kinds of bucket. A request for a version needs another right than one for an object."""
+    """The policies of both kinds of bucket. A request for a version needs another right than one for an object."""
     done: set[str] = set()
 
     def look(request: Any, event_name: str, **_: Any) -> None:

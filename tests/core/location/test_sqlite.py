@@ -1,4 +1,4 @@
-"""What is specific to `SqliteConsensus`: foreign and damaged files, locks, and the verdict on each error."""
+"""The specifics of `SqliteConsensus`: foreign and damaged files, locks, and the verdict on each error."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def merge_all(client: PersistClient, shard: str) -> None:
 
 
 def reads_of(client: PersistClient, shard: str, *, times: range | None = None) -> dict[str, Any]:
-    """What a shard answers at each time, and its changes."""
+    """The contents of a shard at each time, and its changes."""
     state, reader = client.state(shard), client.open_reader(shard)
     if state.schema is None:
         return {}

@@ -247,7 +247,7 @@ class Complete:
         assert isinstance(merge_here(self.client, merge, attempt=self.client.ids.uuid7()), Replaced)
 
     def _refresh(self) -> None:
-        """What the Spark job of a view does; the rows are invented."""
+        """Act as the Spark job of a view; the rows are invented."""
         description, schema = self._mint(self.view).description, CollectionSchema(key=(), values=SCHEMA.values[:1])
         assert description.upper is not None
         oks = pa.table([["a", "b"], [description.upper - 1] * 2, [1, 3]], schema=updates_schema(schema))

@@ -32,7 +32,7 @@ REAL_PAIRS = [pair for pair in PAIRS if "mem" not in pair]
 
 
 def copy_and_die(source: PersistLocation, target: PersistLocation, at: int, is_late: bool, is_move: bool) -> None:
-    """What the child does."""
+    """The child's work."""
     calls = [0]
 
     def dying(store: Any) -> Any:

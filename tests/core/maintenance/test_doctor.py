@@ -113,7 +113,7 @@ class Overbooked(MemConsensus):
         head = self.head(key)
         if (head.seqno if head else None) != expected:
             return CaSResult.EXPECTATION_MISMATCH
-        if len(new.data) > 2_500 or len(new.data) < 100:  # the race's bodies, not those of single commits
+        if len(new.data) > 2_500 or len(new.data) < 100:  # the race's bodies, not single commits'
             self._both.wait(10)
         with self._store.lock:
             self._store.versions[key] = sorted([*self._store.versions.get(key, []), new], key=lambda v: v.seqno)

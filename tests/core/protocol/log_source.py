@@ -50,7 +50,7 @@ def known() -> AbstractContextManager[object]:
 
 
 def of_log(config: CollectionConfig) -> CollectionConfig:
-    """The same collection, fed by a log."""
+    """A collection fed by a log."""
     source = LogConfig.model_validate(config.source.model_dump())
     return config.model_copy(update={"source": source})
 

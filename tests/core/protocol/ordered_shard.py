@@ -43,7 +43,7 @@ Entries = dict[Slot, Seen | None]
 
 @dataclass(frozen=True)
 class Index:
-    """What one batch adds to the order index: entries by slot (`None`: the index knows nothing of it any more)."""
+    """Additions of one batch to the order index: entries by slot (`None`: the index knows nothing of it any more)."""
 
     entries: Entries
     floor: Precedence | None
@@ -132,7 +132,7 @@ class OrderedCollection(Collection):
         return OrderMemory(slots, floor, forgotten)
 
     def rows(self) -> dict[Slot, Seen]:
-        """Of each slot that holds a value, the precedence of its row."""
+        """The precedence of the row of each slot that holds a value."""
         state = self.client.ensure_shard(self.shard)
         if state.schema is None:
             return {}
@@ -215,7 +215,7 @@ def late_table(records: Iterable[Record], acted: int, schema: CollectionSchema =
 
 
 def precedence(order: tuple[Any, ...], value: Value) -> Precedence:
-    """What the oracle compares, of a row with this order."""
+    """The oracle's precedence of a row with this order."""
     rank: Precedence = ((1, tuple((0,) if part is None else (1, part) for part in order)),)
     if isinstance(value, Err):
         if value.kind == MISSING_ORDER:
@@ -231,7 +231,7 @@ def _with_orders(
     newest: Mapping[Slot, int],
     after: OrderMemory,
 ) -> pa.Table:
-    """The rows with their orders: of a slot's newest insertion that of the record that made it. Retractions have
+    """The rows with their orders: a slot's newest insertion has its record's. Retractions have
     none, and for insertions that were retracted in this very batch it does not matter."""
     struct = order_type(schema)
     orders = []

@@ -78,7 +78,7 @@ class Collection:
         self.stashed: dict[bytes, tuple[Record, ...]] = {}
 
     def beside(self, shard: str) -> Collection:
-        """The same files and stores under another shard's name."""
+        """These files and stores under another shard's name."""
         other = Collection(self.folder, self.location, shard, is_log=self.is_log)
         other.feed, other.stashed = self.feed, self.stashed
         other.client.ids = self.client.ids  # or they would draw the same ids
@@ -115,7 +115,7 @@ class Collection:
         return description.checkpoint_id
 
     def write(self, description: BatchDescription) -> str:
-        """What the Spark job does."""
+        """Act as the Spark job."""
         records = [record for name in self.files_of(description) for record in self.feed[name]]
         stash = [
             record for artifact in description.operators.get(STASH_OPERATOR, ()) for record in self._stash_of(artifact)

@@ -51,7 +51,7 @@ def shard(tmp_path: Path) -> OrderedCollection:
 
 @contextmanager
 def in_files(folder: Path) -> Iterator[tuple[OrderedCollection, list[str]]]:
-    """The same shard in a location that the command opens, and the command's options for it."""
+    """The shard in a location that the command opens, and the command's options for it."""
     settings = PersistLocation(f"file://{folder}/blob", f"sqlite:///{folder}/consensus.db")
     (folder / "feed").mkdir()
     with open_location(settings) as location:
@@ -62,14 +62,14 @@ def in_files(folder: Path) -> Iterator[tuple[OrderedCollection, list[str]]]:
 
 
 def places(shard: Collection, as_of: int | None = None) -> list[str]:
-    """Of the errs alive."""
+    """The positions of the living errs."""
     records = plan_resolve(shard.client, SHARD).records
     assert len(shard.client.open_reader(shard.shard).errors(as_of)) == len(records)
     return sorted(record.position for record in records)
 
 
 def test_a_user_removes_them_and_late_records_are_decided_as_before(tmp_path: Path) -> None:
-    """What docs/operations.md says: look, deliver the record again with an order, remove the err."""
+    """Follow docs/operations.md: look, deliver the record again with an order, remove the err."""
     with in_files(tmp_path) as (shard, options):
         shard.drop("3.txt", [put(6, "again")])
         shard.run(30)
@@ -105,7 +105,7 @@ def test_the_command_says_what_it_would_remove(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_positions_are_shown_as_their_source_shows_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a source whose positions have other fields: errs, late records, and what `--at` takes."""
+    """A source whose positions have other fields: errs, late records, and what `--at` takes."""
     settings = PersistLocation(f"file://{tmp_path}/blob", f"sqlite:///{tmp_path}/consensus.db")
     options = ["--blob-uri", settings.blob_uri, "--consensus-uri", settings.consensus_uri]
     with open_location(settings) as location, log_source.known():

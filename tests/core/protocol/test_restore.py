@@ -71,7 +71,7 @@ def test_a_restore_brings_back_contents_and_changes_no_earlier_time(history: His
 
 
 def in_time(history: History) -> list[tuple[int, list[Record]]]:
-    """The same without records of times that are final already: what any order of runs ends with alike."""
+    """Without records of times that are final already: what any order of runs ends with alike."""
     return [
         (batch.upper or 0, [r for r in batch.records if r.time is not None and r.time >= batch.lower])
         for batch in history.batches
@@ -197,7 +197,7 @@ def test_the_same_restore_again_is_nothing_to_do(shard: Collection) -> None:
 
 
 def damaged(shard: Collection, checkpoint_id: str) -> list[str]:
-    """What a checkpoint is made of: its own files, and what its commit staged for them."""
+    """The objects of a checkpoint: its own files, and what its commit staged for them."""
     commit = next(c for c in shard.client.state(SHARD).commits if c.checkpoint_id == checkpoint_id)
     staged = [artifact.key for artifact in shard.client.manifest(commit).operators[STASH_OPERATOR].artifacts]
     folder = shard.checkpointer.layout.folder(checkpoint_id)
@@ -205,7 +205,7 @@ def damaged(shard: Collection, checkpoint_id: str) -> list[str]:
 
 
 def holds_state(key: str) -> bool:
-    """Whether this is operator state, as a commit staged it or as its checkpoint has a copy."""
+    """True if this is operator state, as a commit staged it or as its checkpoint has a copy."""
     return "/operators/" in key or "part=upsert-stash" in key
 
 

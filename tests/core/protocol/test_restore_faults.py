@@ -61,7 +61,7 @@ def forked(client: PersistClient, to: str) -> object:
 
 
 def dies(shard: Collection, to: str, do: Callable[[PersistClient, str], object], at: int, *, is_late: bool) -> bool:
-    """Whether the process died: False once it makes fewer calls than `at`."""
+    """True if the process died: False once it makes fewer calls than `at`."""
     calls = [0]
     blob = DyingStore(shard.location.blob, calls, at, is_late=is_late)
     consensus = DyingStore(shard.location.consensus, calls, at, is_late=is_late)

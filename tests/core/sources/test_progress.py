@@ -1,4 +1,4 @@
-"""What restore, fsck, forks and GC need from a shard's progress, found from the stored progress only."""
+"""The facts that restore, fsck, forks and GC need from a shard's progress, found from the stored progress only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scan finds, reports and refuses, on a real file system."""
+"""Scans of a real file system: findings, reports and refusals."""
 
 from __future__ import annotations
 

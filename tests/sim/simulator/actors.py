@@ -31,7 +31,7 @@ MAX_LOOKS = 10  # of an actor that waits for others
 
 
 def checkpoint_some(world: World, name: str, times: int) -> None:
-    """A checkpoint task beside those of the dag runs."""
+    """A checkpoint task beside the dag runs' own."""
     client = world.client(name)
     for _ in range(times):
         try:
@@ -214,7 +214,7 @@ def scrub_some(world: World, name: str, times: int) -> None:
 
 
 def _is_unfinished(world: World, violation: Violation) -> bool:
-    """Whether this is what tasks leave behind while they work or when they die. The end of the run finds none of it.
+    """True if this is what tasks leave behind while they work or when they die. The end of the run finds none of it.
 
     The store did not answer; `_latest` is older than the newest manifest; or a publisher has written the manifest of a
     checkpoint that retention has deleted, and has not looked again yet (the referee checks that it does).

@@ -9,7 +9,7 @@ from persist_core.contents.operator_state import OperatorState, StateArtifact
 
 
 def adds_to_chain(description: BatchDescription, operator: str) -> bool:
-    """Whether the batch writes only what is new of the operator's state."""
+    """True if the batch writes only what is new of the operator's state."""
     return description.saves_delta(operator) or bool(_carried(description, operator))
 
 

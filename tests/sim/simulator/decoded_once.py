@@ -1,4 +1,4 @@
-"""What is decoded once for all actors and simulations, for speed: states and manifests, by their bytes.
+"""States and manifests by their bytes, decoded once for all actors and simulations, for speed.
 
 Decoding is a function of the bytes, and what it returns is not changed by anyone, so the same object may be everyone's.
 """

@@ -80,7 +80,7 @@ def _check_reads(world: World, client: PersistClient) -> None:
 
 
 def _pin(world: World, client: PersistClient, name: str) -> None:
-    """What is pinned can be restored, whatever the others do; after it is unpinned, that is over."""
+    """A pinned checkpoint can be restored, whatever the others do; after it is unpinned, that is over."""
     there = Checkpointer(client.blob, SHARD).list_checkpoints()
     if not there:
         return
@@ -102,7 +102,7 @@ def _pin(world: World, client: PersistClient, name: str) -> None:
 
 
 def _shared(world: World, checkpoint_id: str) -> bool:
-    """Whether another actor has ended this pin: they pin and unpin the same checkpoints."""
+    """True if another actor has ended this pin: they pin and unpin the same checkpoints."""
     state = world.referee.state
     return state is None or f"pin/{checkpoint_id}" not in state.holds
 

@@ -47,7 +47,7 @@ Late = list[Any]  # a line of the late records
 
 
 def memory(client: PersistClient, description: BatchDescription, rows: Rows) -> OrderMemory:
-    """What the shard, which holds `rows`, has seen before the batch."""
+    """The memory of the shard, which holds `rows`, before the batch."""
     return memory_of(rows, _index(client.blob, description.operators.get(ORDER_INDEX_OPERATOR, ())))
 
 
@@ -57,7 +57,7 @@ def late_before(client: PersistClient, description: BatchDescription) -> list[La
 
 
 def memory_of(rows: Rows, index: Entries) -> OrderMemory:
-    """What rows and index say together."""
+    """The orders of rows and index together."""
     seen: dict[Slot, Seen] = {}
     floor = index.get(None)
     for full, (order, value) in rows.items():
@@ -71,7 +71,7 @@ def memory_of(rows: Rows, index: Entries) -> OrderMemory:
 
 
 def precedence(order: Order, value: Value | None) -> Precedence:
-    """What the oracle compares."""
+    """The oracle's precedence."""
     assert not isinstance(value, Err)  # no simulated record is one
     rank = ((1, tuple((0,) if part is None else (1, part) for part in order)),)
     return (rank, 0) if value is None else (rank, 1, canonical_bytes(value, [str(i) for i in range(len(value))]))
@@ -193,7 +193,7 @@ def stored(
     batches: Iterable[tuple[HollowBatch, BatchManifest]],
     chains: Mapping[str, Sequence[StateArtifact]],
 ) -> tuple[Remembered, int]:
-    """What a shard of these batches and this operator state remembers, and how many late records it has stored."""
+    """The orders that a shard of these batches and this operator state remembers, and its late records."""
     memory = memory_of(rows_of(blob, batches), _index(blob, chains.get(ORDER_INDEX_OPERATOR, ())))
     lines = late_in(blob, chains.get(LATE_OPERATOR, ()))
     late = frozenset((tuple(slot), tuple(order), tuple(beaten_by), time) for slot, order, beaten_by, time in lines)

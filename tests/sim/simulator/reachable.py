@@ -1,4 +1,4 @@
-"""What a shard needs, found without the product's code: by following names in the stored JSON.
+"""The objects that a shard needs, found without the product's code: by following names in the stored JSON.
 
 Written only from the formats in docs/architecture.md: a need that GC forgets, or one too many, is a difference.
 """

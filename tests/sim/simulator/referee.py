@@ -1,14 +1,14 @@
-"""What must hold after every step of any actor: the invariants of the stores, checked from outside.
+"""The invariants of the stores, checked from outside after every step of any actor.
 
 1. Every version of the shard's state keeps `persist_core.shard.invariants`, and follows the one before it.
 2. A commit's manifest and parts are all there, and nothing deletes them afterwards.
 3. Every input file is consumed by exactly one commit, and stays consumed; a restore sets progress back to what its
    checkpoint's commit had consumed, and does nothing else to it.
-4. At every time that a commit makes final, the contents are those that `Expected` works out from the input.
+4. At every time that a commit makes final, the contents equal what `Expected` works out from the input.
 5. Bytes under a key are never replaced by others, `_latest` and the records of conflicts aside.
 6. `_latest` never names a checkpoint that is not whole, and never goes back permanently: a publisher that was overtaken
    and so moved it back has corrected that by the time its stage ends.
-7. In `sequence` order the orders that rows and order index have, and the late records, are those of the input that
+7. In `sequence` order the orders of rows and order index, and the late records, come from the input that
    counts; the same in the state of a fork.
 8. A publisher that writes the manifest of a checkpoint that was deleted before lists its folder in the next call.
    Others may see the incomplete checkpoint until the publisher has deleted it, or if it dies before that; the end of
@@ -62,7 +62,7 @@ class Referee:
         self._moved_back: tuple[str, tuple[int, str]] | None = None  # who has moved it back, and to what
         self._epochs: dict[str, int] = {}  # of checkpoints, by id
         self._points: dict[str, _Point] = {}  # to which a restore may go back, by checkpoint id
-        self.deleted_checkpoints: set[str] = set()  # by id: those that something was ever deleted of
+        self.deleted_checkpoints: set[str] = set()  # by id: checkpoints that something was ever deleted of
         self._put_back: dict[str, str] = {}  # by actor: the deleted checkpoint whose manifest it has just written
         self.expected = Expected(in_sequence=feed.in_sequence)
         self._chains: dict[str, tuple[StateArtifact, ...]] = {}  # of operator state, as of the newest commit
@@ -107,7 +107,7 @@ class Referee:
         self.state = after
 
     def _named(self) -> set[str]:
-        """What the newest state names below the folder of batches."""
+        """The objects below the folder of batches that the newest state names."""
         state = self.state
         if state is None:
             return set()

@@ -33,7 +33,7 @@ class Crashed(BaseException):
 
 @dataclass(frozen=True)
 class Failure:
-    """What a simulation found: `kind` tells findings apart, `message` is for people."""
+    """A finding of a simulation: `kind` tells findings apart, `message` is for people."""
 
     kind: str
     message: str
@@ -124,7 +124,7 @@ class Scheduler:
     def __init__(self, decisions: Decisions, clock: Clock) -> None:
         self.decisions = decisions
         self._clock = clock
-        self._actors: dict[str, _Actor] = {}  # those that can go on, in the order in which they were started
+        self._actors: dict[str, _Actor] = {}  # actors that can go on, in the order in which they were started
         self._threads: list[threading.Thread] = []
         self._current: _Actor | None = None
         self._done = threading.Lock()

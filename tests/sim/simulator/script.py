@@ -26,7 +26,7 @@ MAX_ACTORS = 20  # of one kind; a simulation is about few actors and many orders
 
 
 class Action(enum.StrEnum):
-    """What may happen at a store call. All but the first three are the fate of the call itself."""
+    """The possible events at a store call. All but the first three are the fate of the call itself."""
 
     PASS = "pass"  # before the call: hand over to the actor `target`
     WAIT = "wait"  # before the call: `ms` milliseconds go by

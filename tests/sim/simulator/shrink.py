@@ -36,7 +36,7 @@ def shrink(outcome: Outcome, parts: Parts | None = None, *, max_replays: int = M
 
 
 def _shorter(script: Script) -> Iterator[Script]:
-    """What to try next: the largest cuts first."""
+    """The next scripts to try: the largest cuts first."""
     for scenario in _smaller(script.scenario):
         yield Script(scenario, script.steps)
     size = len(script.steps)

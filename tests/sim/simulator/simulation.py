@@ -74,7 +74,7 @@ LONG_MS = 10 * 365 * 86_400_000  # longer than any clock here is ahead, and any 
 
 @dataclass(frozen=True)
 class Parts:
-    """What is simulated: the product's own parts, or those that a test has planted a defect in.
+    """The simulated parts: the product's own, or with a defect that a test has planted.
 
     `consensus` makes the store below the faults; `blob` wraps one that the referee sees as it is.
     """

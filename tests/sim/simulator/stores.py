@@ -60,7 +60,7 @@ class Unseen:
 
 
 class _Simulated:
-    """What both stores share: carry out a call as its fate says."""
+    """The shared part of both stores: carry out a call as its fate says."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -160,7 +160,7 @@ class SlowToCommit(SimulatedBlob):
 
 
 class SimulatedConsensus:
-    """A `Consensus` for actors. Its compare-and-sets may be late, as those of any network are."""
+    """A `Consensus` for actors. Its compare-and-sets may be late, as on any network."""
 
     def __init__(self, inner: Consensus, scheduler: Scheduler, witness: Witness) -> None:
         self._inner = inner

@@ -1,4 +1,4 @@
-"""What the simulated feed holds: files of records, the same for the same seed, with any other actors."""
+"""The simulated feed: files of records, the same for the same seed, with any other actors."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def drop_file(scenario_seed: int, number: int, *, in_sequence: bool = False) -> 
 
 
 def records_of(name: str, rows: list[dict[str, object]]) -> Iterator[Record]:
-    """What the lines of a file say."""
+    """The contents of a file's lines."""
     for number, row in enumerate(rows):
         time = row["ts"]
         assert isinstance(time, int)
@@ -91,7 +91,7 @@ def row_of(slot: Slot, value: Value) -> dict[str, Any]:
 
 
 def is_plain(slot: Slot) -> bool:
-    """Whether a row of this slot comes from a plain writer."""
+    """True if a row of this slot comes from a plain writer."""
     return isinstance(slot, tuple) and isinstance(slot[0], int) and slot[0] >= FIRST_PLAIN_ID
 
 
@@ -173,12 +173,12 @@ class Arrival:
 
 
 class Expected:
-    """What the shard has to hold, computed again: of the records consumed, the greatest per slot and time.
+    """The expected contents, computed again: of the records consumed, the greatest per slot and time.
 
     A record counts from its own time on, or, if that was final when it was consumed, from the lower of the batch
     that consumed it. As of a time a slot holds the record with the greatest (time it counts from, own time, order).
 
-    In `sequence` order it holds the one with the greatest order of those that count by then, unless a truncate that
+    In `sequence` order it holds the counting one with the greatest order by then, unless a truncate that
     counts by then has a greater one.
 
     A restore begins a new history: from its time on, only what the checkpoint's history held counts. What that history
@@ -205,7 +205,7 @@ class Expected:
         return tuple(self._histories[-1][1])
 
     def restore(self, arrivals: tuple[Arrival, ...], *, upper: int, at: int) -> None:
-        """Begin a new history at time `at`: that of a checkpoint, given as `so_far` was then and its upper."""
+        """Begin a new history at time `at`, from a checkpoint, given as `so_far` was then and its upper."""
         taken_over = []
         for arrival in arrivals:
             counts_from, time, order = arrival.rank
@@ -243,7 +243,7 @@ Beaten = tuple[Slot, object, object, int]  # a late record's slot and order, the
 
 @dataclass(frozen=True)
 class Remembered:
-    """What a shard in `sequence` order has to remember beside its rows: the highest order that each slot has seen,
+    """The memory that a shard in `sequence` order needs beside its rows: the highest order that each slot has seen,
     unless it is empty and the greatest truncate (`floor`) is above it; and the records that lost."""
 
     orders: dict[Slot, object]
@@ -252,7 +252,7 @@ class Remembered:
 
 
 def remembered(arrivals: Iterable[Arrival], upper: int) -> Remembered:
-    """Of what counts before `upper`, worked out time by time: the greatest order of a slot and a time acts.
+    """The orders that count before `upper`, worked out time by time: the greatest order of a slot and a time acts.
 
     A truncate acts on every slot that holds a value of a lower order, and then nothing of that slot and time is late.
     """

@@ -1,4 +1,4 @@
-"""What a simulated world consists of: the product's stages, and what actors are given."""
+"""The parts of a simulated world: the product's stages, and what actors are given."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from tests.sim.simulator.write_stage import write
 GRACE_MS = 600_000  # of GC: an era
 INTENT_MS = 3 * GRACE_MS
 MAX_ERAS = 10  # that end while an actor lingers: more than GC waits before it deletes anything
-ERAS_END = 0.3  # of those who linger in a simulation with `eras`
-SLOW_ERAS_END, SLOW_MERGES = 0.15, 0.5  # of those slow to commit: there are more, and merges need their inputs later
-WITH_GRACES = 0.7  # of those who linger: the others are overtaken by collectors within one grace
+ERAS_END = 0.3  # of lingering actors in a simulation with `eras`
+SLOW_ERAS_END, SLOW_MERGES = 0.15, 0.5  # of actors slow to commit: there are more, and merges need their inputs later
+WITH_GRACES = 0.7  # of lingering actors: the others are overtaken by collectors within one grace
 
 
 def collect_garbage(client: PersistClient) -> Collected:
@@ -108,7 +108,7 @@ class Stages:
 
 
 class World(Protocol):
-    """What actors are given."""
+    """The things that actors are given."""
 
     scenario: Scenario
     config: CollectionConfig
@@ -131,7 +131,7 @@ class World(Protocol):
 
     @property
     def clocks_jump(self) -> bool:
-        """Whether the clocks of clients are wrong: leases may then expire at any time."""
+        """True if the clocks of clients are wrong: leases may then expire at any time."""
         ...
 
     def give_way(self) -> None:
