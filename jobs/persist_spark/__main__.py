@@ -2,7 +2,9 @@
 
     item -> a session of its own -> manifest.json (of a dry run its report), or failure.json, which says why
 
-An item that fails leaves the others alone. Exit code 0: all are staged. Anything else: some are not.
+Items come as arguments, or by calls, one job after another (`persist_core.spark_job.calls`). Small items run side by
+side, a large one alone. One that fails leaves the others alone. Exit status 0: all are staged. Anything else: some are
+not.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from persist_core.config.collection import CollectionConfig
@@ -20,20 +24,28 @@ from persist_core.errors import PersistError, StorageError, TooManyErrors
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import location_from
 from persist_core.spark_job.answer import record_failure
-from persist_core.spark_job.process import ENV_LOG_FIELDS, LogFields, name_of
+from persist_core.spark_job.calls import answer_calls
+from persist_core.spark_job.process import ENV_LOG_FIELDS, SMALL_INPUT_BYTES, LogFields, name_of
 from persist_core.spark_job.spec import JobSpec, MergeInputs, load_spec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+SIDE_BY_SIDE = 4  # small items: 8 threads gained 8 % more on 2 cores, and take twice the memory
+
 
 def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
-    """Run the items that `argv` names in the location that `env` names; the process's exit code."""
-    with open_location(location_from(env=env)) as location:
-        named = [argv[first : first + 4] for first in range(0, len(argv) or 1, 4)]
-        items = [item for each in named if (item := _loaded(location, each)) is not None]
-        done = _run_all(location, items) if items else 0
-    return 0 if done == len(named) else 1
+    """Run the items that `argv` or the calls name in the location that `env` names; the process's exit status."""
+    with open_location(location_from(env=env)) as location, ExitStack() as stack:
+        started: list[SparkSession] = []
+
+        def do(arguments: Sequence[str]) -> int:
+            named = [arguments[first : first + 4] for first in range(0, len(arguments) or 1, 4)]
+            items = [item for each in named if (item := _loaded(location, each)) is not None]
+            done = _run_all(location, items, started, stack) if items else 0
+            return 0 if done == len(named) else 1
+
+        return answer_calls(argv, env, do)
 
 
 def _loaded(location: OpenLocation, argv: Sequence[str]) -> JobSpec | None:
@@ -45,20 +57,25 @@ def _loaded(location: OpenLocation, argv: Sequence[str]) -> JobSpec | None:
         return None
 
 
-def _run_all(location: OpenLocation, items: Sequence[JobSpec]) -> int:
-    """Run the items in one Spark; how many are done."""
+def _run_all(location: OpenLocation, items: Sequence[JobSpec], started: list[SparkSession], stack: ExitStack) -> int:
+    """Run the items in one Spark, which is started if it is not; how many are done."""
     from persist_spark.session import build_session
 
     try:
-        spark = build_session(name_of(items))
+        if not started:
+            started.append(build_session(name_of(items)))
+            stack.callback(started[0].stop)
     except Exception as error:  # noqa: BLE001 - each item records it
         for item in items:
             _failed(location, item, error)
         return 0
-    try:
-        return sum(run_item(spark, item, location) for item in items)
-    finally:
-        spark.stop()
+    small = [item for item in items if item.description.input_bytes <= SMALL_INPUT_BYTES]
+    large = [item for item in items if item.description.input_bytes > SMALL_INPUT_BYTES]
+    if len(small) <= 1:  # in this thread, which gets the signals
+        return sum(run_item(started[0], item, location) for item in items)
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        done = list(pool.map(lambda item: run_item(started[0], item, location), small))
+    return sum([*done, *(run_item(started[0], item, location) for item in large)])
 
 
 def run_item(spark: SparkSession, item: JobSpec, location: OpenLocation) -> bool:

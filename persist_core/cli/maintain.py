@@ -26,7 +26,7 @@ from persist_core.location.settings import location_from
 from persist_core.maintenance.copy import THREADS, Copied, Copier, Progress
 from persist_core.maintenance.maintain import MAX_MERGES, MAX_ROWS, Maintained, maintain
 from persist_core.spark_job.launch import merge_by_job
-from persist_core.spark_job.process import SparkProcess
+from persist_core.spark_job.process import LOCAL_MASTER, SparkProcess
 from persist_core.time_text import show_time
 
 _HOUR_MS = 3_600_000
@@ -71,13 +71,13 @@ def maintain_command(
     much. The output says what is still due. `persist gc` has more options for garbage.
     """
     done, tries = [], output.Tries()
-    spark = SparkProcess(session.location, master) if master else None
-    by_spark = functools.partial(merge_by_job, session.client, spark) if spark else None
-    for name in names or session.client.shards():
-        with tries.one():
-            done.append(
-                maintain(session.client, name, max_rows=max_rows, max_merges=max_merges, merge_elsewhere=by_spark)
-            )
+    with SparkProcess(session.location, master or LOCAL_MASTER).kept() as start:  # nothing is started before a merge
+        by_spark = functools.partial(merge_by_job, session.client, start) if master else None
+        for name in names or session.client.shards():
+            with tries.one():
+                done.append(
+                    maintain(session.client, name, max_rows=max_rows, max_merges=max_merges, merge_elsewhere=by_spark)
+                )
     output.print_records(done, _MAINTAINED, as_json=session.as_json, empty=session.no_shards)
     tries.end()
 

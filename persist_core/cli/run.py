@@ -1,31 +1,40 @@
-"""`persist run`: bring one collection or view up to date, or try a view, and print the result."""
+"""`persist run`: bring collections and views up to date, or try a view, and print the results."""
 
 from __future__ import annotations
 
-import functools
 import json
 import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import click
 
 from persist_core.cli import output
 from persist_core.cli.session import Session, with_session
-from persist_core.config.collection import load_collection
+from persist_core.config.collection import load_collection, load_collections
 from persist_core.config.files import SUFFIXES, read_mapping
 from persist_core.config.shard import ShardConfig
-from persist_core.config.view import ViewConfig, load_view
+from persist_core.config.view import ViewConfig, load_view, load_views
 from persist_core.contents.batch import BatchDescription
 from persist_core.contents.err_groups import lines_of
 from persist_core.contents.stats import DryRun
-from persist_core.errors import InvalidInput
+from persist_core.errors import InvalidInput, PersistError, RunFailed
 from persist_core.gc.drop import create_again
 from persist_core.keys import check_shard_name
 from persist_core.maintenance.maintain import maintain_inline
-from persist_core.protocol.run import RunReport, bring_up_to_date, default_until, describe_dry_run, input_noun
+from persist_core.protocol.run import (
+    RunReport,
+    Wanted,
+    bring_all_up_to_date,
+    default_until,
+    describe_dry_run,
+    input_noun,
+)
 from persist_core.sources.shards import check_closable
-from persist_core.spark_job.launch import dry_run_view, write_batch
+from persist_core.spark_job.launch import Start, dry_run_view, write_batches
 from persist_core.spark_job.process import LOCAL_MASTER, SparkProcess
 from persist_core.time_text import show_time
 
@@ -39,7 +48,10 @@ _DIGESTS = ("contents_0", "contents_1")  # among a view's stats; only the next r
 
 
 @click.command()
-@click.argument("name")
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option(
+    "--all", "is_all", is_flag=True, help="All collections and views of the folders, views after their inputs."
+)
 @click.option("--until", help="The input's frontier: files and records before it are final (default: now).")
 @click.option("--force", is_flag=True, help="Accept a --until more than an hour from now. See docs/operations.md.")
 @click.option("--close", is_flag=True, help="The input has ended: take all of it and close the shard.")
@@ -53,7 +65,8 @@ _DIGESTS = ("contents_0", "contents_1")  # among a view's stats; only the next r
 @with_session
 def run(
     session: Session,
-    name: str,
+    names: tuple[str, ...],
+    is_all: bool,
     until: str | None,
     force: bool,
     close: bool,
@@ -65,39 +78,119 @@ def run(
     conf: tuple[str, ...],
     logs: Path | None,
 ) -> None:
-    """Bring NAME (a collection or view in the folders of files, or a file) up to date, without Airflow."""
+    """Bring NAME (a collection or view in the folders of files, or a file) up to date, without Airflow.
+
+    Several share one Spark; one that fails leaves the others alone, and the exit code is 5.
+    """
     if close and until is not None:
         raise InvalidInput("--close and --until exclude each other: after --close the shard takes no later times")
-    config = find_config(name, collections, views)
-    frontier = session.time(until, "--until", config.timezone)
+    if bool(names) == is_all:
+        raise InvalidInput("expected a NAME, several, or --all")
     spark = _spark(session, master, conf, logs)
-    if read_only or (isinstance(config, ViewConfig) and config.read_only):
-        if not isinstance(config, ViewConfig):
-            raise InvalidInput(f"--read-only: {config.name} is a collection; expected a view")
-        _print_dry_run(session, config, _dry_run(session, config, frontier, spark))
+    wrong: list[PersistError] = []
+    if is_all:
+        configs, wrong = _all_of(collections, views)
+    else:
+        configs = [find_config(name, collections, views) for name in names]
+    if len({config.name for config in configs}) < len(configs):
+        raise InvalidInput(f"{' '.join(names)}: found a shard twice; give each once")
+    if read_only or (len(configs) == 1 and _is_read_only(configs[0])):
+        for config in configs:
+            if not isinstance(config, ViewConfig):
+                raise InvalidInput(f"--read-only: {config.name} is a collection; expected a view")
+            frontier = session.time(until, "--until", config.timezone)
+            _print_dry_run(session, config, _dry_run(session, config, frontier, spark))
         return
-    if recreate:
-        create_again(session.client, config.name)
-    if close and isinstance(config, ViewConfig):
-        check_closable(session.client, config)
+    for config in configs:
+        if recreate:
+            create_again(session.client, config.name)
+        if close and isinstance(config, ViewConfig):
+            check_closable(session.client, config)
+    wanted = [_wanted(session, config, until, force, close) for config in configs if not _is_read_only(config)]
+    if len(wanted) == 1 and not is_all:
+        with spark.kept() as start:
+            ((_, report),) = _reports(session, wanted, spark, start)
+        if isinstance(report, PersistError):
+            raise report
+        _print_run(session, wanted[0].config, report)
+        return
+    _run_several(session, wanted, wrong, spark)
+
+
+def _is_read_only(config: ShardConfig) -> bool:
+    return isinstance(config, ViewConfig) and config.read_only
+
+
+def _wanted(session: Session, config: ShardConfig, until: str | None, force: bool, close: bool) -> Wanted:
+    frontier = session.time(until, "--until", config.timezone)
     if frontier is None and not close:
         frontier = default_until(config, session.client.clock.now_ms())
-    write = functools.partial(_write, session, config, spark)
-    report = bring_up_to_date(
-        session.client,
-        config,
-        until=frontier,
-        write=write,
-        say=session.say,
-        maintain=maintain_inline,
-        is_forced=force,
+    return Wanted(config, frontier, force)
+
+
+def _run_several(session: Session, wanted: list[Wanted], wrong: list[PersistError], spark: SparkProcess) -> None:
+    """Run all, print each as its turn ends, and a summary. Raises `RunFailed` if one failed."""
+    counts: Counter[str] = Counter()
+    failed = [str(error).partition(":")[0] for error in wrong]
+    for error in wrong:
+        output.print_error(error, as_json=session.as_json)
+    with spark.kept() as start:
+        for config, report in _reports(session, wanted, spark, start):
+            if isinstance(report, PersistError):
+                failed.append(config.name)
+                _print_failed(session, config, report)
+            else:
+                counts["committed" if report.rounds else "up to date"] += 1
+                _print_run(session, config, report)
+    counted = ", ".join(
+        f"{count} {what}" for what, count in [*sorted(counts.items()), ("failed", len(failed))] if count
     )
-    _print_run(session, config, report)
+    session.say(f"{len(wanted) + len(wrong)} shards: {counted}")
+    if failed:
+        raise RunFailed(f"{len(failed)} of {len(wanted) + len(wrong)} failed, the others are done: {', '.join(failed)}")
 
 
-def _write(session: Session, config: ShardConfig, spark: SparkProcess, description: BatchDescription) -> str:
-    session.say(f"writing {description.interval} with Spark ({spark.shown_master})")
-    return write_batch(session.client, spark, config, description)
+def _reports(
+    session: Session, wanted: Sequence[Wanted], spark: SparkProcess, start: Start
+) -> Iterator[tuple[ShardConfig, RunReport | PersistError]]:
+    """Yield the report of each, or its error; those first that need none of the others."""
+
+    def write(asked: Sequence[tuple[ShardConfig, BatchDescription]]) -> list[str | PersistError]:
+        shown = [f"{config.name} {description.interval}" for config, description in asked]
+        session.say(f"writing {', '.join(shown)} with Spark ({spark.shown_master})")
+        return write_batches(session.client, start, asked)
+
+    for wave in _waves(wanted):
+        reports = bring_all_up_to_date(session.client, wave, write=write, say=session.say, maintain=maintain_inline)
+        yield from zip([each.config for each in wave], reports, strict=True)
+
+
+def _waves(wanted: Sequence[Wanted]) -> Iterator[list[Wanted]]:
+    by_name = {each.config.name: each for each in wanted}
+    order = TopologicalSorter(
+        {name: each.config.inputs if isinstance(each.config, ViewConfig) else () for name, each in by_name.items()}
+    )
+    order.prepare()
+    while order.is_active():
+        ready = order.get_ready()
+        if wave := [by_name[name] for name in ready if name in by_name]:
+            yield wave
+        order.done(*ready)
+
+
+def _all_of(collections: Path | None, views: Path | None) -> tuple[list[ShardConfig], list[PersistError]]:
+    """All collections and views of the folders, and an error for each wrong file."""
+    collections, views = _folders(collections, views)
+    found: list[ShardConfig] = []
+    loaded, errors = load_collections(collections)
+    found += loaded
+    if views.is_dir():
+        loaded_views, of_views = load_views(views, collections=collections)
+        found += loaded_views
+        errors = [*errors, *of_views]
+    if not found and not errors:
+        raise InvalidInput(f"no collection file in {collections} and no view file in {views}")
+    return found, list(errors)
 
 
 def _dry_run(session: Session, config: ViewConfig, until: int | None, spark: SparkProcess) -> DryRun:
@@ -119,10 +212,14 @@ def _spark(session: Session, master: str | None, conf: tuple[str, ...], logs: Pa
     )
 
 
+def _folders(collections: Path | None, views: Path | None) -> tuple[Path, Path]:
+    collections = collections or Path(os.environ.get(ENV_COLLECTIONS) or DEFAULT_COLLECTIONS)
+    return collections, views or Path(os.environ.get(ENV_VIEWS) or collections.parent / VIEWS_FOLDER)
+
+
 def find_config(name: str, collections: Path | None, views: Path | None) -> ShardConfig:
     """The collection or view meant by a name or a path. A file with a query or a function is a view's."""
-    collections = collections or Path(os.environ.get(ENV_COLLECTIONS) or DEFAULT_COLLECTIONS)
-    views = views or Path(os.environ.get(ENV_VIEWS) or collections.parent / VIEWS_FOLDER)
+    collections, views = _folders(collections, views)
     if name.endswith(SUFFIXES) or "/" in name:
         fields = read_mapping(Path(name), None, first_fields="source: or query:")
         is_view = "query" in fields or "function" in fields
@@ -158,6 +255,14 @@ def _print_dry_run(session: Session, config: ViewConfig, dry_run: DryRun) -> Non
     more = dry_run.stats.get("updates", 0) - len(dry_run.sample)
     if more > 0:
         output.print_line(f"  and {more} more updates")
+
+
+def _print_failed(session: Session, config: ShardConfig, error: PersistError) -> None:
+    if session.as_json:
+        failed = {"kind": error.kind, "message": str(error)}
+        output.print_json({"shard": config.name, "status": "failed", "error": failed})
+    else:
+        output.print_line(f"{config.name} failed: {error}")
 
 
 def _print_run(session: Session, config: ShardConfig, report: RunReport) -> None:

@@ -1,17 +1,20 @@
 """The one driver of the write protocol: it repeats mint, write and append.
 
-    rounds(...)            -> Minted, then Round or Conflict, again and again; at the end NothingToDo
-    bring_up_to_date(...)  -> RunReport: all rounds, their checkpoints and maintenance, as `persist run` makes them
+    rounds(...)               -> asks for a description to be written, appends it, again and again; its last step
+    bring_up_to_date(...)     -> RunReport: all rounds, their checkpoints and maintenance, as `persist run` makes them
+    bring_all_up_to_date(...) -> the same for several: what they ask for at a time is written by one job
 
-The append task of Airflow takes the same rounds after a conflict, and stops at the first commit. The write stage's job
-and maintenance are handed in as callables, so that this module does not know how jobs are started, nor what maintenance
-is. A process that is killed at any point leaves nothing to clean up: the next run starts from the newest commit.
+A run is a generator of descriptions: it is sent the key of each staged manifest, or thrown the error of its write. So
+it knows neither how jobs are started nor what is written beside it; maintenance is handed in. The append task of
+Airflow takes the same rounds after a conflict, and stops at the first commit. A process that is killed at any point
+leaves nothing to clean up: the next run starts from the newest commit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.shard import ShardConfig
@@ -19,7 +22,7 @@ from persist_core.config.view import ViewConfig
 from persist_core.contents.batch import BatchDescription
 from persist_core.contents.err_groups import ErrGroup
 from persist_core.contents.stats import BatchWarning, correction_notice
-from persist_core.errors import InvalidInput, OutdatedDescription, RunFailed
+from persist_core.errors import InvalidInput, OutdatedDescription, PersistError, RunFailed
 from persist_core.handles.client import PersistClient
 from persist_core.protocol import describe, stages
 from persist_core.protocol.stages import Conflict, Minted, NothingToDo
@@ -57,6 +60,10 @@ class Round:
 
 Step = Minted | Round | Conflict | NothingToDo
 
+_Result = TypeVar("_Result")
+Run = Generator[BatchDescription, str | None, _Result]
+"""Yields each description that needs Spark; sent the key of its manifest, or thrown the error of its job."""
+
 
 @dataclass(frozen=True)
 class RunReport:
@@ -74,36 +81,82 @@ def rounds(
     *,
     until: int | None,
     writer: str,
-    write: Write,
+    on_step: Callable[[Step], None],
     max_conflicts: int,
+    max_rounds: int = MAX_ROUNDS,
     is_forced: bool = False,
-) -> Iterator[Step]:
-    """Yield each step of bringing the shard up to `until` (ms; `None` and `is_forced`: see `stages.mint`).
+) -> Run[Step]:
+    """Bring the shard up to `until` (ms; `None` and `is_forced`: see `stages.mint`). `on_step` sees each step.
 
-    The last step is `NothingToDo`, or the conflict that is one too many (`max_conflicts`); the caller may stop after
-    any step. Commits made before stay. Raises what the stages and `write` raise, and `RunFailed` after `MAX_ROUNDS`.
+    Returns the last step: `NothingToDo`, the conflict that is one too many (`max_conflicts`), or the round number
+    `max_rounds`. Raises what the stages raise, and the errors that it is thrown but `OutdatedDescription`. Commits made
+    before stay.
     """
-    conflicts = 0
-    for _ in range(MAX_ROUNDS):
+    conflicts = done = 0
+    while True:  # bounded by `max_rounds` and `max_conflicts`
         minted = stages.mint(client, config, until=until, writer=writer, is_forced=is_forced)
-        yield minted
+        on_step(minted)
         if isinstance(minted, NothingToDo):
-            return
+            return minted
         description = minted.description
-        result = append_staged(client, config, description, write_staged(client, config, description, write))
+        key = yield from _staged(client, config, description)
+        result = append_staged(client, config, description, key)
         if isinstance(result, Committed):
             manifest = client.manifest(result.commit)
             facts = (description.input_files, description.input_bytes, manifest.stats)
-            yield Round(result.commit, *facts, minted.notices, manifest.warnings, manifest.err_groups)
-            continue
-        yield result
-        conflicts += 1
-        if conflicts >= max_conflicts:
-            return
-    raise RunFailed(
-        f"shard {config.name}: {MAX_ROUNDS} commits in one run, and there is more input. The commits are valid; raise"
-        " limits.max_files, then run again"
-    )
+            step: Step = Round(result.commit, *facts, minted.notices, manifest.warnings, manifest.err_groups)
+            done += 1
+        else:
+            step = result
+            conflicts += 1
+        on_step(step)
+        if done >= max_rounds or conflicts >= max_conflicts:
+            return step
+
+
+def written(run: Run[_Result], write: Write) -> _Result:
+    """The result of a run whose descriptions are written by `write`, one after another. Raises what the run raises."""
+    (found,) = _all_written([run], lambda asked: [_answer_of(write, description) for _, description in asked])
+    if isinstance(found, PersistError):
+        raise found
+    return found
+
+
+def _answer_of(write: Write, description: BatchDescription) -> str | PersistError:
+    try:
+        return write(description)
+    except PersistError as error:
+        return error
+
+
+def _all_written(
+    runs: Sequence[Run[_Result]],
+    write: Callable[[Sequence[tuple[int, BatchDescription]]], Sequence[str | PersistError]],
+) -> list[_Result | PersistError]:
+    """The result of each run, or the error that it raised. `write` gets what they ask for at a time, by number."""
+    ended: dict[int, _Result | PersistError] = {}
+    answers: dict[int, str | PersistError | None] = dict.fromkeys(range(len(runs)))
+    while answers:  # bounded, as each run is
+        asked: list[tuple[int, BatchDescription]] = []
+        for number, answer in answers.items():
+            run = runs[number]
+            try:
+                description = run.throw(answer) if isinstance(answer, PersistError) else run.send(answer)
+                asked.append((number, description))
+            except StopIteration as end:
+                ended[number] = end.value
+            except PersistError as error:
+                ended[number] = error
+        found = write(asked) if asked else []
+        answers = {number: answer for (number, _), answer in zip(asked, found, strict=True)}
+    return [ended[number] for number in range(len(runs))]
+
+
+def _staged(client: PersistClient, config: ShardConfig, description: BatchDescription) -> Run[str | None]:
+    try:
+        return stages.write_without_input(client, config, description) or (yield description)
+    except OutdatedDescription:
+        return None
 
 
 def write_staged(client: PersistClient, config: ShardConfig, description: BatchDescription, write: Write) -> str | None:
@@ -111,10 +164,7 @@ def write_staged(client: PersistClient, config: ShardConfig, description: BatchD
 
     `write` is called only for a description with input or operator state.
     """
-    try:
-        return stages.write_without_input(client, config, description) or write(description)
-    except OutdatedDescription:
-        return None
+    return written(_staged(client, config, description), write)
 
 
 def append_staged(
@@ -124,6 +174,18 @@ def append_staged(
     if manifest_key is None:
         manifest_key = stages.manifest_of_outdated(client, config, description)
     return stages.append(client, description, manifest_key)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A collection or view, and how far to bring it: up to `until` (ms).
+
+    `None` closes a collection, and refreshes a view as far as its inputs go. `is_forced`: see `stages.mint`.
+    """
+
+    config: ShardConfig
+    until: int | None
+    is_forced: bool = False
 
 
 def bring_up_to_date(
@@ -136,44 +198,81 @@ def bring_up_to_date(
     maintain: Maintain = lambda _client, _shard: None,
     is_forced: bool = False,
 ) -> RunReport:
-    """Bring the shard of a collection or view up to `until` (ms), with a checkpoint and `maintain` after each commit.
+    """Bring one shard up to `until`, with a checkpoint and `maintain` after each commit: see `Wanted`.
 
-    `until=None` closes a collection, and refreshes a view as far as its inputs go. `say` gets one line for each step.
-    Raises what `rounds` raises, and `RunFailed` if other writers keep winning. All commits made before stay.
+    `say` gets one line for each step. Raises what the stages and `write` raise, and `RunFailed` if other writers keep
+    winning. All commits made before stay.
     """
-    if until is None and isinstance(config, CollectionConfig) and config.end_of_input != "close":
+    return written(_run_of(client, Wanted(config, until, is_forced), say, maintain), write)
+
+
+def bring_all_up_to_date(
+    client: PersistClient,
+    wanted: Sequence[Wanted],
+    *,
+    write: Callable[[Sequence[tuple[ShardConfig, BatchDescription]]], Sequence[str | PersistError]],
+    say: Callable[[str], None],
+    maintain: Maintain = lambda _client, _shard: None,
+) -> list[RunReport | PersistError]:
+    """Bring several shards up to date side by side: of each its report, or its error, which leaves the others alone.
+
+    `write` gets the descriptions that are to be written at a time, and answers for each as `Write` does, errors as
+    values. A view whose input is among them may come too early: run it after that.
+    """
+    return _all_written(
+        [_run_of(client, each, say, maintain) for each in wanted],
+        lambda asked: write([(wanted[number].config, description) for number, description in asked]),
+    )
+
+
+def _run_of(client: PersistClient, wanted: Wanted, say: Callable[[str], None], maintain: Maintain) -> Run[RunReport]:
+    config = wanted.config
+    if wanted.until is None and isinstance(config, CollectionConfig) and config.end_of_input != "close":
         raise InvalidInput(
             f"collection {config.name} must not be closed: end_of_input is {config.end_of_input!r}; write"
             " end_of_input: close in its file, or give a time"
         )
     done: list[Round] = []
-    conflicts = 0
-    writer = f"cli/{client.ids.uuid7()}"
-    for step in rounds(
-        client, config, until=until, writer=writer, write=write, max_conflicts=MAX_CONFLICTS, is_forced=is_forced
-    ):
+    conflicts: list[Conflict] = []
+
+    def on_step(step: Step) -> None:
         for line in _lines(config, step):
             say(line)
-        if isinstance(step, Conflict):
-            conflicts += 1
-        elif isinstance(step, Round):
-            _checkpoint(client, config, say)
+        if isinstance(step, Round | NothingToDo):  # a run that died after its append left its checkpoint undone
+            for line in _checkpointed(client, config):
+                say(line)
+        if isinstance(step, Round):
+            done.append(step)
             for line in filter(None, [maintain(client, config.name)]):
                 say(line)
-            done.append(step)
-        elif isinstance(step, NothingToDo):
-            _checkpoint(client, config, say)  # a run that died after its append left this undone
-            return RunReport(config.name, tuple(done), step.reason, conflicts)
+        elif isinstance(step, Conflict):
+            conflicts.append(step)
+
+    last = yield from rounds(
+        client,
+        config,
+        until=wanted.until,
+        writer=f"cli/{client.ids.uuid7()}",
+        on_step=on_step,
+        max_conflicts=MAX_CONFLICTS,
+        is_forced=wanted.is_forced,
+    )
+    if isinstance(last, NothingToDo):
+        return RunReport(config.name, tuple(done), last.reason, len(conflicts))
+    if isinstance(last, Round):
+        raise RunFailed(
+            f"shard {config.name}: {MAX_ROUNDS} commits in one run, and there is more input. The commits are valid;"
+            " raise limits.max_files, then run again"
+        )
     raise RunFailed(
-        f"shard {config.name}: lost {conflicts} appends to other writers; the last one committed nothing. Run"
+        f"shard {config.name}: lost {len(conflicts)} appends to other writers; the last one committed nothing. Run"
         f" `persist conflicts {config.name}` to see the writers, and let one schedule write this shard"
     )
 
 
-def _checkpoint(client: PersistClient, config: ShardConfig, say: Callable[[str], None]) -> None:
+def _checkpointed(client: PersistClient, config: ShardConfig) -> list[str]:
     report = stages.checkpoint(client, config)
-    for warning in () if report is None else report.warnings:
-        say(f"warning: {warning}")
+    return [] if report is None else [f"warning: {warning}" for warning in report.warnings]
 
 
 def _lines(config: ShardConfig, step: Step) -> list[str]:

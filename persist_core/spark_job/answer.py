@@ -52,6 +52,11 @@ def record_failure(blob: Blob, spec: JobSpec, kind: str, message: str, samples: 
     blob.set(failure_key(spec.description.shard, spec.attempt), seal(_SEAL, FAILURE_VERSION, body))
 
 
+def has_failed(client: PersistClient, spec: JobSpec) -> bool:
+    """True if the attempt left a failure record."""
+    return client.blob.get(failure_key(spec.description.shard, spec.attempt)) is not None
+
+
 def job_failure(
     client: PersistClient, spec: JobSpec, seen: str, cause: Cause | None = None, exit_status: int | None = None
 ) -> PersistError:

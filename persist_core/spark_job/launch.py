@@ -24,8 +24,8 @@ from persist_core.contents.stats import DryRun
 from persist_core.errors import OutdatedDescription, PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.shard.replace import NotReplaced, Replaced
-from persist_core.spark_job.answer import job_failure
-from persist_core.spark_job.causes import Cause
+from persist_core.spark_job.answer import has_failed, job_failure
+from persist_core.spark_job.causes import STOPPED, Cause
 from persist_core.spark_job.spec import JobSpec, MergeInputs, stored
 
 
@@ -45,26 +45,31 @@ Start = Callable[[Sequence[JobSpec], Sequence[str]], Ended]
 def run_items(client: PersistClient, items: Sequence[JobSpec], start: Start) -> list[bytes | PersistError]:
     """Run one job for all items: of each its answer, or the error that it ended with.
 
-    `OutdatedDescription`, `TooManyErrors` ... if the item left a failure record; `RunFailed` if it did not, or what
-    `start` raised.
+    If the job dies with several items unanswered, each of them runs again alone: so one that kills Spark takes no other
+    with it. `OutdatedDescription`, `TooManyErrors` ... if the item left a failure record; `RunFailed` if it did not, or
+    what `start` raised.
     """
-    failed: PersistError | None = None
+    try:
+        ended = _run(client, items, start)
+    except PersistError as error:
+        return [_answer(client, item) or error for item in items]
+    found = {item.attempt: _answer(client, item) for item in items}
+    silent = [item for item in items if found[item.attempt] is None and not has_failed(client, item)]
+    if len(silent) > 1 and ended.exit_status not in STOPPED:
+        for item in silent:
+            (found[item.attempt],) = run_items(client, [item], start)
+    return [
+        found[item.attempt] or job_failure(client, item, ended.seen, ended.cause, ended.exit_status) for item in items
+    ]
+
+
+def _run(client: PersistClient, items: Sequence[JobSpec], start: Start) -> Ended:
     with ExitStack() as stack:
-        arguments = [part for item in items for part in stack.enter_context(stored(client.blob, item))]
-        try:
-            ended = start(items, arguments)
-        except PersistError as error:
-            failed = error
-    found: list[bytes | PersistError] = []
-    for item in items:
-        answer = client.blob.get(item.answer_key)  # the job writes it last
-        if answer is not None:
-            found.append(answer)
-        elif failed is not None:
-            found.append(failed)
-        else:
-            found.append(job_failure(client, item, ended.seen, ended.cause, ended.exit_status))
-    return found
+        return start(items, [part for item in items for part in stack.enter_context(stored(client.blob, item))])
+
+
+def _answer(client: PersistClient, item: JobSpec) -> bytes | PersistError | None:
+    return client.blob.get(item.answer_key)  # the job writes it last
 
 
 def run_job(client: PersistClient, item: JobSpec, start: Start) -> bytes:
@@ -75,11 +80,24 @@ def run_job(client: PersistClient, item: JobSpec, start: Start) -> bytes:
     return found
 
 
+def write_batches(
+    client: PersistClient, start: Start, asked: Sequence[tuple[ShardConfig, BatchDescription]]
+) -> list[str | PersistError]:
+    """Stage the batch of each description with one job: of each its manifest's key, or its error."""
+    items = [JobSpec(description, config, client.ids.uuid7()) for config, description in asked]
+    found = run_items(client, items, start)
+    return [
+        answer if isinstance(answer, PersistError) else item.answer_key
+        for item, answer in zip(items, found, strict=True)
+    ]
+
+
 def write_batch(client: PersistClient, start: Start, config: ShardConfig, description: BatchDescription) -> str:
     """Stage the batch of `description` with one Spark job and return its manifest's key. Raises as `run_job`."""
-    item = JobSpec(description, config, client.ids.uuid7())
-    run_job(client, item, start)
-    return item.answer_key
+    (found,) = write_batches(client, start, [(config, description)])
+    if isinstance(found, PersistError):
+        raise found
+    return found
 
 
 def dry_run_view(

@@ -1,12 +1,12 @@
-"""A Spark job in a process of its own: finds `spark-submit`, starts the job, follows its log.
+"""Spark jobs in a process of ours: finds `spark-submit`, starts it, hands it one job after another, follows its log.
 
-    JobSpecs as blobs, their keys on argv, the location by `handover` -> spark-submit persist_spark/__main__.py
+    JobSpecs as blobs, their keys by `calls`, the location by `handover` -> spark-submit persist_spark/__main__.py
 
 If the master is the URL of a Spark Connect server (`sc://host:port`), the same file runs in a plain Python, and the
 plan runs in that server. No JVM is started, which is most of a small job's time.
 
-The job's output goes to a log file of its own. What our own code says there, a line of JSON each (`LogFields`), is
-logged here too; the end of it is shown only if the job left no answer.
+The process's output goes to a log file of its own. What our own code says there, a line of JSON each (`LogFields`), is
+logged here too; the end of it is shown only if a job left no answer.
 """
 
 from __future__ import annotations
@@ -20,19 +20,22 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import IO
 
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.location.settings import PersistLocation
 from persist_core.location.uri import redact_uri, secrets_of
-from persist_core.spark_job.causes import find_cause
+from persist_core.spark_job.calls import Calls
+from persist_core.spark_job.causes import STOPPED, CauseFinder
 from persist_core.spark_job.handover import hand_over, location_environment, properties_file, spark_defaults
 from persist_core.spark_job.installation import find_spark_submit, job_path, spark_environment, spark_home
 from persist_core.spark_job.jars import with_s3a_jars
-from persist_core.spark_job.launch import Ended
+from persist_core.spark_job.launch import Ended, Start
 from persist_core.spark_job.spec import JobSpec
 
 LOCAL_MASTER = "local[*]"
@@ -43,7 +46,7 @@ _LOOK_S = 1.0  # between two looks at the log of a job
 SMALL_INPUT_BYTES = 64 << 20  # up to here the JVM's start-up costs more than its better compiler would win
 JOB_TIMEOUT_MS = 24 * 3_600_000  # a bound, not an expectation
 _STOP_SECONDS = 10  # between asking a job to stop and killing it
-_TAIL_BYTES = 8_000  # of the job's log, shown if it left no failure record
+_TAIL_LINES, _TAIL_CHARS = 200, 8_000  # of the job's log, shown if it left no failure record
 
 _log = logging.getLogger(__name__)
 
@@ -67,26 +70,51 @@ class SparkProcess:
         return redact_uri(self.master)
 
     def __call__(self, items: Sequence[JobSpec], arguments: Sequence[str]) -> Ended:
-        """A `Start`. Raises `InvalidInput` if Spark is not installed, `RunFailed` after `timeout_ms`."""
+        """A `Start` with a process for each job. Raises what a job of `kept` does."""
+        with self.kept() as start:
+            return start(items, arguments)
+
+    @contextmanager
+    def kept(self) -> Iterator[Start]:
+        """A `Start` whose process lives on, for all jobs of the body; if it dies, the next job gets another one.
+
+        It is started by the first job, with the settings for that. Raises `InvalidInput` if Spark is not installed,
+        `RunFailed` after `timeout_ms`.
+        """
+        with ExitStack() as stack:
+            running: list[_Running] = []
+
+            def start(items: Sequence[JobSpec], arguments: Sequence[str]) -> Ended:
+                if not running or running[-1].exit_status is not None:
+                    running.append(stack.enter_context(self._started(items)))
+                ended = running[-1].do(arguments, self.timeout_ms)
+                return replace(ended, seen=_without(secrets_of(self.master), ended.seen))
+
+            yield start
+
+    @contextmanager
+    def _started(self, items: Sequence[JobSpec]) -> Iterator[_Running]:
         if self.log_folder is not None:
             self.log_folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="persist-") as scratch:
-            log = (self.log_folder or Path(scratch)) / f"{items[0].config.name}-{items[0].attempt}.log"
-            with self._command(items, arguments, scratch) as (command, environment):
-                given = {**os.environ, **spark_environment(os.environ), ENV_LOG_FIELDS: "1", **environment}
-                exit_status = _run(command, given, log, self.timeout_ms)
-            with log.open(encoding="utf-8", errors="replace") as lines:
-                cause = find_cause(lines, exit_status) if exit_status else None
-            tail = log.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace")
-        for secret in secrets_of(self.master):
-            tail = tail.replace(secret, "***")
-        return Ended(f"Its exit status is {exit_status}. The end of its log:\n{tail}", cause, exit_status)
+            path = (self.log_folder or Path(scratch)) / f"{items[0].config.name}-{items[0].attempt}.log"
+            calls = Calls()
+            with self._command(items, scratch) as (command, environment), path.open("wb") as log:
+                given = {**os.environ, **spark_environment(os.environ), ENV_LOG_FIELDS: "1"}
+                process = _start(command, {**given, **environment, **calls.environment}, log)
+                with path.open(encoding="utf-8", errors="replace") as lines:
+                    running = _Running(process, calls, lines)
+                    try:
+                        yield running
+                    finally:
+                        calls.close()
+                        with contextlib.suppress(subprocess.TimeoutExpired):
+                            process.wait(0 if running.exit_status in STOPPED else _STOP_SECONDS)
+                        stop_process_group(process)
 
     @contextmanager
-    def _command(
-        self, items: Sequence[JobSpec], arguments: Sequence[str], scratch: str
-    ) -> Iterator[tuple[list[str], Mapping[str, str]]]:
-        """The whole command line of one job, and what goes over its starter's environment."""
+    def _command(self, items: Sequence[JobSpec], scratch: str) -> Iterator[tuple[list[str], Mapping[str, str]]]:
+        """The whole command line of a process, and what goes over its starter's environment."""
         location = location_environment(self.location)
         if self.master.startswith(CONNECT_SCHEME):
             if self.conf:
@@ -94,8 +122,7 @@ class SparkProcess:
                     f"--conf {', '.join(self.conf)}: a Spark Connect server takes its settings when it starts; leave"
                     " --conf out, and set them there"
                 )
-            command = [sys.executable, str(job_path()), *arguments]
-            yield command, {**location, **connect_environment(self.master)}
+            yield [sys.executable, str(job_path())], {**location, **connect_environment(self.master)}
             return
         conf = {**tuned_conf(self.master, items, scratch), **self.conf}
         home = spark_home(os.environ)
@@ -108,7 +135,7 @@ class SparkProcess:
             if file is not None:
                 options += ["--properties-file", str(file)]
             submit = [str(find_spark_submit(os.environ)), "--master", self.master, "--name", name_of(items)]
-            yield [*submit, *options, str(job_path()), *arguments], given.environment
+            yield [*submit, *options, str(job_path())], given.environment
 
 
 def is_local(master: str) -> bool:
@@ -156,47 +183,74 @@ def tuned_conf(master: str, items: Sequence[JobSpec], scratch: str | Path) -> di
     return {**conf, **(dict(set.intersection(*asked)) if asked else {})}
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str], log: Path, timeout_ms: int) -> int:
-    """Run to the end in a process group of its own, which ends with this call. Raises `RunFailed` on time-out."""
-    with log.open("wb") as output:
-        try:
-            process = subprocess.Popen(
-                command,
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise RunFailed(f"{command[0]} can't be started: {error.strerror}; nothing was committed") from error
-        try:
-            exit_status = _follow(process, log, timeout_ms / 1000)
-        finally:
-            stop_process_group(process)
-    if exit_status is None:
+def _start(command: Sequence[str], environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start a process in a group of its own."""
+    try:
+        return subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise RunFailed(f"{command[0]} can't be started: {error.strerror}; nothing was committed") from error
+
+
+class _Running:
+    """A process that does one call after another. `exit_status` is set when it has ended."""
+
+    def __init__(self, process: subprocess.Popen[bytes], calls: Calls, log: IO[str]) -> None:
+        self.exit_status: int | None = None
+        self._process, self._calls, self._log = process, calls, log
+
+    def do(self, arguments: Sequence[str], timeout_ms: int) -> Ended:
+        """Do one call to its end, and log meanwhile what our code says. Raises `RunFailed` after `timeout_ms`."""
+        self._calls.begin(arguments)
+        causes, tail = CauseFinder(), deque[str](maxlen=_TAIL_LINES)
+        for number in range(math.ceil(timeout_ms / 1000 / _LOOK_S)):
+            status = self._look(min(_LOOK_S, timeout_ms / 1000 - number * _LOOK_S))
+            for line in self._log:
+                _say(line)
+                causes.see(line)
+                tail.append(line)
+            if status is not None:
+                cause = causes.cause(status) if status else None
+                shown = "".join(tail)[-_TAIL_CHARS:]
+                return Ended(f"Its exit status is {status}. The end of its log:\n{shown}", cause, status)
+        self.exit_status = STOPPED[0]
+        stop_process_group(self._process)
         raise RunFailed(
             f"the Spark job took more than {timeout_ms} ms and was stopped; nothing was committed. Give it"
             " less input (limits.max_files, limits.max_bytes) or more time"
         )
-    return exit_status
 
-
-def _follow(process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> int | None:
-    """Wait for a job's end, and log meanwhile what our code says there: its exit status, `None` after `timeout_s`."""
-    with log.open(encoding="utf-8", errors="replace") as lines:
-        for number in range(math.ceil(timeout_s / _LOOK_S)):
+    def _look(self, timeout_s: float) -> int | None:
+        """The status of the call, or of the process if that has ended; `None` if the call goes on."""
+        try:
+            status = self._calls.status(timeout_s)
+        except EOFError:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(min(_LOOK_S, timeout_s - number * _LOOK_S))
-            exit_status = process.poll()
-            for line in lines:  # each of ours is one write, so it is read whole
-                with contextlib.suppress(ValueError, TypeError, KeyError):  # not one of ours
-                    said = json.loads(line)
-                    if str(said["logger"]).startswith("persist_spark."):
-                        _log.log(said["level"], "%s", said["message"])
-            if exit_status is not None:
-                return exit_status
-    return None
+                self._process.wait(_STOP_SECONDS)
+            stop_process_group(self._process)
+            status = None
+        self.exit_status = self._process.poll()
+        return status if status is not None else self.exit_status
+
+
+def _say(line: str) -> None:
+    """Log what our own code says in a line of a job's log. Each of ours is one write, so it is read whole."""
+    with contextlib.suppress(ValueError, TypeError, KeyError):  # not one of ours
+        said = json.loads(line)
+        if str(said["logger"]).startswith("persist_spark."):
+            _log.log(said["level"], "%s", said["message"])
+
+
+def _without(secrets: Iterable[str], text: str) -> str:
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text
 
 
 def stop_process_group(process: subprocess.Popen[bytes]) -> None:

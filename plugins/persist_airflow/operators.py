@@ -46,7 +46,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.inspection.metrics import CONFLICTS, HEALS
 from persist_core.maintenance.maintain import maintain_inline
 from persist_core.protocol import run, stages
-from persist_core.protocol.run import Round, Step, Write, rounds
+from persist_core.protocol.run import Round, Step, Write, rounds, written
 from persist_core.protocol.stages import Conflict, Minted, NothingToDo
 from persist_core.shard.state import Commit, Committed
 from persist_core.time_text import show_interval
@@ -347,19 +347,20 @@ def heal(
 
     `on_step` sees each step first. Raises `PersistCasConflict` after `MAX_HEALS` lost appends.
     """
-    steps = rounds(
-        client,
-        config,
-        until=lost.upper,
-        writer=lost.writer,
-        write=write,
-        max_conflicts=MAX_HEALS,
-        is_forced=True,  # the mint that made `lost` has checked its end
+    last = written(
+        rounds(
+            client,
+            config,
+            until=lost.upper,
+            writer=lost.writer,
+            on_step=on_step,
+            max_conflicts=MAX_HEALS,
+            max_rounds=1,
+            is_forced=True,  # the mint that made `lost` has checked its end
+        ),
+        write,
     )
-    for step in steps:
-        on_step(step)
-        if isinstance(step, Round | NothingToDo):
-            return step
-        if isinstance(step, Conflict):
-            conflict = step
-    raise PersistCasConflict(conflict.record)
+    if isinstance(last, Conflict):
+        raise PersistCasConflict(last.record)
+    assert isinstance(last, Round | NothingToDo)
+    return last

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,12 +25,12 @@ from persist_core.spark_job.answer import record_failure
 from persist_core.spark_job.spec import JobSpec, load_spec
 
 
-def main(what: str) -> int:
+def main(what: str, arguments: Sequence[str]) -> int:
     """`stage`, `fail`, `race` or `beaten`: see `stand_in_spark_submit`. Returns the exit status."""
     location = PersistLocation(os.environ["PERSIST_BLOB_URI"], os.environ["PERSIST_CONSENSUS_URI"])
     with open_location(location) as opened:
         client = PersistClient(opened)
-        spec = load_spec(opened.blob, sys.argv[-4:])
+        spec = load_spec(opened.blob, arguments)
         if what == "fail":
             sample = RejectedRecord("value", "column 'qty': no integer", 86_400_000, '{"id":1}', "x\ty", "2026/a.jsonl")
             record_failure(opened.blob, spec, os.environ["STAND_IN_KIND"], "the job says why", [sample])

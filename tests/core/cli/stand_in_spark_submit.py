@@ -8,6 +8,7 @@ STAND_IN=quiet    end well, but without a manifest
 STAND_IN=hang     never end, and hold a child that never ends
 STAND_IN=race     let another writer win the shard (once: a file marks it), then stage
 STAND_IN=beaten   the same each time
+STAND_IN_OF       JSON: what else to do for shards, by name
 STAND_IN_NOTES    a file that each call appends its arguments and its location to
 """
 
@@ -18,6 +19,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
@@ -25,14 +27,28 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 def main() -> int:
     """Do what the environment says; only what stages needs the project's own code, which takes a while to load."""
-    what = os.environ["STAND_IN"]
     with Path(os.environ["STAND_IN_NOTES"]).open("a") as notes:
-        notes.write(json.dumps({"argv": sys.argv[1:-4], "pid": os.getpid()}) + "\n")
+        notes.write(json.dumps({"argv": sys.argv[1:], "pid": os.getpid()}) + "\n")
+    from persist_core.spark_job.calls import answer_calls
+
+    return answer_calls(sys.argv[-4:], os.environ, do_all)
+
+
+def do_all(arguments: Sequence[str]) -> int:
+    """Do all items of a job: 0 if each went well."""
+    special = json.loads(os.environ.get("STAND_IN_OF", "{}"))
+    items = [arguments[first : first + 4] for first in range(0, len(arguments), 4)]
+    return max(do(special.get(item[1].partition("/")[0], os.environ["STAND_IN"]), item) for item in items)
+
+
+def do(what: str, arguments: Sequence[str]) -> int:
+    """Do one item, or die."""
     if what == "hang":
         subprocess.run(["sleep", "600"], check=False)
     if what == "die":
         sys.stderr.write("java.lang.OutOfMemoryError: Java heap space\n")
-        return 3
+        sys.stderr.flush()
+        os._exit(3)
     if what == "long":
         from persist_core.spark_job.process import LogFields
 
@@ -45,7 +61,7 @@ def main() -> int:
         return 0
     from tests.core.cli import stand_in_job
 
-    return stand_in_job.main(what)
+    return stand_in_job.main(what, arguments)
 
 
 if __name__ == "__main__":
