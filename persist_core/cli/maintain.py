@@ -18,12 +18,12 @@ from persist_core.cli.output import Columns
 from persist_core.cli.session import Session, with_session
 from persist_core.contents.stats import show_bytes
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, MAX_KEYS, Collected, collect, garbage
-from persist_core.gc.drop import drop
 from persist_core.gc.sweep import unfinished_uploads
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import location_from
 from persist_core.maintenance.copy import THREADS, Copied, Copier, Progress
+from persist_core.maintenance.drop import drop
 from persist_core.maintenance.maintain import MAX_MERGES, MAX_ROWS, Maintained, maintain
 from persist_core.spark_job.launch import merge_by_job
 from persist_core.spark_job.process import LOCAL_MASTER, SparkProcess

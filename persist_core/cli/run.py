@@ -22,8 +22,8 @@ from persist_core.contents.batch import BatchDescription
 from persist_core.contents.err_groups import lines_of
 from persist_core.contents.stats import DryRun
 from persist_core.errors import InvalidInput, PersistError, RunFailed
-from persist_core.gc.drop import create_again
 from persist_core.keys import check_shard_name
+from persist_core.maintenance.drop import create_again
 from persist_core.maintenance.maintain import maintain_inline
 from persist_core.protocol.run import (
     RunReport,

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import click
 
+from persist_core.alerts.facts import AlertFacts
+from persist_core.alerts.health import open_alerts
+from persist_core.alerts.words import show_value
 from persist_core.cli import output as printed
 from persist_core.cli.session import Session, this_user, with_session
 from persist_core.errors import StorageError
 from persist_core.ids import RandomIds
-from persist_core.inspection.health import open_alerts
 from persist_core.inspection.inspector import MAX_STATES, Inspector
 from persist_core.inspection.metrics import labeled_samples, prometheus_text
 from persist_core.keys import check_shard_name
 from persist_core.maintenance import actions
 from persist_core.time_text import format_time
-from persist_core.watch.facts import AlertFacts
-from persist_core.watch.words import show_value
 
 DEFAULT_LOCATION = "persist_default"
 

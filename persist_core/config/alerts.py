@@ -26,8 +26,8 @@ from persist_core.config import checks
 from persist_core.config.files import load_folder, read_mapping
 from persist_core.config.model import ConfigModel
 from persist_core.config.problems import explain, nearest, refuse
+from persist_core.config.thresholds import DEFAULTS, FRESHNESS, Level, Threshold
 from persist_core.errors import ConfigError
-from persist_core.watch.conditions import DEFAULTS, FRESHNESS, Level, Threshold
 
 NO_LEVEL = "off"
 SHORT_NAMES = {

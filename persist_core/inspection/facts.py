@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from persist_core.contents.err_groups import ErrGroup
-from persist_core.maintenance.debt import DueMerge
-from persist_core.maintenance.holders import Held
-from persist_core.watch.conditions import Urgency
+from persist_core.inspection.debt import DueMerge
+from persist_core.inspection.holders import Held
 
 UNREADABLE = "unreadable"
 ATTENTION = (UNREADABLE, "errors", "conflicts", "future_upper", "moved")  # the words of `ShardSummary.attention`
@@ -71,21 +70,6 @@ class ShardSummary:
     inputs: tuple[str, ...] = ()
     attention: tuple[str, ...] = ()
     error: str | None = None
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A problem that needs attention, as the page shows it in `problems` of a shard.
-
-    `problem` is a word of `ShardSummary.attention`, a condition of an open alert, or what Airflow knows: `behind` (the
-    schedule), `failed` (the last dag run), `paused`. `text` and `detail` are for people. `urgency` is `fail` (red on
-    the page), `warn` (yellow) or `note` (gray).
-    """
-
-    problem: str
-    text: str
-    detail: str
-    urgency: Urgency
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,9 @@ from persist_core.inspection.facts import (
     StoragePage,
     StoredBytes,
 )
+from persist_core.inspection.holders import list_holders
 from persist_core.keys import check_shard_name, owner_of
 from persist_core.location.consensus import VersionedData
-from persist_core.maintenance.holders import list_holders
 from persist_core.protocol.conflicts import ConflictRecord, list_conflicts
 from persist_core.sealed import sealed_digest
 from persist_core.shard.codec import read_version

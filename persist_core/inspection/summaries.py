@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from persist_core.contents.batch import STASH_OPERATOR, BatchManifest, HollowBatch, SourceFrontier
+from persist_core.inspection.debt import DueMerge, merge_due, rows_of
 from persist_core.inspection.facts import (
     BatchesPage,
     BatchFacts,
@@ -20,7 +21,6 @@ from persist_core.inspection.facts import (
     ShardSummary,
 )
 from persist_core.keys import owner_of
-from persist_core.maintenance.debt import DueMerge, merge_due, rows_of
 from persist_core.shard.state import Commit, ShardState
 from persist_core.sources.registry import kind_of
 from persist_core.sources.shards import Refreshed

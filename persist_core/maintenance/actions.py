@@ -9,14 +9,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from persist_core.alerts.board import WatchBoard
+from persist_core.alerts.facts import facts_of
 from persist_core.checkpoint import pins
 from persist_core.contents.batch import BatchCounts
 from persist_core.contents.stats import show_bytes
 from persist_core.errors import CheckpointNotFound, InvalidInput, RunFailed, StorageError
-from persist_core.gc import drop as dropping
 from persist_core.handles.client import PersistClient
+from persist_core.inspection import holders
 from persist_core.keys import CheckpointLayout, check_checkpoint_id, check_shard_name
-from persist_core.maintenance import fsck, holders
+from persist_core.maintenance import drop as dropping
+from persist_core.maintenance import fsck
 from persist_core.protocol import fork as forking
 from persist_core.protocol import resolve as resolving
 from persist_core.protocol import restore as restoring
@@ -24,8 +27,6 @@ from persist_core.protocol.restore import MAX_UPDATES, NothingToRestore, Restore
 from persist_core.protocol.stages import Conflict
 from persist_core.shard.state import Committed
 from persist_core.time_text import format_time, show_time
-from persist_core.watch.board import WatchBoard
-from persist_core.watch.facts import facts_of
 
 MAX_SHOWN = 20  # inputs in `lines`; `facts` has all
 MAX_PAYLOAD = 200  # characters of a record in `lines`
@@ -239,7 +240,7 @@ def acknowledge(client: PersistClient, shard: str, alert: str, *, by: str, reaso
 def rebuild(client: PersistClient, shard: str, *, is_forced: bool = False) -> Done:
     """Drop the shard and begin it again, empty: its next run takes in all its input. Its history is lost.
 
-    Does nothing to a shard that is empty, so a second call after one that died completes it. Raises what `gc.drop.drop`
+    Does nothing to a shard that is empty, so a second call after one that died completes it. Raises what `drop`
     does: `InvalidInput` if others need the shard, unless `is_forced`.
     """
     state = client.state(shard)

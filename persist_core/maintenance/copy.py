@@ -20,21 +20,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
+from persist_core.alerts.board import WatchBoard
 from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.checkpoint.publish import settle_latest
 from persist_core.errors import CorruptArtifact, Corruption, InvalidInput, LeaseExpired, PersistError, RunFailed
 from persist_core.gc.collect import collect
-from persist_core.gc.drop import create_again
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import ReadHandle
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.keys import copy_probe_key, owner_of
 from persist_core.maintenance.copy_objects import Inventory, Mover, Named, inventory_of
+from persist_core.maintenance.drop import create_again
 from persist_core.protocol.fork_records import list_forks
 from persist_core.shard.receive import AHEAD, ANOTHER, TOO_LATE, NotReceived, Received, move_away, receive, relation_of
 from persist_core.shard.state import ShardState
 from persist_core.sources.shards import Refreshed
-from persist_core.watch.board import WatchBoard
 
 THREADS = 8  # the store's latency, not the processor, limits small objects
 LEASE_MS = 1_800_000  # of the source: longer than any one object takes; a copier that dies holds nothing longer

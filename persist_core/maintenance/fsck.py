@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from persist_core.alerts.board import WatchBoard
 from persist_core.checkpoint.publish import CheckpointRepair, repair_checkpoints
 from persist_core.errors import Corruption
 from persist_core.handles.client import PersistClient
@@ -23,7 +24,6 @@ from persist_core.maintenance.check_derived import check_checkpoints
 from persist_core.maintenance.check_records import check_records, check_sources
 from persist_core.maintenance.check_state import check_operator_state, read_manifests, read_state
 from persist_core.maintenance.violations import Violation, Violations
-from persist_core.watch.board import WatchBoard
 
 MAX_FINDING_CHARS = 500  # that are remembered of the first finding
 

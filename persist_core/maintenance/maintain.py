@@ -20,7 +20,7 @@ from persist_core.errors import PersistError
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, MAX_KEYS, Collected, collect, due_since_ms
 from persist_core.handles.client import PersistClient
 from persist_core.handles.history import advance_since
-from persist_core.maintenance.debt import Debt, debt_of, merge_due, rows_of
+from persist_core.inspection.debt import Debt, debt_of, merge_due, rows_of
 from persist_core.shard.replace import NotReplaced, Replaced
 from persist_core.time_text import show_time
 

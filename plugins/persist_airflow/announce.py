@@ -16,15 +16,15 @@ from typing import Any
 from persist_airflow.compat import Context
 from persist_airflow.hook import PersistHook
 from persist_airflow.notifications import NotifyBy, takes, targets
+from persist_core.alerts.board import WatchBoard
+from persist_core.alerts.deliver import deliver
+from persist_core.alerts.record import Notice
+from persist_core.alerts.words import Words, alert_key, make_notice
 from persist_core.errors import PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.keys import conflict_alert_key
 from persist_core.protocol.conflicts import ConflictRecord
 from persist_core.time_text import format_time, show_time
-from persist_core.watch.board import WatchBoard
-from persist_core.watch.deliver import deliver
-from persist_core.watch.record import Notice
-from persist_core.watch.words import Words, alert_key, make_notice
 
 MAX_ERROR_CHARS = 1_500  # of the error of a task; its log has all
 UNKNOWN = "not known: the process of the task ended"

@@ -7,7 +7,7 @@ Text from YAML makes only subclasses of `BaseNotifier`, and their templates see 
 variables, nor objects that reach them. Notifiers given in Python are code like any other, with the whole context.
 
 Alerts, conflicts and failed tasks go through this. A notice is first kept in the location's record, so that one which
-a notifier did not take is sent by the next turn of `persist_watch` (`persist_core.watch`).
+a notifier did not take is sent by the next turn of `persist_watch` (`persist_core.alerts`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from persist_airflow.compat import BaseNotifier, Context
+from persist_core.alerts.deliver import Target
+from persist_core.alerts.record import Notice
 from persist_core.config.alerts import SHORT_NAMES, NotifyConfig
+from persist_core.config.thresholds import Level
 from persist_core.errors import ConfigError
 from persist_core.time_text import format_time
-from persist_core.watch.conditions import Level
-from persist_core.watch.deliver import Target
-from persist_core.watch.record import Notice
 
 CONTEXT_NAME = "persist_alert"
 TEMPLATE_NAMES = (CONTEXT_NAME, "ds", "ts", "run_id")  # what the templates of a notifier from YAML may use

@@ -1,6 +1,6 @@
 """The DAG `persist_watch`: it alerts when a shard is not as it should be, once, and once when that is resolved.
 
-    watch_shards (one task) : files -> rules; states -> facts; `persist_core.watch` -> alerts and notices; notifiers
+    watch_shards (one task) : files -> rules; states -> facts; `persist_core.alerts` -> alerts and notices; notifiers
 
 1. It reads one state, one listing and the record of alerts for each shard: no data, no Spark.
 2. It needs no dag run of the shard: a feed whose DAG is paused or gone is late as well.
@@ -20,15 +20,16 @@ from persist_airflow.compat import DAG, AirflowException, BaseOperator, Context,
 from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.location_dag import location_dag
 from persist_airflow.notifications import NotifyBy, chosen, targets
+from persist_core.alerts.board import CLAIM_MS, WatchBoard
+from persist_core.alerts.conditions import Health
+from persist_core.alerts.deliver import deliver
+from persist_core.alerts.health import healths, open_alerts
+from persist_core.alerts.words import show_value
 from persist_core.config.alerts import WatchedShard, load_watched
 from persist_core.config.files import PROJECT_FILE, config_files
 from persist_core.config.project import ProjectConfig, load_project
+from persist_core.config.thresholds import DEFAULTS, FILE
 from persist_core.errors import ConfigError
-from persist_core.inspection.health import healths, open_alerts
-from persist_core.watch.board import CLAIM_MS, WatchBoard
-from persist_core.watch.conditions import DEFAULTS, FILE, Health
-from persist_core.watch.deliver import deliver
-from persist_core.watch.words import show_value
 
 DAG_ID = "persist_watch"
 FOLDERS = {"collections": "collection", "views": "view"}

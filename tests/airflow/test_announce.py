@@ -11,9 +11,9 @@ from persist_airflow.compat import BaseNotifier
 from persist_airflow.factory import build_upsert_dag
 from persist_airflow.failures import PersistCasConflict
 from persist_airflow.notifications import Notify
+from persist_core.alerts.board import WatchBoard
 from persist_core.handles.client import PersistClient
 from persist_core.protocol.conflicts import list_conflicts
-from persist_core.watch.board import WatchBoard
 from tests.airflow.fruit import NAME, Fruit, end_of
 from tests.airflow.task_driver import DagRunDriver
 from tests.airflow.test_operators import APPEND, WRITE, staged

@@ -13,8 +13,8 @@ from persist_airflow.compat import BaseTrigger
 from persist_airflow.hook import PersistHook
 from persist_airflow.triggers import SEEN, ShardCommitTrigger
 from persist_core.errors import InvalidInput
-from persist_core.gc.drop import create_again, drop
 from persist_core.handles.client import PersistClient
+from persist_core.maintenance.drop import create_again, drop
 from tests.core.world import KEYS as SCHEMA
 from tests.plain_commit import commit
 

@@ -15,8 +15,8 @@ from persist_airflow.maintenance import ListShardsToMaintainOperator, MaintainSh
 from persist_core.config.project import MaintenanceConfig, ProjectConfig
 from persist_core.errors import ConfigError, OutdatedDescription
 from persist_core.handles.client import PersistClient
+from persist_core.inspection.debt import debt_of
 from persist_core.location.settings import PersistLocation
-from persist_core.maintenance.debt import debt_of
 from persist_core.spark_job.answer import record_failure
 from persist_core.spark_job.launch import Ended
 from persist_core.spark_job.spec import JobSpec, MergeInputs

@@ -12,11 +12,11 @@ import pytest
 from persist_airflow.compat import AirflowException, AirflowFailException
 from persist_airflow.notifications import Notify
 from persist_airflow.watch import build_watch_dag
+from persist_core.alerts.board import WatchBoard
+from persist_core.alerts.health import open_alerts
 from persist_core.config.project import load_project
 from persist_core.handles.client import PersistClient
-from persist_core.inspection.health import open_alerts
 from persist_core.location.settings import PersistLocation
-from persist_core.watch.board import WatchBoard
 from tests.airflow.airflow_process import run
 from tests.airflow.sinks import HttpSink, MailSink, http_sink, mail_sink
 from tests.airflow.task_driver import DagRunDriver

@@ -18,15 +18,15 @@ from pathlib import Path
 import click
 
 from persist_core import errors
+from persist_core.alerts.facts import AlertFacts
 from persist_core.cli.main import persist
 from persist_core.cli.output import EXIT_CODES
 from persist_core.errors import PersistError
 from persist_core.inspection import facts
+from persist_core.inspection.holders import Held, Holders
 from persist_core.inspection.late import LateRecord
-from persist_core.maintenance.holders import Held, Holders
 from persist_core.protocol.conflicts import ConflictRecord
 from persist_core.shard.state import Released
-from persist_core.watch.facts import AlertFacts
 from tests.env.metrics_pages import reference_page, statsd_mapping
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from persist_core.alerts.health import healths
+from persist_core.config.thresholds import ERRORS
 from persist_core.errors import SourceChanged, UnreadableFiles
-from persist_core.inspection.health import healths
 from persist_core.keys import attempt_prefix
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD
-from persist_core.watch.conditions import ERRORS
 from persist_spark.upsert import bad_files
 from persist_spark.upsert.job import run_write_job
 from tests.spark.test_long_records import PACKERS

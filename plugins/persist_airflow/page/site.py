@@ -24,18 +24,17 @@ from persist_airflow.compat import conf
 from persist_airflow.hook import PersistHook
 from persist_airflow.page import metadata
 from persist_airflow.page.metadata import DagFacts, Writers
+from persist_core.alerts.facts import AlertFacts, problems_of
+from persist_core.alerts.health import open_alerts
 from persist_core.clock import Clock, SystemClock
 from persist_core.errors import Corruption, PersistError
 from persist_core.handles.limited import ReadBudget
 from persist_core.inspection import rows
 from persist_core.inspection.days import days_of
 from persist_core.inspection.facts import RowsPage, ShardSummary
-from persist_core.inspection.health import open_alerts
 from persist_core.inspection.inspector import Inspector
-from persist_core.inspection.problems import problems_of
 from persist_core.inspection.rows import Cut
 from persist_core.time_text import DAY_MS
-from persist_core.watch.facts import AlertFacts
 
 FRESH_MS = 2_000  # a list of summaries is this old at most
 REOPEN_MS = 600_000  # a location is opened again: a changed connection, or credentials that expire

@@ -11,12 +11,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from persist_core.alerts.board import WatchBoard
+from persist_core.alerts.health import healths
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.compaction.merge import Merge, merge_here
+from persist_core.config.thresholds import ERRORS, FRESHNESS, Threshold
 from persist_core.contents.batch import BatchDescription
 from persist_core.contents.parts import errs_schema, updates_schema
 from persist_core.handles.client import PersistClient
-from persist_core.inspection.health import healths
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.protocol import stages
@@ -26,8 +28,6 @@ from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.schema import DIFF, MISSING_ORDER, TIME, CollectionSchema, Column
 from persist_core.shard.state import UpperMismatch
 from persist_core.time_text import format_time
-from persist_core.watch.board import WatchBoard
-from persist_core.watch.conditions import ERRORS, FRESHNESS, Threshold
 from tests.core.sources.drop_folder import collection, drop
 from tests.plain_commit import ErrUpdate, Update, commit
 

@@ -9,16 +9,16 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from persist_core.alerts.health import open_alerts
+from persist_core.alerts.record import RECORD_KEY
 from persist_core.handles.client import PersistClient
 from persist_core.inspection import summaries
 from persist_core.inspection.days import Loaded
-from persist_core.inspection.health import open_alerts
 from persist_core.inspection.inspector import Inspector
 from persist_core.location.consensus import VersionedData
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.sources.source import ConsumedInput
-from persist_core.watch.record import RECORD_KEY
 from tests.airflow.page.conftest import Browse
 from tests.airflow.page.roles import NO_VALUES
 from tests.airflow.page.shop import SCRIPT

@@ -8,7 +8,7 @@ from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.checkpoint.pins import pin, unpin
 from persist_core.errors import CorruptArtifact, Indeterminate, OutsideFrontiers
 from persist_core.handles.history import advance_since, set_history
-from persist_core.maintenance.holders import list_holders, release
+from persist_core.inspection.holders import list_holders, release
 from tests.core.checkpoint.checkpointed_shard import KEEP_ALL, Crashing, Shard
 
 MOST_CALLS = 60

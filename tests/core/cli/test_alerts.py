@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from persist_core.alerts.board import WatchBoard
+from persist_core.alerts.health import healths
+from persist_core.config.thresholds import DEFAULTS, Threshold
 from persist_core.errors import Determinate
-from persist_core.inspection.health import healths
-from persist_core.watch.board import WatchBoard
-from persist_core.watch.conditions import DEFAULTS, Threshold
 from tests.core.cli.test_cli import Persist
 from tests.core.cli.test_cli import persist as persist  # the fixture
 from tests.servers.backends import on_each_consensus

@@ -9,8 +9,8 @@ import pytest
 from persist_core.config.alerts import WatchFields, load_watched
 from persist_core.config.collection import CollectionConfig, load_collection
 from persist_core.config.project import load_project
+from persist_core.config.thresholds import DEFAULTS, OFF, Threshold
 from persist_core.errors import ConfigError
-from persist_core.watch.conditions import DEFAULTS, OFF, Threshold
 
 HOUR = 3_600_000
 COLLECTION = "source: {path: in/*.jsonl, format: debezium-json}\nkey: id\ncolumns: {id: bigint}\n"

@@ -10,9 +10,9 @@ import pytest
 
 from persist_core.errors import CheckpointNotFound, CorruptArtifact, InvalidInput, ReadTooSlow, RunFailed
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, collect
-from persist_core.gc.drop import create_again, drop
 from persist_core.location.mem import MemConsensus
 from persist_core.location.open import OpenLocation
+from persist_core.maintenance.drop import create_again, drop
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
 from persist_core.protocol.fork import fork

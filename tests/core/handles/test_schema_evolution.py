@@ -19,10 +19,10 @@ from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import in_schema
 from persist_core.ids import SeededIds
+from persist_core.inspection.debt import merge_due
 from persist_core.inspection.rows import Cut, rows_as_of
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
-from persist_core.maintenance.debt import merge_due
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore

@@ -9,6 +9,7 @@ from itertools import islice
 
 import pytest
 
+from persist_core.alerts.facts import problems_of
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.clock import ManualClock
 from persist_core.compaction.merge import Merge, merge_here
@@ -18,7 +19,6 @@ from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.inspector import MAX_COMMITS, WEEK_MS, Inspector
-from persist_core.inspection.problems import problems_of
 from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation

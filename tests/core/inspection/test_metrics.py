@@ -13,7 +13,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from persist_core.clock import ManualClock
 from persist_core.frontier import Frontier
-from persist_core.gc.drop import drop
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.facts import ATTENTION
 from persist_core.inspection.inspector import Inspector
@@ -28,6 +27,7 @@ from persist_core.inspection.metrics import (
 from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
+from persist_core.maintenance.drop import drop
 from persist_core.time_text import parse_time
 from tests import real_parts
 from tests.core.world import SCHEMA

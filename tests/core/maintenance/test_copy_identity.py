@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from persist_core.alerts.board import WatchBoard
 from persist_core.errors import InvalidInput, ShardMoved
 from persist_core.gc.collect import collect
-from persist_core.gc.drop import drop
 from persist_core.handles.client import PersistClient
 from persist_core.handles.history import advance_since, set_history
 from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.copy import Copier
+from persist_core.maintenance.drop import drop
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
 from persist_core.shard.receive import TOO_LATE, Received, receive
 from persist_core.shard.state import MAX_COMMITS_KEPT
-from persist_core.watch.board import WatchBoard
 from tests.core.gc.test_kills import SHARD as FRUIT
 from tests.core.gc.test_kills import make_garbage
 from tests.core.maintenance.copies import Client, check_equal, copy_all, keys_of, merge_all, reads_of

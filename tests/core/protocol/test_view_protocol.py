@@ -13,13 +13,13 @@ from persist_core.contents.batch import BatchCounts, BatchDescription, BatchMani
 from persist_core.contents.parts import updates_schema
 from persist_core.errors import CorruptArtifact, InvalidInput, OutsideFrontiers, UnknownVersion
 from persist_core.frontier import CLOSED, Frontier
-from persist_core.gc.drop import create_again, drop
 from persist_core.handles.client import PersistClient
 from persist_core.handles.history import advance_since, set_history
 from persist_core.handles.write import manifest_for, stage_manifest
 from persist_core.ids import SeededIds
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
+from persist_core.maintenance.drop import create_again, drop
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import describe, stages
 from persist_core.protocol.stages import Minted, NothingToDo

@@ -21,7 +21,7 @@ from persist_core.errors import (
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.history import advance_since, set_history
-from persist_core.maintenance.holders import release
+from persist_core.inspection.holders import release
 from persist_core.protocol.restore import plan_restore
 from tests.sim.simulator.workload import SHARD, row_of
 from tests.sim.simulator.world import World

@@ -6,10 +6,10 @@ import pytest
 
 from persist_core.errors import InvalidInput, LeaseExpired
 from persist_core.frontier import Frontier
-from persist_core.gc.drop import drop
 from persist_core.handles.history import advance_since, set_history
+from persist_core.inspection.holders import list_holders, release
 from persist_core.keys import fork_key
-from persist_core.maintenance.holders import list_holders, release
+from persist_core.maintenance.drop import drop
 from tests.core.protocol.test_view_protocol import World, world
 
 __all__ = ["world"]  # the fixture

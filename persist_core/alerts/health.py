@@ -12,7 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from persist_core.alerts.board import WatchBoard
+from persist_core.alerts.conditions import CONFLICTS_MS, Health
+from persist_core.alerts.facts import AlertFacts, alerts_at
+from persist_core.alerts.record import LastCheck, WatchRecord
 from persist_core.config.collection import FILES
+from persist_core.config.thresholds import ERRORS, FSCK
 from persist_core.contents.batch import BatchManifest
 from persist_core.contents.err_groups import lines_of
 from persist_core.errors import Corruption, ShardNotFound
@@ -22,10 +27,6 @@ from persist_core.inspection.summaries import needs_counts, summary_of
 from persist_core.keys import conflicts_prefix
 from persist_core.shard.state import ShardState
 from persist_core.sources.files import SET_ASIDE
-from persist_core.watch.board import WatchBoard
-from persist_core.watch.conditions import CONFLICTS_MS, ERRORS, FSCK, Health
-from persist_core.watch.facts import AlertFacts, alerts_at
-from persist_core.watch.record import LastCheck, WatchRecord
 
 THREADS = 16  # stores are read side by side: the time is their latency
 MAX_SEALS = 8  # commits that are looked through for the newest one that counted

@@ -8,7 +8,7 @@ import pytest
 
 from persist_core.errors import InvalidInput, OutsideFrontiers
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, collect
-from persist_core.gc.drop import create_again, drop, users_of
+from persist_core.maintenance.drop import create_again, drop, users_of
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
 from persist_core.protocol.fork import fork
@@ -79,7 +79,7 @@ def test_a_hold_that_comes_in_between_refuses_it_too(shard: Collection, monkeypa
         shard.client.open_since(SHARD, "view/sales")
         return ()
 
-    monkeypatch.setattr("persist_core.gc.drop.users_of", late)
+    monkeypatch.setattr("persist_core.maintenance.drop.users_of", late)
     with pytest.raises(InvalidInput, match="now in use by view/sales; retry"):
         drop(shard.client, SHARD)
 

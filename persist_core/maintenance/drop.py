@@ -6,6 +6,7 @@ to restore.
 
 from __future__ import annotations
 
+from persist_core.alerts.board import WatchBoard
 from persist_core.errors import InvalidInput, RunFailed, ShardNotFound
 from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
@@ -15,7 +16,6 @@ from persist_core.shard import eras as transitions
 from persist_core.shard.history import VIEW, release_hold
 from persist_core.shard.state import ShardState
 from persist_core.sources.shards import Refreshed
-from persist_core.watch.board import WatchBoard
 
 MAX_CALLS = 100  # of GC, each of which deletes up to `MAX_KEYS` keys
 

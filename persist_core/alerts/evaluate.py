@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from persist_core.watch.conditions import CONDITIONS, DURATIONS, FILE, OFF, Health, Threshold, values_of
-from persist_core.watch.record import Alert, Notice, ShardWatch
-from persist_core.watch.words import alert_notice
+from persist_core.alerts.conditions import Health, values_of
+from persist_core.alerts.record import Alert, Notice, ShardWatch
+from persist_core.alerts.words import alert_notice
+from persist_core.config.thresholds import CONDITIONS, DURATIONS, FILE, OFF, Threshold
 
 
 def evaluate(

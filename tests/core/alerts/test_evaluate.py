@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from persist_core.alerts.conditions import Health
+from persist_core.alerts.evaluate import evaluate
+from persist_core.alerts.record import Acknowledged, Alert, Notice, ShardWatch
+from persist_core.config.thresholds import CONDITIONS, DEFAULTS, OFF, Threshold
 from persist_core.time_text import parse_time, show_duration
-from persist_core.watch.conditions import CONDITIONS, DEFAULTS, OFF, Health, Threshold
-from persist_core.watch.evaluate import evaluate
-from persist_core.watch.record import Acknowledged, Alert, Notice, ShardWatch
 
 HOUR = 3_600_000
 DAY = 24 * HOUR

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from persist_core.alerts.conditions import Health
+from persist_core.alerts.record import Alert, Notice, NoticeKind
+from persist_core.config.thresholds import CONFLICTS, DURATIONS, ERRORS, FILE, FRESHNESS, FSCK, STASH_AGE, Level
 from persist_core.time_text import format_time, show_duration
-from persist_core.watch.conditions import CONFLICTS, DURATIONS, ERRORS, FILE, FRESHNESS, FSCK, STASH_AGE, Health, Level
-from persist_core.watch.record import Alert, Notice, NoticeKind
 
 GUIDE = "docs/operations.md"  # where the documents are, unless a project says otherwise
 

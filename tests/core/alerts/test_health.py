@@ -8,19 +8,20 @@ from typing import Any
 
 import pytest
 
+from persist_core.alerts.board import WatchBoard
+from persist_core.alerts.conditions import Health
+from persist_core.alerts.health import healths, open_alerts
 from persist_core.clock import ManualClock
-from persist_core.gc.drop import drop
+from persist_core.config.thresholds import DEFAULTS
 from persist_core.handles.client import PersistClient
-from persist_core.inspection.health import healths, open_alerts
 from persist_core.keys import conflict_key
 from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
+from persist_core.maintenance.drop import drop
 from persist_core.maintenance.fsck import fsck, remember
 from persist_core.schema import CollectionSchema, Column
 from persist_core.time_text import DAY_MS
-from persist_core.watch.board import WatchBoard
-from persist_core.watch.conditions import DEFAULTS, Health
 from tests.plain_commit import commit
 
 NOW = 40 * DAY_MS

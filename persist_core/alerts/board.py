@@ -16,13 +16,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
-from persist_core.errors import CorruptArtifact, InvalidInput, StorageError
-from persist_core.handles.client import PersistClient
-from persist_core.location.consensus import VersionedData
-from persist_core.shard.register import Register
-from persist_core.watch.conditions import Health, Threshold
-from persist_core.watch.evaluate import evaluate
-from persist_core.watch.record import (
+from persist_core.alerts.conditions import Health
+from persist_core.alerts.evaluate import evaluate
+from persist_core.alerts.record import (
     RECORD_KEY,
     Acknowledged,
     LastCheck,
@@ -31,6 +27,11 @@ from persist_core.watch.record import (
     decode_record,
     encode_record,
 )
+from persist_core.config.thresholds import Threshold
+from persist_core.errors import CorruptArtifact, InvalidInput, StorageError
+from persist_core.handles.client import PersistClient
+from persist_core.location.consensus import VersionedData
+from persist_core.shard.register import Register
 
 R = TypeVar("R")
 Gather = Callable[[], Mapping[str, Health]]

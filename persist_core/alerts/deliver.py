@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from persist_core.watch.board import WatchBoard
-from persist_core.watch.record import Notice
+from persist_core.alerts.board import WatchBoard
+from persist_core.alerts.record import Notice
 
 MAX_NOTICES = 100  # of one call: the next turn sends the rest
 MAX_FAILURES = 2  # of one target in one call: it is down, and each try may take its timeout

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from persist_core.alerts.facts import AlertFacts, problems_of
 from persist_core.inspection.facts import ATTENTION
-from persist_core.inspection.problems import problems_of
-from persist_core.watch.facts import AlertFacts
 
 AIRFLOW = ("behind", "failed", "paused")
 

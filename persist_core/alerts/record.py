@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from persist_core.config.thresholds import Level
 from persist_core.errors import CorruptArtifact
 from persist_core.sealed import seal, unseal
-from persist_core.watch.conditions import Level
 
 RECORD_KEY = "_watch"  # starts with "_", so no shard can have this name
 RECORD_VERSION = 1

@@ -10,19 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from persist_core.alerts.board import CLAIM_MS, VERSIONS_KEPT, WatchBoard
+from persist_core.alerts.conditions import Health
+from persist_core.alerts.deliver import MAX_FAILURES, Delivered, Target, deliver
+from persist_core.alerts.record import MAX_UNSENT_OF_ONE_KEY, RECORD_KEY, Notice, ShardWatch, WatchRecord
+from persist_core.alerts.words import Words, make_notice
 from persist_core.clock import ManualClock
+from persist_core.config.thresholds import Threshold
 from persist_core.errors import CorruptArtifact, InvalidInput
-from persist_core.gc.drop import drop
 from persist_core.handles.client import PersistClient
 from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
+from persist_core.maintenance.drop import drop
 from persist_core.maintenance.fsck import fsck
-from persist_core.watch.board import CLAIM_MS, VERSIONS_KEPT, WatchBoard
-from persist_core.watch.conditions import Health, Threshold
-from persist_core.watch.deliver import MAX_FAILURES, Delivered, Target, deliver
-from persist_core.watch.record import MAX_UNSENT_OF_ONE_KEY, RECORD_KEY, Notice, ShardWatch, WatchRecord
-from persist_core.watch.words import Words, make_notice
 from tests.suites.faults import Outcome, ScriptedFaults, UnreliableConsensus
 
 NOW = 1_800_000_000_000
