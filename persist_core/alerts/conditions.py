@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from persist_core.alerts.record import LastCheck, ShardWatch
 from persist_core.config.thresholds import CONDITIONS, CONFLICTS, ERRORS, FILE, FRESHNESS, FSCK, STASH_AGE
 from persist_core.time_text import DAY_MS
 
@@ -16,8 +17,8 @@ class Health:
     """Findings about one shard. Times are in ms.
 
     `upper` is `None` if it is closed, and 0 before the first commit. `has_commit` is False also if the shard does not
-    exist. `has_stash`: records wait for their time. `conflicts`: of the last day. `findings`: of the
-    last fsck, and a state that cannot be read; `None` if no fsck is known. Other counts that are `None` are
+    exist. `has_stash`: records wait for their time. `conflicts`: of the last day. `findings` counts damage,
+    the result of the last fsck only after `checked`; `None` if there is none. Other counts that are `None` are
     unknown. `is_defined`: its file is correct; if not, nothing else is known. `notes` says more about a
     condition, for people.
     """
@@ -36,21 +37,27 @@ class Health:
     notes: Mapping[str, str] | None = None
 
 
-def values_of(health: Health, *, unwritten_ms: int, stash_ms: int, now_ms: int) -> dict[str, int | None]:
-    """The value of each condition; `None` if it is not known, so that nothing changes.
+def checked(health: Health, check: LastCheck | None) -> Health:
+    """The health with what the last fsck has found. Damage that was found just now comes first."""
+    if check is None:
+        return health
+    notes = {**({FSCK: check.finding} if check.finding else {}), **(health.notes or {})}
+    return replace(health, findings=max(health.findings or 0, check.findings), notes=notes or None)
 
-    `unwritten_ms` is since when a watcher has seen the shard without any commit, `stash_ms` since when with a stash.
-    """
+
+def values_of(health: Health, watch: ShardWatch, now_ms: int) -> dict[str, int | None]:
+    """The value of each condition at `now_ms`; `None` if it is not known, so that nothing changes."""
+    findings = checked(health, watch.check).findings
     if not health.is_defined:
         return {**dict.fromkeys(CONDITIONS), FILE: 1}
     if not health.is_readable:
-        return {**dict.fromkeys(CONDITIONS), FSCK: health.findings, FILE: 0}
+        return {**dict.fromkeys(CONDITIONS), FSCK: findings, FILE: 0}
     return {
-        FRESHNESS: _lateness(health, unwritten_ms, now_ms),
+        FRESHNESS: _lateness(health, watch.unwritten_ms or now_ms, now_ms),
         ERRORS: health.errors,
-        STASH_AGE: max(0, now_ms - stash_ms) if health.has_stash else 0,
+        STASH_AGE: max(0, now_ms - (watch.stash_ms or now_ms)) if health.has_stash else 0,
         CONFLICTS: health.conflicts,
-        FSCK: health.findings,
+        FSCK: findings,
         FILE: 0,
     }
 

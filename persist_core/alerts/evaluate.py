@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from persist_core.alerts.conditions import Health, values_of
+from persist_core.alerts.conditions import Health, checked, values_of
 from persist_core.alerts.record import Alert, Notice, ShardWatch
 from persist_core.alerts.words import alert_notice
 from persist_core.config.thresholds import CONDITIONS, DURATIONS, FILE, OFF, Threshold
@@ -34,11 +34,12 @@ def evaluate(
 
     `guide` is where the documents are. A condition whose rule is off is resolved.
     """
+    health = checked(health, before.check)
     unwritten_ms, stash_ms = before.unwritten_ms, before.stash_ms
     if health.is_readable and health.is_defined:
         unwritten_ms = None if health.has_commit else (before.unwritten_ms or now_ms)
         stash_ms = (before.stash_ms or health.committed_ms or now_ms) if health.has_stash else None
-    values = value_now(health, replace(before, unwritten_ms=unwritten_ms, stash_ms=stash_ms), now_ms)
+    values = values_of(health, replace(before, unwritten_ms=unwritten_ms, stash_ms=stash_ms), now_ms)
     alerts, notices = dict(before.alerts), []
     for condition in CONDITIONS if health.is_defined else (FILE,):
         threshold, value, known = rules.get(condition, OFF), values[condition], before.alerts.get(condition)
@@ -57,13 +58,6 @@ def evaluate(
             notices.append(alert_notice(health, condition, *change, now_ms=now_ms, guide=guide))
     after = replace(before, alerts=alerts, unwritten_ms=unwritten_ms, stash_ms=stash_ms)
     return before if after == before else replace(after, watcher=watcher), tuple(notices)
-
-
-def value_now(health: Health, watch: ShardWatch, now_ms: int) -> dict[str, int | None]:
-    """The value of each condition at `now_ms`; `None` if it is not known."""
-    return values_of(
-        health, unwritten_ms=watch.unwritten_ms or now_ms, stash_ms=watch.stash_ms or now_ms, now_ms=now_ms
-    )
 
 
 def _step(condition: str, threshold: Threshold, value: int | None, known: Alert | None, now_ms: int) -> Alert | None:

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from persist_core.alerts.conditions import Health
-from persist_core.alerts.evaluate import value_now
+from persist_core.alerts.conditions import Health, values_of
 from persist_core.alerts.record import WatchRecord
 from persist_core.alerts.words import command_of, name_of, show_value
 from persist_core.config.thresholds import DURATIONS, Level
@@ -83,7 +82,7 @@ def alerts_at(
     for name, watch in record.shards.items():
         if shard not in (None, name):
             continue
-        values = value_now(healths[name], watch, now_ms) if name in healths else {}
+        values = values_of(healths[name], watch, now_ms) if name in healths else {}
         for condition in watch.alerts:
             facts, value = facts_of(record, name, condition), values.get(condition)
             found.append(facts if value is None else replace(facts, value=value))

@@ -131,9 +131,11 @@ def holds_command(session: Session, shard: str) -> None:
 
 def _first(found: Holders) -> str:
     first = found.held[0]
-    if not first.blocks:
-        return "nothing"
-    return f"{first.kind} {first.holder}; without it since could be {show_time(found.held[1].since)}"
+    return (
+        "nothing"
+        if found.held_back_by is None
+        else f"{first.kind} {first.holder}; without it since could be {show_time(found.held[1].since)}"
+    )
 
 
 @click.command("release")

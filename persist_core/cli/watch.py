@@ -72,7 +72,7 @@ def _replace(path: Path, text: str) -> None:
 @with_session
 def alerts_command(session: Session, shard: str | None) -> None:
     """The open alerts of SHARD, or of all shards, the most urgent first. The DAG persist_watch opens and ends them."""
-    found = open_alerts(session.client, None if shard is None else check_shard_name(shard))
+    found = open_alerts(Inspector(session.client), None if shard is None else check_shard_name(shard))
     printed.print_records(found, _ALERTS, as_json=session.as_json, empty="no open alerts")
 
 

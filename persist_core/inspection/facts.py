@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from persist_core.contents.err_groups import ErrGroup
 from persist_core.inspection.debt import DueMerge
-from persist_core.inspection.holders import Held
+from persist_core.inspection.holders import Holders
 
 UNREADABLE = "unreadable"
 ATTENTION = (UNREADABLE, "errors", "conflicts", "future_upper", "moved")  # the words of `ShardSummary.attention`
@@ -73,24 +73,16 @@ class ShardSummary:
 
 
 @dataclass(frozen=True)
-class ShardDescription(ShardSummary):
-    """One shard: the fields of its summary, and what a page about it needs besides lists.
+class ShardDescription(Holders, ShardSummary):
+    """One shard: the fields of its summary and of its holders, and what a page about it needs besides lists.
 
     `schema` is `CollectionSchema.to_json()`. `sources` is the progress by source, with long lists as their length.
-    `definition` is a view's, as its newest refresh had it (SQL or `module:function`). `held` names in `kind` and
-    `holder` who keeps history or files: readers, views, pins, programs and forks, and first the history itself (fields
-    as in `persist holds`). `history` is how much is kept, as users write it; `history_start` is where it
-    alone would put `since`, and `held_back_by` the lease or hold that keeps `since` before that.
+    `definition` is a view's, as its newest refresh had it (SQL or `module:function`).
     """
 
     schema: Mapping[str, Any] | None = None
     sources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     definition: str | None = None
-    held: tuple[Held, ...] = ()
-    history: str = "all"
-    history_ms: int | None = None
-    history_start: int | None = None
-    held_back_by: str | None = None
 
 
 @dataclass(frozen=True)

@@ -45,17 +45,23 @@ class Held:
 
 @dataclass(frozen=True)
 class Holders:
-    """All holders of a shard. `held`: the one that blocks first is the first. `wanted`: where the history alone would
-    put `since`. `released`: what users have ended, oldest first."""
+    """The history of a shard and all its holders.
+
+    `held` names in `kind` and `holder` who keeps history or files: readers, views, pins, programs and forks, and the
+    history itself; the one that blocks first is the first. `history` is how much is kept, as users write it;
+    `history_start` is where it alone would put `since`, and `held_back_by` the lease or hold that keeps `since` before
+    that. `released`: what users have ended, oldest first.
+    """
 
     shard: str
-    since: int | None
-    upper: int | None
-    history: str
-    history_ms: int | None
-    wanted: int | None
-    held: tuple[Held, ...]
-    released: tuple[Released, ...]
+    since: int | None = None
+    upper: int | None = None
+    history: str = "all"
+    history_ms: int | None = None
+    history_start: int | None = None
+    held: tuple[Held, ...] = ()
+    held_back_by: str | None = None
+    released: tuple[Released, ...] = ()
 
 
 def list_holders(client: PersistClient, state: ShardState) -> Holders:
@@ -78,6 +84,7 @@ def list_holders(client: PersistClient, state: ShardState) -> Holders:
         state.history_ms,
         history_start(state).time,
         (*found, *forks.values()),
+        found[0].holder if found[0].blocks else None,
         state.released,
     )
 

@@ -91,7 +91,7 @@ class Inspector:
     def summary(self, shard: str) -> ShardSummary:
         """One shard. Raises `ShardNotFound`; damage is in `error`."""
         try:
-            known = self._summary(shard)
+            known = self.contents(shard)
         except Corruption as error:
             return ShardSummary(shard, "other", attention=("unreadable",), error=_said(error))
         try:
@@ -127,18 +127,12 @@ class Inspector:
         except Corruption as damage:
             error = _said(damage)
         summary = self.summary(shard)
-        known = {**vars(summary), "error": summary.error or error}
-        found = list_holders(self.client, state)
+        known = vars(list_holders(self.client, state)) | vars(summary) | {"error": summary.error or error}
         return ShardDescription(
             **known,
             schema=state.schema.to_json() if state.schema else None,
             sources=summaries.progress_of(state.sources),
             definition=definition,
-            held=found.held,
-            history=found.history,
-            history_ms=found.history_ms,
-            history_start=found.wanted,
-            held_back_by=found.held[0].holder if found.held[0].blocks else None,
         )
 
     def commits(self, shard: str, *, before: int | None = None, limit: int = DEFAULT_COMMITS) -> CommitsPage:
@@ -242,7 +236,8 @@ class Inspector:
         oldest = self.client.clock.now_ms() - WEEK_MS
         return sum(r.detected_ms >= oldest for r in records) if len(records) <= MAX_CONFLICTS else None
 
-    def _summary(self, shard: str) -> ShardSummary:
+    def contents(self, shard: str) -> ShardSummary:
+        """The summary without what depends on the time of looking. Raises `ShardNotFound` and `Corruption`."""
         head = self._head(shard)
         digest = sealed_digest(head.data)
         known = self._summaries.get(shard)

@@ -30,6 +30,7 @@ from persist_core.config.files import PROJECT_FILE, config_files
 from persist_core.config.project import ProjectConfig, load_project
 from persist_core.config.thresholds import DEFAULTS, FILE
 from persist_core.errors import ConfigError
+from persist_core.inspection.inspector import Inspector
 
 DAG_ID = "persist_watch"
 FOLDERS = {"collections": "collection", "views": "view"}
@@ -79,10 +80,10 @@ class WatchShardsOperator(BaseOperator):
         general = self.notify or chosen(project.notify)
         by = {shard.name: targets(chosen(shard.notify, general), context) for shard in shards}
         with task_client(self.persist_conn_id) as client:
-            board = WatchBoard(client)
+            board, inspector = WatchBoard(client), Inspector(client)
             notices = board.turn(
                 {**rules, **dict.fromkeys(broken, DEFAULTS)},
-                lambda: {**healths(client, rules), **broken},
+                lambda: {**healths(inspector, rules), **broken},
                 watcher=self.dag_id,
                 guide=project.watch.guide,
             )
@@ -90,7 +91,7 @@ class WatchShardsOperator(BaseOperator):
                 self.log.warning("%s", notice.text)
             to_all = targets(general, context)
             done = deliver(board, lambda notice: by.get(notice.shard, to_all if notice.shard in broken else None))
-            still_open = open_alerts(client)
+            still_open = open_alerts(inspector)
         for alert in still_open:
             value, limit = (show_value(alert.alert, each) for each in (alert.value, alert.limit))
             self.log.info("open: %s %s of %s: %s (limit %s)", alert.level, alert.alert, alert.shard, value, limit)

@@ -16,6 +16,7 @@ from persist_core.alerts.board import WatchBoard
 from persist_core.alerts.health import open_alerts
 from persist_core.config.project import load_project
 from persist_core.handles.client import PersistClient
+from persist_core.inspection.inspector import Inspector
 from persist_core.location.settings import PersistLocation
 from tests.airflow.airflow_process import run
 from tests.airflow.sinks import HttpSink, MailSink, http_sink, mail_sink
@@ -152,7 +153,7 @@ def test_an_acknowledged_alert_stays_silent(tmp_path: Path, client: PersistClien
     WatchBoard(client).acknowledge("fruit", "freshness", by="ann", reason="known")
     (folder / "collections" / "fruit.yaml").write_text(COLLECTION + "freshness: {warn: 2h, fail: 10h}\n")
     watch(folder, notify=by)
-    assert [(each.level, each.acknowledged_by) for each in open_alerts(client)] == [("fail", "ann")]
+    assert [(each.level, each.acknowledged_by) for each in open_alerts(Inspector(client))] == [("fail", "ann")]
     complete_until(client, 0)
     watch(folder, notify=by)
     assert said == ["warn", "resolved"]
@@ -191,13 +192,13 @@ def test_an_open_alert_shows_the_value_and_the_limit_of_now(tmp_path: Path, clie
     folder = folder_of(tmp_path, "freshness: {warn: 2h}\n")
     complete_until(client, 9)
     watch(folder)
-    (opened,) = open_alerts(client)
+    (opened,) = open_alerts(Inspector(client))
     complete_until(client, 3)
-    (shown,) = open_alerts(client)
+    (shown,) = open_alerts(Inspector(client))
     assert 5 * HOUR < opened.value - shown.value < 7 * HOUR
     (folder / "collections" / "fruit.yaml").write_text(COLLECTION + "freshness: {warn: 1h}\n")
     watch(folder)
-    (shown,) = open_alerts(client)
+    (shown,) = open_alerts(Inspector(client))
     assert (opened.limit, shown.limit) == (2 * HOUR, HOUR)
 
 

@@ -18,12 +18,12 @@ from pathlib import Path
 import click
 
 from persist_core import errors
-from persist_core.alerts.facts import AlertFacts
+from persist_core.alerts.facts import AlertFacts, Problem
 from persist_core.cli.main import persist
 from persist_core.cli.output import EXIT_CODES
 from persist_core.errors import PersistError
 from persist_core.inspection import facts
-from persist_core.inspection.holders import Held, Holders
+from persist_core.inspection.holders import Held
 from persist_core.inspection.late import LateRecord
 from persist_core.protocol.conflicts import ConflictRecord
 from persist_core.shard.state import Released
@@ -138,7 +138,7 @@ def inspection_page() -> str:
     """The objects of an inspection, with the type of each field."""
     text = INSPECTION_HEAD.format(made=_MADE)
     found = [each for each in vars(facts).values() if dataclasses.is_dataclass(each) and isinstance(each, type)]
-    for kind in (*found, AlertFacts, LateRecord, Holders, Held, Released, ConflictRecord):
+    for kind in (*found, AlertFacts, Problem, LateRecord, Held, Released, ConflictRecord):
         own = [(f"`{field.name}`", f"`{field.type}`") for field in dataclasses.fields(kind)]
         about = "\n\n".join(" ".join(each.split()) for each in (kind.__doc__ or "").split("\n\n"))
         text += f"\n## {kind.__name__}\n\n{about}\n\n{_table(('field', 'type'), own)}\n"

@@ -19,6 +19,7 @@ import zstandard
 from persist_core.alerts.health import healths
 from persist_core.config.thresholds import ERRORS
 from persist_core.errors import SourceChanged, UnreadableFiles
+from persist_core.inspection.inspector import Inspector
 from persist_core.keys import attempt_prefix
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD
 from persist_spark.upsert import bad_files
@@ -81,7 +82,7 @@ def test_one_commit_without_bad_files_of_each_kind_and_they_heal(spark: SparkSes
     assert reasons["cut, found by Spark.json.gz"] == reasons["cut, found by the job.json.gz"] == ended
     assert reasons["no gzip.json.gz"].startswith("Not a gzipped file")
     assert reasons["cut.json.zst"] == "the zstd data end before their last frame does"
-    (health,) = healths(things.client, ["things"]).values()
+    (health,) = healths(Inspector(things.client), ["things"]).values()
     assert health.notes is not None
     assert health.notes[ERRORS] == f"file 'cut, found by Spark.json.gz' could not be read; {len(BAD)} such files"
     assert things.mint(2 * UNTIL).input_key is None, "they are not read again as they are"
@@ -90,7 +91,7 @@ def test_one_commit_without_bad_files_of_each_kind_and_they_heal(spark: SparkSes
         (tmp_path / "in" / name).write_bytes(_packed(name, lines(2_000 + 2 * number)))
     things.commit(spark, things.mint(2 * UNTIL))
     assert (len(things.names()), things.errors()) == (60 + 2 * len(BAD), [])
-    assert healths(things.client, ["things"])["things"].notes is None
+    assert healths(Inspector(things.client), ["things"])["things"].notes is None
 
 
 def _packed(name: str, data: bytes) -> bytes:

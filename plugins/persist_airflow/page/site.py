@@ -302,7 +302,7 @@ class Site:
 def _open_alerts(inspector: Inspector) -> tuple[AlertFacts, ...] | None:
     """The open alerts; `None` if their record is damaged: the next dag run of `persist_watch` replaces it."""
     try:
-        return tuple(open_alerts(inspector.client))
+        return tuple(open_alerts(inspector))
     except Corruption as error:
         log.warning("page for shards: %s: %s", error.kind, error)
         return None

@@ -19,6 +19,7 @@ from persist_core.config.thresholds import ERRORS, FRESHNESS, Threshold
 from persist_core.contents.batch import BatchDescription
 from persist_core.contents.parts import errs_schema, updates_schema
 from persist_core.handles.client import PersistClient
+from persist_core.inspection.inspector import Inspector
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.protocol import stages
@@ -107,7 +108,7 @@ def fill_alerts(client: PersistClient) -> None:
         "not-there-yet": {FRESHNESS: Threshold(warn=0)},
     }
     board = WatchBoard(client)
-    board.turn(rules, lambda: healths(client, rules))
+    board.turn(rules, lambda: healths(Inspector(client), rules))
     board.acknowledge("menace", ERRORS, by=SCRIPT, reason=f"{IMAGE} {ATTRIBUTE}")
 
 

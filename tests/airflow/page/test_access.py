@@ -72,7 +72,7 @@ def test_an_alert_is_seen_with_its_shard(browse: Browse, shop_location: PersistL
     assert second["command"] == "persist errors customers"
     (menace,) = admin.get("/persist/api/shard", params=MENACE).json()["alerts"]
     with open_location(shop_location) as opened:
-        assert [menace] == [asdict(alert) for alert in open_alerts(PersistClient(opened), "menace")]
+        assert [menace] == [asdict(alert) for alert in open_alerts(Inspector(PersistClient(opened)), "menace")]
 
 
 def test_a_damaged_record_of_alerts_hides_nothing_else(browse: Browse, shop_location: PersistLocation) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from persist_core.alerts.board import WatchBoard
-from persist_core.alerts.conditions import Health
+from persist_core.alerts.conditions import Health, checked
 from persist_core.alerts.health import healths, open_alerts
 from persist_core.clock import ManualClock
 from persist_core.config.thresholds import DEFAULTS
 from persist_core.handles.client import PersistClient
+from persist_core.inspection.inspector import Inspector
 from persist_core.keys import conflict_key
 from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
@@ -46,7 +47,7 @@ def test_the_facts_of_shards(client: PersistClient) -> None:
     client.blob.set(conflict_key("fruit", "old"), b"")
     client.clock.sleep_ms(DAY_MS + 1)
     client.blob.set(conflict_key("fruit", "new"), b"")
-    found = healths(client, ["fruit", "view", "empty", "dropped", "closed", "missing"])
+    found = healths(Inspector(client), ["fruit", "view", "empty", "dropped", "closed", "missing"])
     assert found == {
         "closed": Health("closed", upper=None, has_commit=True, committed_ms=NOW, writer="rogue"),
         "empty": Health("empty"),
@@ -65,17 +66,17 @@ def test_findings_are_those_of_the_last_fsck(client: PersistClient) -> None:
     data = client.blob.get(part)
     assert data is not None
     client.blob.delete(part)
-    assert healths(client, ["fruit"])["fruit"].findings is None
+    assert healths(Inspector(client), ["fruit"])["fruit"].findings is None
     remember(client, fsck(client, "fruit"))
-    found = healths(client, ["fruit"])["fruit"]
+    found = checked(healths(Inspector(client), ["fruit"])["fruit"], WatchBoard(client).read().of("fruit").check)
     assert found.findings == len(fsck(client, "fruit").violations)
     assert part in (found.notes or {})["fsck"]
-    WatchBoard(client).turn(rules, lambda: healths(client, rules))
-    assert [(each.alert, each.level) for each in open_alerts(client)] == [("fsck", "fail")]
+    WatchBoard(client).turn(rules, lambda: healths(Inspector(client), rules))
+    assert [(each.alert, each.level) for each in open_alerts(Inspector(client))] == [("fsck", "fail")]
     client.blob.set(part, data)
     remember(client, fsck(client, "fruit"))
-    WatchBoard(client).turn(rules, lambda: healths(client, rules))
-    assert open_alerts(client) == []
+    WatchBoard(client).turn(rules, lambda: healths(Inspector(client), rules))
+    assert open_alerts(Inspector(client)) == []
 
 
 def test_a_damaged_shard_hides_no_other(client: PersistClient) -> None:
@@ -85,7 +86,7 @@ def test_a_damaged_shard_hides_no_other(client: PersistClient) -> None:
     assert head is not None
     damaged = VersionedData(head.seqno + 1, head.data[:-9] + b"!" + head.data[-8:])
     client.location.consensus.compare_and_set("fruit", head.seqno, damaged)
-    found = healths(client, ["fruit", "other"])
+    found = healths(Inspector(client), ["fruit", "other"])
     assert (found["fruit"].is_readable, found["fruit"].findings) == (False, 1)
     assert "SHA-256" in (found["fruit"].notes or {})["fsck"]
     assert found["other"].is_readable
@@ -114,6 +115,6 @@ def test_a_look_at_many_shards_reads_states_and_listings_alone(
 
             monkeypatch.setattr(store, method, counted)
     rules = dict.fromkeys(names, DEFAULTS)
-    WatchBoard(client).turn(rules, lambda: healths(client, rules))
-    assert calls == {"head": 200 + 2, "list_keys_and_metadata": 200, "get": 9}  # a manifest of each with errors
-    assert len(open_alerts(client)) == 9
+    WatchBoard(client).turn(rules, lambda: healths(Inspector(client), rules))
+    assert calls == {"head": 200 + 9 + 1, "list_keys_and_metadata": 200, "get": 9}  # a manifest of each with errors
+    assert len(open_alerts(Inspector(client))) == 9

@@ -8,6 +8,7 @@ from persist_core.alerts.board import WatchBoard
 from persist_core.alerts.health import healths
 from persist_core.config.thresholds import DEFAULTS, Threshold
 from persist_core.errors import Determinate
+from persist_core.inspection.inspector import Inspector
 from tests.core.cli.test_cli import Persist
 from tests.core.cli.test_cli import persist as persist  # the fixture
 from tests.servers.backends import on_each_consensus
@@ -21,7 +22,7 @@ def test_alerts_are_listed_acknowledged_and_forgotten(persist: Persist) -> None:
     part = persist.client.manifest(persist.client.state("orders").batches[0]).parts[0].key
     persist.client.blob.delete(part)
     assert persist("fsck", "orders").code == 4
-    WatchBoard(persist.client).turn(RULES, lambda: healths(persist.client, RULES))
+    WatchBoard(persist.client).turn(RULES, lambda: healths(Inspector(persist.client), RULES))
     found = persist("alerts", "--json").json
     assert {each["alert"]: each["level"] for each in found} == {"freshness": "fail", "fsck": "fail", "errors": "warn"}
     assert all(each["unsent"] == 1 and each["acknowledged_by"] is None for each in found)

@@ -22,7 +22,7 @@ def test_what_holds_the_history_is_listed_and_ended(persist: Persist) -> None:
     first, _ = (body["checkpoint_id"] for body in persist("checkpoints", "orders", "--json").json)
     assert persist("pin", "orders", first).code == 0
     (body,) = persist("holds", "orders", "--json").json
-    assert (body["history"], body["since"], body["wanted"]) == ("0", 0, DAY_3 - 1)
+    assert (body["history"], body["since"], body["history_start"]) == ("0", 0, DAY_3 - 1)
     lease, pin, history = body["held"]
     assert [each["kind"] for each in (lease, pin, history)] == ["lease", "pin", "history"]
     assert (pin["since"], pin["remedy"]) == (DAY_2 - 1, f"persist unpin orders {first}")

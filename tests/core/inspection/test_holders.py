@@ -22,7 +22,7 @@ def kinds(world: World, shard: str) -> list[tuple[str, str, int | None, bool]]:
 
 def test_all_history_is_held_by_nothing_but_itself(world: World) -> None:
     found = list_holders(world.client, world.client.state("a"))
-    assert (found.history, found.history_ms, found.wanted, found.since, found.upper) == ("all", None, 0, 0, 10)
+    assert (found.history, found.history_ms, found.history_start, found.since, found.upper) == ("all", None, 0, 0, 10)
     (held,) = found.held
     assert (held.kind, held.blocks, held.about) == (
         "history",
@@ -38,7 +38,7 @@ def test_holders_are_listed_by_what_they_hold_with_what_ends_them(world: World) 
     world.client.open_since("a", "program", since=Frontier(5))
     set_history(world.client, "a", 4)
     found = list_holders(world.client, world.client.state("a"))
-    assert (found.history, found.wanted) == ("0 seconds", 6)
+    assert (found.history, found.history_start) == ("0 seconds", 6)
     by_kind = {held.kind: held for held in found.held}
     assert [(held.kind, held.since, held.blocks) for held in found.held] == [
         ("view", 0, True),
