@@ -18,7 +18,7 @@ class Health:
 
     `upper` is `None` if it is closed, and 0 before the first commit. `has_commit` is False also if the shard does not
     exist. `has_stash`: records wait for their time. `conflicts`: of the last day. `findings` counts damage,
-    the result of the last fsck only after `checked`; `None` if there is none. Other counts that are `None` are
+    with the result of the last fsck only after `checked`. Other counts that are `None` are
     unknown. `is_defined`: its file is correct; if not, nothing else is known. `notes` says more about a
     condition, for people.
     """
