@@ -42,17 +42,30 @@ from persist_core.schema import PART
 MANIFEST = "manifest.json"
 _INPUT_COPY = "input-"
 _SHARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_SECRET = re.compile(r"~[a-z]{1,16}")  # at the end of a name, of a shard that is not listed
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MAX_PARTITION = 1_000_000  # files of operator state in one checkpoint; more is a defect in the writer
 
 
 def is_shard_name(name: object) -> bool:
-    """True if a shard can have this name. Other keys of consensus are records of the location."""
+    """True if a user can give a shard this name. Other keys of consensus are records of the location, or shards that
+    are not listed."""
     return isinstance(name, str) and _SHARD_NAME.fullmatch(name) is not None and ".." not in name
 
 
+def hidden_shard(shard: str, purpose: str) -> str:
+    """The name of a shard that works for `shard` and is not listed: no file of a user can have it."""
+    return f"{shard}~{purpose}"
+
+
+def check_key_name(name: str) -> str:
+    """Return `name` if it can name a shard, listed or not, else raise `InvalidName`."""
+    shard, _, _ = name.partition("~")
+    return name if _SECRET.fullmatch(name.removeprefix(shard)) and is_shard_name(shard) else check_shard_name(name)
+
+
 def check_shard_name(name: str) -> str:
-    """Return `name` if it can name a shard, else raise `InvalidName`."""
+    """Return `name` if it can name a shard of a user, else raise `InvalidName`."""
     if not is_shard_name(name):
         raise InvalidName(
             f"shard name {str(name)[:80]!r}: expected 1 to 128 letters, digits, '.', '_' or '-', starting with a"
@@ -204,7 +217,7 @@ def collectable_prefixes(shard: str) -> tuple[str, ...]:
     """All keys that GC may delete start with one of these. It leaves alone what a newer release may keep elsewhere."""
     return (
         batches_prefix(shard),
-        f"{check_shard_name(shard)}/checkpoints/",
+        f"{check_key_name(shard)}/checkpoints/",
         conflict_alerts_prefix(shard),
         conflicts_prefix(shard),
         f"{shard}/dry-runs/",
@@ -274,7 +287,7 @@ class CheckpointLayout:
     """Keys of one shard's checkpoints."""
 
     def __init__(self, shard: str) -> None:
-        self.root = f"{check_shard_name(shard)}/checkpoints/"
+        self.root = f"{check_key_name(shard)}/checkpoints/"
 
     @property
     def latest(self) -> str:

@@ -12,7 +12,7 @@ from persist_core.cli.session import Session, this_user, with_session
 from persist_core.errors import InvalidInput
 from persist_core.inspection.holders import Held, Holders, list_holders
 from persist_core.maintenance import actions
-from persist_core.protocol.restore import MAX_UPDATES
+from persist_core.protocol.delta import MAX_UPDATES
 from persist_core.time_text import format_time, show_time
 
 WRITER = "cli/restore"

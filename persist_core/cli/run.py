@@ -86,7 +86,7 @@ def run(
         raise InvalidInput("--close and --until exclude each other: after --close the shard takes no later times")
     if bool(names) == is_all:
         raise InvalidInput("expected a NAME, several, or --all")
-    spark = _spark(session, master, conf, logs)
+    spark = spark_of(session, master, conf, logs)
     wrong: list[PersistError] = []
     if is_all:
         configs, wrong = _all_of(collections, views)
@@ -199,7 +199,8 @@ def _dry_run(session: Session, config: ViewConfig, until: int | None, spark: Spa
     return dry_run_view(session.client, spark, config, description, as_of)
 
 
-def _spark(session: Session, master: str | None, conf: tuple[str, ...], logs: Path | None) -> SparkProcess:
+def spark_of(session: Session, master: str | None, conf: tuple[str, ...], logs: Path | None = None) -> SparkProcess:
+    """How the options say that Spark is started."""
     pairs = [pair.partition("=") for pair in conf]
     bad = next((name for name, equals, _ in pairs if not (name and equals)), None)
     if bad is not None:

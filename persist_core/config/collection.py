@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError
 from persist_core.config import checks
 from persist_core.config.column import Binary, ColumnConfig, Decimals, Unit
 from persist_core.config.error_limits import DEFAULT as DEFAULT_ERRORS
-from persist_core.config.error_limits import ErrorLimits, read_limits
+from persist_core.config.error_limits import DEFAULT_CHANGED, ErrorLimits, read_limits
 from persist_core.config.files import load_folder, read_mapping
 from persist_core.config.model import ConfigModel
 from persist_core.config.order import BESIDE, OrderConfig, check_sequence, has_eras, order_columns, order_fields
@@ -215,13 +215,14 @@ class LimitsConfig(ConfigModel):
     """Bounds of one run. `None`: no bound. `max_record_bytes` is of one line of a text file, decompressed."""
 
     max_errors: ErrorLimits = DEFAULT_ERRORS
+    max_changed: ErrorLimits = DEFAULT_CHANGED
     max_files: Annotated[int, Field(ge=1)] = 100_000
     max_bytes: Annotated[int, Field(ge=1)] | None = None
     max_record_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 30)] = 64 << 20
 
-    @field_validator("max_errors", mode="before")
+    @field_validator("max_errors", "max_changed", mode="before")
     @classmethod
-    def _read_max_errors(cls, data: Any) -> Any:
+    def _read_shares(cls, data: Any) -> Any:
         return read_limits(data)
 
 

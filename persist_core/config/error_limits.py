@@ -1,4 +1,5 @@
-"""`limits.max_errors`: how many errors a run may have, as a number, a share of its records, or both."""
+"""`limits.max_errors` and `limits.max_changed`: how many errors a run may have, or rows a correction may change; as a
+number, a share, or both."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from persist_core.config.problems import refuse
 
 ErrorLimits = tuple[int | str, ...] | None
 DEFAULT: ErrorLimits = (1000, "5 %")
+DEFAULT_CHANGED: ErrorLimits = ("10 %",)
 SHARE_FROM = 100  # records: a share of fewer says little
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,3})?) ?%")
 
@@ -44,6 +46,14 @@ def reached_limit(limits: ErrorLimits, *, errors: int, bad_records: int, records
             return f"at most {limit} are allowed"
     if bad_records and bad_records == records:
         return "a run in which no record is good does not commit"
+    return None
+
+
+def exceeded_limit(limits: ErrorLimits, count: int, of: int) -> str | None:
+    """The limit that `count` of `of` things exceed, for a message; `None` if it exceeds none."""
+    for limit in limits or ():
+        if count > limit if isinstance(limit, int) else count * 100 > _percent(limit) * of:
+            return str(limit)
     return None
 
 

@@ -28,6 +28,9 @@ def read_mapping(path: Path, base_dir: Path | None, *, first_fields: str) -> dic
     body = read_fields(path, first_fields=first_fields)
     name, base = body.get("name", path.stem), body.get("base_dir", ".")
     body = {**body, "name": name}
+    if "~" in path.stem:  # a name that only this package gives
+        problem = refuse(path.stem, "a name without '~'", "rename the file")
+        raise ConfigError(f"{path}: name: {problem.message()}")
     if isinstance(name, str) and name != path.stem:
         problem = refuse(name, f"the file's own name, {show(path.stem)}", "rename the file or remove the field")
         raise ConfigError(f"{path}: name: {problem.message()}")

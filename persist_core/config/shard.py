@@ -16,7 +16,7 @@ from persist_core.config.model import ConfigModel
 from persist_core.config.problems import refuse
 from persist_core.config.tasks import AirflowConfig
 from persist_core.errors import InvalidInput, InvalidName
-from persist_core.keys import check_shard_name
+from persist_core.keys import check_key_name
 from persist_core.time_text import UTC_ZONE, parse_time
 
 
@@ -63,7 +63,7 @@ class ShardConfig(ConfigModel):
     @classmethod
     def _check_name(cls, name: str) -> str:
         try:
-            return check_shard_name(name)
+            return check_key_name(name)
         except InvalidName as error:
             raise refuse(name, checks.rule_of(error), "rename the file") from None
 

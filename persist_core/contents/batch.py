@@ -20,7 +20,7 @@ from persist_core.contents.key_range import Key, KeyRange
 from persist_core.contents.operator_state import OperatorState, StateArtifact, chain_digest
 from persist_core.contents.stats import BatchWarning
 from persist_core.errors import BadBounds, CorruptArtifact, InvalidInput
-from persist_core.keys import check_shard_name
+from persist_core.keys import check_key_name
 from persist_core.schema import CollectionSchema
 from persist_core.sealed import seal, sealed_digest, unseal
 from persist_core.time_text import MAX_TIME, check_time, show_interval
@@ -101,16 +101,33 @@ class BatchCounts:
 
 
 @dataclass(frozen=True)
+class Correction:
+    """A batch that corrects others: inputs dated from `from_ms` to before `end_ms` (`None`: all later ones) were
+    replayed as they were then, by whom the manifest says; `reason` is for people."""
+
+    from_ms: int
+    end_ms: int | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Restored:
     """Where a restore took contents, progress and operator state from: a checkpoint, of another shard for a fork.
 
     `watermark`: what the operator state holds from there on is in the shard's contents no more than it was then, though
-    its time may be final by now. The next batch takes it in.
+    its time may be final by now. The next batch takes it in. `correction` is set for one, of a replay in `shard`.
     """
 
     shard: str
     checkpoint_id: str
     watermark: int | None
+    correction: Correction | None = None
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Restored:
+        """The inverse of `asdict`."""
+        said = data["correction"]
+        return cls(**{**data, "correction": Correction(**said) if said else None})
 
 
 @dataclass(frozen=True)
@@ -145,7 +162,7 @@ class BatchDescription:
     era: int | None = None
 
     def __post_init__(self) -> None:
-        check_shard_name(self.shard)
+        check_key_name(self.shard)
         check_bounds(self.lower, self.upper)
 
     @property
@@ -339,7 +356,7 @@ class BatchManifest:
                         BatchWarning(**{**each, "samples": tuple(each["samples"])}) for each in body.get("warnings", ())
                     ),
                     "err_groups": tuple(ErrGroup(**group) for group in body["err_groups"]),
-                    "restored": Restored(**body["restored"]) if body["restored"] else None,
+                    "restored": Restored.from_json(body["restored"]) if body["restored"] else None,
                     "run": Run(**{**body["run"], "inputs": tuple(body["run"]["inputs"])}) if body["run"] else None,
                 }
             )

@@ -18,7 +18,7 @@ from persist_core.handles.read import FETCH_THREADS, ReadHandle
 from persist_core.handles.since import SinceHandle
 from persist_core.handles.write import WriteHandle
 from persist_core.ids import Ids, RandomIds
-from persist_core.keys import check_shard_name, is_shard_name
+from persist_core.keys import check_key_name, is_shard_name
 from persist_core.location.blob import Blob
 from persist_core.location.open import OpenLocation
 from persist_core.shard.machine import Machine
@@ -55,7 +55,7 @@ class PersistClient:
 
     def state(self, shard: str) -> ShardState:
         """The shard's newest state; `ShardNotFound` if it was never created."""
-        state = self.machine.fetch(check_shard_name(shard))
+        state = self.machine.fetch(check_key_name(shard))
         if state is None:
             raise ShardNotFound(
                 f"no shard {shard!r} in {self.location.consensus.uri}; `persist shards` lists the existing ones"
@@ -64,7 +64,7 @@ class PersistClient:
 
     def ensure_shard(self, shard: str) -> ShardState:
         """Like `state`, but creates an empty shard (`[0, 0)`) if it does not exist."""
-        state, _ = self.machine.apply(check_shard_name(shard), lambda state: (state, None), create=True)
+        state, _ = self.machine.apply(check_key_name(shard), lambda state: (state, None), create=True)
         return state
 
     def manifest(self, of: HollowBatch | Commit) -> BatchManifest:
@@ -92,7 +92,7 @@ class PersistClient:
         handle = ReadHandle(
             self.machine,
             self.blob,
-            check_shard_name(shard),
+            check_key_name(shard),
             reader=reader,
             clock=self.clock,
             fetch_threads=self.fetch_threads,
@@ -106,7 +106,7 @@ class PersistClient:
 
         Raises `NotReadable` if the shard has given up `since` already.
         """
-        return SinceHandle.open(self.machine, self.ids, check_shard_name(shard), holder, since=since)
+        return SinceHandle.open(self.machine, self.ids, check_key_name(shard), holder, since=since)
 
     def open_writer(self, shard: str) -> WriteHandle:
         """A writer of the shard, which is created if it is new."""

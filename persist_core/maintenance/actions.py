@@ -23,7 +23,8 @@ from persist_core.maintenance import fsck
 from persist_core.protocol import fork as forking
 from persist_core.protocol import resolve as resolving
 from persist_core.protocol import restore as restoring
-from persist_core.protocol.restore import MAX_UPDATES, NothingToRestore, RestorePlan
+from persist_core.protocol.delta import MAX_UPDATES
+from persist_core.protocol.restore import NothingToRestore, RestorePlan
 from persist_core.protocol.stages import Conflict
 from persist_core.shard.state import Committed
 from persist_core.time_text import format_time, show_time
@@ -67,7 +68,7 @@ def restore(
 
 
 def _restored(plan: RestorePlan, done: Committed | None) -> Done:
-    checkpoint, counts, files = plan.point.checkpoint, plan.counts, plan.inputs_again
+    checkpoint, counts, files = plan.point.checkpoint, plan.updates.counts, plan.inputs_again
     facts = {
         "shard": plan.shard,
         "status": "restored" if done else "dry_run",
@@ -109,6 +110,7 @@ def _counted(counts: BatchCounts) -> str:
 def fork(client: PersistClient, shard: str, checkpoint_id: str, new_shard: str, *, writer: str) -> Done:
     """Make `new_shard` of a checkpoint; the shard itself does not change. Raises what `protocol.fork` does."""
     check_checkpoint_id(checkpoint_id)
+    check_shard_name(new_shard)
     done = forking.fork(client, shard, checkpoint_id, new_shard, writer=writer)
     commit = done.commit
     facts = {

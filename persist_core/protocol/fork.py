@@ -21,26 +21,29 @@ from persist_core.contents.batch import (
     Restored,
 )
 from persist_core.errors import InvalidInput, RunFailed
+from persist_core.frontier import ZERO
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import schema_of
 from persist_core.handles.slow_reads import named_if_dropped
 from persist_core.handles.write import manifest_for, stage_manifest
 from persist_core.ids import uuid7_of
-from persist_core.keys import check_shard_name
+from persist_core.keys import check_key_name
 from persist_core.protocol.fork_records import record_fork
-from persist_core.protocol.restore_point import RestorePoint, copy_operators, point_of, restore_token
+from persist_core.protocol.restore_point import RestorePoint, beginning_of, copy_operators, point_of, restore_token
 from persist_core.shard import state as transitions
 from persist_core.shard.state import Committed, ShardState
 from persist_core.sources.registry import progress_of
 
 
-def fork(client: PersistClient, shard: str, checkpoint_id: str, new_shard: str, *, writer: str) -> Committed:
-    """Create `new_shard` from the shard's checkpoint. Idempotent: a second call returns the first result.
+def fork(client: PersistClient, shard: str, checkpoint_id: str | None, new_shard: str, *, writer: str) -> Committed:
+    """Create `new_shard` from the shard's checkpoint, or from its beginning (`None`).
+
+    Idempotent: a second call returns the first result.
 
     Raises what `point_of` does; `InvalidInput` if `new_shard` already holds data; `RunFailed` if the batches were
     merged or the shard was dropped in the meantime. Then nothing has changed for readers.
     """
-    check_shard_name(new_shard)
+    check_key_name(new_shard)
     if new_shard == shard:
         raise InvalidInput(f"a fork of {shard} needs another name; to restore the shard itself, leave out --as")
     state = client.state(shard)
@@ -48,11 +51,18 @@ def fork(client: PersistClient, shard: str, checkpoint_id: str, new_shard: str, 
         return _forked(client, state, checkpoint_id, new_shard, writer)
 
 
-def _forked(client: PersistClient, state: ShardState, checkpoint_id: str, new_shard: str, writer: str) -> Committed:
+def fork_token(shard: str, checkpoint_id: str | None, new_shard: str) -> str:
+    """The token of the commit that makes the fork."""
+    return restore_token("fork", shard, checkpoint_id, new_shard)
+
+
+def _forked(
+    client: PersistClient, state: ShardState, checkpoint_id: str | None, new_shard: str, writer: str
+) -> Committed:
     shard = state.shard
-    since = state.since  # of what is shared: the shard's own may move on before the fork is made
-    point = point_of(client, state, checkpoint_id)
-    token = restore_token("fork", shard, checkpoint_id, new_shard)
+    point = beginning_of(shard) if checkpoint_id is None else point_of(client, state, checkpoint_id)
+    since = state.since if point.batches else ZERO  # the shard's own may move on before the fork is made
+    token = fork_token(shard, checkpoint_id, new_shard)
     known = client.machine.fetch(new_shard) or ShardState(new_shard)
     for commit in known.commits:
         if commit.token == token:
@@ -62,8 +72,8 @@ def _forked(client: PersistClient, state: ShardState, checkpoint_id: str, new_sh
     attempt = client.ids.uuid7()
     manifest = replace(
         _manifest(state, point, new_shard, token, writer, known.era),
-        operators=copy_operators(client, point, new_shard, attempt),
-        restored=Restored(shard, checkpoint_id, point.checkpoint.watermark),
+        operators=copy_operators(client, point.operators, new_shard, attempt),
+        restored=Restored(shard, point.checkpoint.checkpoint_id, point.checkpoint.watermark),
     )
     names = [batch.manifest_key for batch in point.batches]
     shared = [progress.needed_keys() for progress in progress_of(client.blob, shard, point.sources).values()]
@@ -71,7 +81,7 @@ def _forked(client: PersistClient, state: ShardState, checkpoint_id: str, new_sh
         client.blob,
         new_shard,
         [*names, *(key for keys in shared for key in sorted(keys))],
-        checkpoint_id=checkpoint_id,
+        checkpoint_id=point.checkpoint.checkpoint_id,
         made_ms=client.clock.now_ms(),
         eras=lambda owner: client.state(owner).era,
     )
@@ -87,7 +97,7 @@ def _forked(client: PersistClient, state: ShardState, checkpoint_id: str, new_sh
             found,
             manifest,
             key,
-            batches=point.batches,
+            batches=point.batches or (manifest.hollow(key),),
             since=since,
             schemas=began.schemas,
             now_ms=client.clock.now_ms(),
@@ -102,12 +112,13 @@ def _manifest(
     state: ShardState, point: RestorePoint, new_shard: str, token: str, writer: str, era: int
 ) -> BatchManifest:
     """The manifest of the one commit: no parts of its own, for all the batches that are shared."""
+    lower = point.batches[0].lower if point.batches else 0
     description = BatchDescription(
         shard=new_shard,
-        lower=point.batches[0].lower,
+        lower=lower,
         upper=point.upper,
         token=token,
-        checkpoint_id=uuid7_of(point.batches[0].lower, f"{token} {era}"),  # the name may have been another fork's
+        checkpoint_id=uuid7_of(lower, f"{token} {era}"),  # the name may have been another fork's
         epoch=point.checkpoint.epoch,
         parent_id=None,
         writer=writer,

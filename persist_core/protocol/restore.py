@@ -16,36 +16,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from persist_core.checkpoint.publish import publish_missing
-from persist_core.contents.batch import BatchCounts, BatchDescription, Restored, last_time
-from persist_core.contents.parts import ERR_IDENTITY, errs_schema, updates_schema
-from persist_core.contents.row_versions import sum_diffs
-from persist_core.errors import Corruption, InvalidInput, InvariantViolation
+from persist_core.contents.batch import BatchDescription, Restored, SourceFrontier, last_time
+from persist_core.contents.operator_state import StateArtifact
+from persist_core.errors import Corruption, InvalidInput
 from persist_core.handles.client import PersistClient
-from persist_core.handles.read import ReadHandle
 from persist_core.handles.slow_reads import named_if_dropped
 from persist_core.ids import uuid7_of
-from persist_core.protocol.restore_orders import flattened, with_orders_of_errs, with_orders_of_oks
+from persist_core.protocol.delta import MAX_UPDATES, Delta, check_size, delta_since, net_of
 from persist_core.protocol.restore_point import RestorePoint, copy_operators, point_of, restore_token
 from persist_core.protocol.stages import Conflict, append
-from persist_core.schema import DIFF, TIME, CollectionSchema
+from persist_core.schema import CollectionSchema
 from persist_core.shard.state import Committed, ShardState
 from persist_core.sources.registry import progress_of
 from persist_core.time_text import MAX_TIME
 
-MAX_UPDATES = 2_000_000  # that this process reads and undoes: measured 1.2 KiB of memory each, at 180 bytes a row
-BYTES_OF_AN_UPDATE = 256  # of Parquet; an update that takes more counts for as many as it would make
-
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """The effects of a restore: `oks` and `errs` are its updates, all at time `lower`.
+    """The effects of a restore: `updates` are all at time `lower`.
 
     `inputs_again`: inputs that the next run consumes again if they are still there; `None` if the progress of now is
     damaged, so that they are not known. `began`: the shard's state, before the checkpoint was read.
@@ -55,8 +48,7 @@ class RestorePlan:
     point: RestorePoint
     lower: int
     schema: CollectionSchema
-    oks: pa.Table
-    errs: pa.Table
+    updates: Delta
     inputs_again: tuple[str, ...] | None
     began: ShardState
 
@@ -64,12 +56,6 @@ class RestorePlan:
     def upper(self) -> int:
         """One step: the restore makes no later time final."""
         return self.lower + 1
-
-    @property
-    def counts(self) -> BatchCounts:
-        """Updates by kind."""
-        inserted, errs_inserted = (int(pc.sum(pc.greater(t[DIFF], 0)).as_py() or 0) for t in (self.oks, self.errs))
-        return BatchCounts(inserted, len(self.oks) - inserted, errs_inserted, len(self.errs) - errs_inserted)
 
 
 @dataclass(frozen=True)
@@ -105,52 +91,9 @@ def _planned(
     if state.upper.time is None or state.upper.time == MAX_TIME or state.schema is None:
         raise InvalidInput(f"shard {shard} is closed (upper {state.upper}): it accepts no commits; {fork}")
     reader, after = client.open_reader(shard), last_time(point.upper)
-    updates, size_bytes = _changed_since(reader, state, after)
-    if max(updates, size_bytes // BYTES_OF_AN_UPDATE) > max_updates:
-        raise InvalidInput(
-            f"shard {shard} has changed by {updates} updates ({size_bytes} bytes) since checkpoint {checkpoint_id}; the"
-            f" limit is {max_updates} ({max_updates * BYTES_OF_AN_UPDATE} bytes). If there is memory for them (1.2 KiB"
-            f" per update), raise --max-updates; or {fork}"
-        )
-    lower = state.upper.time
-    oks = with_orders_of_oks(reader.changes(after, lower - 1, orders=True), reader, state, after)
-    errs = with_orders_of_errs(reader.error_changes(after, lower - 1, orders=True), reader, state, after)
-    return RestorePlan(
-        shard,
-        point,
-        lower,
-        state.schema,
-        _undone(oks, [column.name for column in state.schema.columns], updates_schema(state.schema), lower, fork),
-        _undone(errs, list(ERR_IDENTITY), errs_schema(state.schema), lower, fork),
-        _inputs_again(client, state, point),
-        state,
-    )
-
-
-def _changed_since(reader: ReadHandle, state: ShardState, after: int) -> tuple[int, int]:
-    """How many updates are later than `after`, and how many bytes they take in whole batches.
-
-    A run that holds earlier updates too is counted row by row.
-    """
-    later = [batch for batch in state.batches if (batch.changed_at or 0) > after]
-    whole = [batch for batch in later if batch.lower > after]
-    counted = reader.count_changes([batch for batch in later if batch.lower <= after], after)
-    return counted + sum(batch.counts.updates for batch in whole), sum(batch.size_bytes for batch in whole)
-
-
-def _undone(updates: pa.Table, identity: list[str], schema: pa.Schema, time: int, fork: str) -> pa.Table:
-    """Updates at `time` that undo the sum of `updates`."""
-    flat, orders = flattened(updates)
-    summed = sum_diffs(flat, [*identity, *orders])
-    broken = summed.filter(pc.greater(pc.abs(summed[DIFF]), 1))
-    if len(broken):
-        raise InvariantViolation(
-            f"since the checkpoint {broken.slice(0, 1).to_pylist()[0]} was inserted or retracted more than once; a key"
-            f" has at most one value. Nothing was committed; run `persist fsck`, or {fork}"
-        )
-    negated = summed.set_column(summed.column_names.index(DIFF), DIFF, pc.negate(summed[DIFF]))
-    timed = negated.set_column(negated.column_names.index(TIME), TIME, pa.repeat(time, len(negated)))
-    return timed.select(schema.names)
+    check_size(reader, state, after, max_updates, f"checkpoint {checkpoint_id}", f"; or {fork}")
+    undone = net_of([(-1, delta_since(reader, state, after))], state.schema, state.upper.time, remedy=f", or {fork}")
+    return RestorePlan(shard, point, state.upper.time, state.schema, undone, _inputs_again(client, state, point), state)
 
 
 def _inputs_again(client: PersistClient, state: ShardState, point: RestorePoint) -> tuple[str, ...] | None:
@@ -174,34 +117,63 @@ def restore(client: PersistClient, plan: RestorePlan, *, writer: str) -> Committ
 
 
 def _restored(client: PersistClient, plan: RestorePlan, writer: str) -> Committed | Conflict:
-    state = client.state(plan.shard)
     checkpoint = plan.point.checkpoint
-    with suppress(Corruption, InvalidInput):  # these checkpoints make it possible to undo the restore
+    return append_replacing(
+        client,
+        plan.began,
+        plan.updates,
+        plan.schema,
+        upper=plan.upper,
+        token=restore_token("restore", plan.shard, plan.lower, checkpoint.checkpoint_id),
+        sources=plan.point.sources,
+        operators=plan.point.operators,
+        restored=Restored(plan.shard, checkpoint.checkpoint_id, checkpoint.watermark),
+        writer=writer,
+    )
+
+
+def append_replacing(
+    client: PersistClient,
+    began: ShardState,
+    updates: Delta,
+    schema: CollectionSchema,
+    *,
+    upper: int,
+    token: str,
+    sources: Mapping[str, SourceFrontier],
+    operators: Mapping[str, tuple[StateArtifact, ...]],
+    restored: Restored,
+    writer: str,
+) -> Committed | Conflict:
+    """Append `updates` from the upper of `began` up to `upper`, with `sources` and a copy of `operators` in place of
+    the shard's progress and operator state; then publish the checkpoint."""
+    shard, lower = began.shard, began.upper.time or 0
+    state = client.state(shard)
+    with suppress(Corruption, InvalidInput):  # these checkpoints make it possible to undo this
         publish_missing(client, state)
     parent, attempt = state.newest_commit, client.ids.uuid7()
-    token = restore_token("restore", plan.shard, plan.lower, checkpoint.checkpoint_id)
     description = BatchDescription(
-        shard=plan.shard,
-        lower=plan.lower,
-        upper=plan.upper,
+        shard=shard,
+        lower=lower,
+        upper=upper,
         token=token,
-        checkpoint_id=uuid7_of(plan.lower, token),
+        checkpoint_id=uuid7_of(lower, token),
         epoch=(parent.epoch if parent else 0) + 1,
         parent_id=parent.checkpoint_id if parent else None,
         writer=writer,
-        sources=plan.point.sources,
-        era=plan.began.era,
+        sources=sources,
+        era=began.era,
     )
-    key = client.open_writer(plan.shard).stage(
+    key = client.open_writer(shard).stage(
         description,
-        plan.schema,
+        schema,
         attempt,
-        plan.oks,
-        plan.errs,
-        operators=copy_operators(client, plan.point, plan.shard, attempt),
-        restored=Restored(plan.shard, checkpoint.checkpoint_id, checkpoint.watermark),
+        updates.oks,
+        updates.errs,
+        operators=copy_operators(client, operators, shard, attempt),
+        restored=restored,
     )
     result = append(client, description, key)
     if isinstance(result, Committed):
-        publish_missing(client, client.state(plan.shard))
+        publish_missing(client, client.state(shard))
     return result

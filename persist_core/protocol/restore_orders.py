@@ -99,7 +99,7 @@ def _filled(updates: pa.Table, slot: Sequence[str], before: pa.Table | None = No
         both = pa.concat_tables([inserted, updates], promote_options="default")
     both = both.sort_by([*((name, "ascending") for name in slot), (TIME, "ascending"), (DIFF, "ascending")])
     places = pa.array(range(-1, len(both) - 1), pa.int64())
-    before_it = pc.if_else(_same_as_before(both.select(list(slot))), places, pa.scalar(None, pa.int64()))
+    before_it = pc.if_else(same_as_before(both.select(list(slot))), places, pa.scalar(None, pa.int64()))
     own = pa.array(range(len(both)), pa.int64())
     source = pc.if_else(both[ORDER].combine_chunks().is_valid(), own, before_it)
     done = both
@@ -109,12 +109,22 @@ def _filled(updates: pa.Table, slot: Sequence[str], before: pa.Table | None = No
     return done.filter(pc.greater(done[TIME], after)).select(updates.column_names)
 
 
-def _same_as_before(slots: pa.Table) -> pa.Array:
+def same_as_before(slots: pa.Table) -> pa.Array:
     """True if each row has the slot of the row before it; null equals null."""
     same = []
     for column in slots.columns:
         values = column.combine_chunks()
-        left, right = values.slice(1), values.slice(0, max(len(values) - 1, 0))
-        both_null = pc.and_(pc.is_null(left), pc.is_null(right))
-        same.append(pc.or_(both_null, pc.fill_null(pc.equal(left, right), False)))
+        same.append(equal_or_null(values.slice(0, max(len(values) - 1, 0)), values.slice(1)))
     return pa.concat_arrays([pa.array([False]), functools.reduce(pc.and_, same)])
+
+
+def equal_or_null(left: pa.Array, right: pa.Array) -> pa.Array:
+    """True if both are equal, null, or NaN."""
+    if pa.types.is_floating(left.type):
+        both_nan = pc.fill_null(pc.and_(pc.is_nan(left), pc.is_nan(right)), False)
+        return pc.or_(both_nan, _equal_or_null(left, right))
+    return _equal_or_null(left, right)
+
+
+def _equal_or_null(left: pa.Array, right: pa.Array) -> pa.Array:
+    return pc.or_(pc.and_(pc.is_null(left), pc.is_null(right)), pc.fill_null(pc.equal(left, right), False))

@@ -23,10 +23,13 @@ from persist_core.errors import CheckpointNotFound, CorruptArtifact, InvalidInpu
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import check_as_of
+from persist_core.ids import uuid7_of
 from persist_core.keys import part_key
 from persist_core.shard.state import ShardState
 from persist_core.sources.registry import progress_of
 from persist_core.time_text import show_time
+
+FIRST_UPPER = 1  # of a fork from the beginning, whose one batch is empty
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,13 @@ class RestorePoint:
     @property
     def upper(self) -> int | None:
         """The shard's upper then."""
-        return self.batches[-1].upper
+        return self.batches[-1].upper if self.batches else FIRST_UPPER
+
+
+def beginning_of(shard: str) -> RestorePoint:
+    """The point before anything was consumed. It needs no checkpoint, so that always exists."""
+    empty = CheckpointManifest(uuid7_of(0, f"beginning {shard}"), epoch=1, timestamp_ms=0, watermark=FIRST_UPPER)
+    return RestorePoint(empty, (), {}, {})
 
 
 def point_of(client: PersistClient, state: ShardState, checkpoint_id: str) -> RestorePoint:
@@ -131,9 +140,11 @@ def restore_token(*identity: object) -> str:
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
-def copy_operators(client: PersistClient, point: RestorePoint, shard: str, attempt: str) -> dict[str, OperatorState]:
+def copy_operators(
+    client: PersistClient, operators: Mapping[str, tuple[StateArtifact, ...]], shard: str, attempt: str
+) -> dict[str, OperatorState]:
     """Stage each operator's whole chain for `attempt` on `shard`, in its order, as its full state."""
-    return {name: _copied(client, chain, shard, attempt, name) for name, chain in point.operators.items()}
+    return {name: _copied(client, chain, shard, attempt, name) for name, chain in operators.items()}
 
 
 def _copied(

@@ -28,6 +28,7 @@ from persist_core.protocol import describe, stages
 from persist_core.protocol.stages import Conflict, Minted, NothingToDo
 from persist_core.shard.state import Commit, Committed
 from persist_core.sources.shards import ShardSource
+from persist_core.sources.source import Source
 from persist_core.time_text import first_instant, local_of, show_interval
 
 MAX_ROUNDS = 10_000  # each round commits whole files; a run that needs more has limits that are far too low
@@ -85,8 +86,9 @@ def rounds(
     max_conflicts: int,
     max_rounds: int = MAX_ROUNDS,
     is_forced: bool = False,
+    source: Source | None = None,
 ) -> Run[Step]:
-    """Bring the shard up to `until` (ms; `None` and `is_forced`: see `stages.mint`). `on_step` sees each step.
+    """Bring the shard up to `until` (ms; `None`, `is_forced`, `source`: see `stages.mint`). `on_step` sees each step.
 
     Returns the last step: `NothingToDo`, the conflict that is one too many (`max_conflicts`), or the round number
     `max_rounds`. Raises what the stages raise, and the errors that it is thrown but `OutdatedDescription`. Commits made
@@ -94,7 +96,7 @@ def rounds(
     """
     conflicts = done = 0
     while True:  # bounded by `max_rounds` and `max_conflicts`
-        minted = stages.mint(client, config, until=until, writer=writer, is_forced=is_forced)
+        minted = stages.mint(client, config, until=until, writer=writer, is_forced=is_forced, source=source)
         on_step(minted)
         if isinstance(minted, NothingToDo):
             return minted

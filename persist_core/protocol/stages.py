@@ -83,31 +83,38 @@ class Conflict:
 
 
 def mint(
-    client: PersistClient, config: ShardConfig, *, until: int | None, writer: str, is_forced: bool = False
+    client: PersistClient,
+    config: ShardConfig,
+    *,
+    until: int | None,
+    writer: str,
+    is_forced: bool = False,
+    source: Source | None = None,
 ) -> Minted | NothingToDo:
     """Describe the shard's next batch: `[shard's upper, until)`, with all input that no commit has taken in.
 
     `until` is the input's frontier (ms; the end of the data interval), `None` if it has none: a collection is then
     closed, a view goes as far as its inputs. `writer` names the dag run. Raises `SchemaMismatch` before anything is
     staged, `CorruptArtifact` if operator state is damaged, and `InvalidInput` for an `until` more than
-    `MAX_AHEAD_MS` after now, unless `is_forced`.
+    `MAX_AHEAD_MS` after now, unless `is_forced`. `source`: the input, if it is not all that `config` names.
     """
+    source = source or source_of(client, config)
     if until is not None and not is_forced:
         _check_not_ahead(config.name, until, client.clock.now_ms())
     if client.machine.fetch(config.name) is None:
-        source_of(client, config).check(None)  # a wrong path leaves no empty shard
+        source.check(None)  # a wrong path leaves no empty shard
     notices: tuple[str, ...] = ()
     for _ in range(MAX_MINT_TRIES - 1):
         state, noticed = _as_defined(client, config)
         notices += noticed
         try:
-            return _with_notices(_mint(client, config, state, until=until, writer=writer), notices)
+            return _with_notices(_mint(client, config, source, state, until=until, writer=writer), notices)
         except CorruptArtifact:
             # If another writer has committed meanwhile, retention may have deleted what this one was reading.
             if client.state(config.name).newest_commit == state.newest_commit:
                 raise
     state, noticed = _as_defined(client, config)
-    return _with_notices(_mint(client, config, state, until=until, writer=writer), notices + noticed)
+    return _with_notices(_mint(client, config, source, state, until=until, writer=writer), notices + noticed)
 
 
 def _as_defined(client: PersistClient, config: ShardConfig) -> tuple[ShardState, tuple[str, ...]]:
@@ -129,9 +136,8 @@ def _with_notices(minted: Minted | NothingToDo, notices: tuple[str, ...]) -> Min
 
 
 def _mint(
-    client: PersistClient, config: ShardConfig, state: ShardState, *, until: int | None, writer: str
+    client: PersistClient, config: ShardConfig, source: Source, state: ShardState, *, until: int | None, writer: str
 ) -> Minted | NothingToDo:
-    source = source_of(client, config)
     lower = state.upper.time or 0
     state.origin.check_not_moved(config.name)
     if state.is_dropped:

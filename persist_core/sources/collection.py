@@ -10,7 +10,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.schema import CollectionSchema
 from persist_core.shard.state import ShardState
 from persist_core.sources.feeds import feed_of
-from persist_core.sources.files import FileSource
+from persist_core.sources.files import FileSource, HoldBack
 from persist_core.sources.frozen import load_frozen, stage_frozen
 from persist_core.sources.input_file import FrozenInput
 from persist_core.sources.source import Intake, ReadInput
@@ -21,19 +21,24 @@ _log = logging.getLogger(__name__)
 class CollectionSource:
     """`Source` of a collection: file drops."""
 
-    def __init__(self, client: PersistClient, config: CollectionConfig) -> None:
+    def __init__(
+        self, client: PersistClient, config: CollectionConfig, holds_back: HoldBack = lambda *_: False
+    ) -> None:
+        """`holds_back`: files that `freeze` leaves for later."""
         self._config = config
         self._location = client.location
         self._blob = client.blob
+        self._holds_back = holds_back
 
     @cached_property
-    def _files(self) -> FileSource:
+    def files(self) -> FileSource:
+        """Its files."""
         return FileSource(self._config, self._blob, feed_of(self._location, self._config))
 
     def check(self, state: ShardState | None) -> None:
         """Check the schema, which is known from the collection file, before files are listed; first the folders."""
         if state is None:
-            self._files.freeze(None, until=None)
+            self.files.freeze(None, until=None)
         else:
             state.schemas.placed(self._config.collection_schema())
 
@@ -43,7 +48,7 @@ class CollectionSource:
         The first commit names the progress though it is empty: a restore to its checkpoint needs it.
         """
         consumed = state.sources.get(FILES)
-        freeze = self._files.freeze(consumed, until=until, lower=lower)
+        freeze = self.files.freeze(consumed, until=until, lower=lower, holds_back=self._holds_back)
         if freeze.not_due:  # usual in a backfill, so no notice
             _log.info("%d files are dated at or after the end of this run: left for later runs", freeze.not_due)
         if freeze.requests:
@@ -51,8 +56,8 @@ class CollectionSource:
         sources, input_key = dict(state.sources), None
         if freeze.frozen.files:
             input_key = stage_frozen(self._blob, self._config.name, freeze.frozen, era=state.era)
-        if consumed is None or freeze.frozen.files or self._files.has_other_place(consumed):
-            sources[FILES] = self._files.advance(consumed, freeze.frozen, era=state.era, unread_from=freeze.unread_from)
+        if consumed is None or freeze.frozen.files or self.files.has_other_place(consumed):
+            sources[FILES] = self.files.advance(consumed, freeze.frozen, era=state.era, unread_from=freeze.unread_from)
         return Intake(
             upper=freeze.upper,
             sources=sources,
@@ -66,7 +71,7 @@ class CollectionSource:
         """Files that no commit has consumed and that are dated before `until`."""
         upper = state.upper.time or 0
         lower = upper if until is None or upper < until else 0
-        freeze = self._files.freeze(state.sources.get(FILES), until=until, lower=lower)
+        freeze = self.files.freeze(state.sources.get(FILES), until=until, lower=lower)
         return len(freeze.frozen.files) + freeze.left_over
 
     def inputs(self, input_key: str) -> list[ReadInput]:

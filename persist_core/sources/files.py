@@ -20,7 +20,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,7 +55,8 @@ class ChangedFile:
         return (
             f"{ascii(self.relative)[1:-1]}: changed after it was consumed ({self.old_size_bytes} bytes at"
             f" {format_time(self.old_mtime_ms)}, now {self.new_size_bytes} bytes at"
-            f" {format_time(self.new_mtime_ms)}); it is not read again: drop its new records as a new file"
+            f" {format_time(self.new_mtime_ms)}); a run does not read it again. `persist reprocess` corrects the"
+            " collection by it; or drop its new records as a new file"
         )
 
 
@@ -95,6 +96,21 @@ class Freeze:
         return tuple(lines)
 
 
+@dataclass(frozen=True)
+class InputsNow:
+    """The files that were consumed since an earlier progress, as they are now: with other bytes, or gone.
+
+    Each has the date in its path (ms).
+    """
+
+    replaced: Mapping[str, int | None]
+    gone: Mapping[str, int | None]
+
+
+HoldBack = Callable[[str, int | None], bool]
+"""Whether a file that no commit has consumed is left for later: by its relative path and the date in it (ms)."""
+
+
 class FileSource:
     """The file source of one collection."""
 
@@ -105,7 +121,14 @@ class FileSource:
         self._feed = feed or LocalFeed(self._pattern)
         self._ledger = Ledger(blob, config.name)
 
-    def freeze(self, consumed: SourceFrontier | None, *, until: int | None, lower: int = 0) -> Freeze:
+    def freeze(
+        self,
+        consumed: SourceFrontier | None,
+        *,
+        until: int | None,
+        lower: int = 0,
+        holds_back: HoldBack = lambda *_: False,
+    ) -> Freeze:
         """All files that are not in `consumed`, dated before `until` (ms; `None`: all), within the collection's limits.
 
         `lower` is the shard's upper: files dated before it belong to one time. Reads names and file metadata, not
@@ -126,7 +149,9 @@ class FileSource:
             if facts is not None and not (is_changed and facts[3]):
                 if is_changed:
                     changed.append(ChangedFile(relative, *facts[:2], file.size_bytes, file.mtime_ms))
-            elif until is not None and file.date_ms is not None and file.date_ms >= until:
+            elif holds_back(relative, file.date_ms) or (
+                until is not None and file.date_ms is not None and file.date_ms >= until
+            ):
                 not_due += 1
             else:
                 pending.append(_input_file(file, relative, base, is_corrected=facts is not None))
@@ -195,6 +220,23 @@ class FileSource:
         if aside := sorted(name for name, facts in {**known, **added}.items() if facts[3]):
             more[SET_ASIDE] = aside[:_MAX_NOTICES]
         return replace(after, offsets={**after.offsets, **more}) if more else after
+
+    def consumed(self, progress: SourceFrontier | None) -> Consumed:
+        """All files of a progress, by their names now. Raises `CorruptArtifact` if the ledger is damaged."""
+        return self._known(progress)[1]
+
+    def inputs_now(self, progress: SourceFrontier | None, earlier: SourceFrontier | None) -> InputsNow:
+        """Compare files that `progress` has consumed, and `earlier` has not, with what is there. Lists all."""
+        place, known = self._known(progress)
+        before, naming = self.consumed(earlier), _Naming(self._pattern.root, place.base)
+        found = {naming.relative(each.below_root): each for each in self._feed.scan(Wanted()).found}
+        since = {name: facts for name, facts in known.items() if before.get(name) != facts}
+        replaced = {
+            name: facts[2]
+            for name, facts in since.items()
+            if name in found and (found[name].size_bytes, found[name].mtime_ms) != facts[:2]
+        }
+        return InputsNow(replaced, {name: facts[2] for name, facts in since.items() if name not in found})
 
     def has_other_place(self, consumed: SourceFrontier | None) -> bool:
         """True if `source.path` starts at another folder than when `consumed` was committed."""

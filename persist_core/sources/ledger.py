@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import zstandard
 
 from persist_core.config.collection import FILES
 from persist_core.contents.batch import SourceFrontier
 from persist_core.errors import CorruptArtifact, Corruption, InvariantViolation
-from persist_core.keys import ledger_segment_key
+from persist_core.keys import ledger_segment_key, owner_of
 from persist_core.location.blob import Blob
 from persist_core.sealed import seal, unseal
 from persist_core.shard.state import ShardState
@@ -111,6 +111,14 @@ class Ledger:
             },
         )
 
+    def owned(self, frontier: SourceFrontier, *, era: int) -> SourceFrontier:
+        """The frontier of another shard as this one's: segments that are not its own are copied. Commits nothing."""
+        segments = [
+            segment if owner_of(segment.key) == self._shard else self._stage(self.read(segment), era)
+            for segment in segments_of(frontier)
+        ]
+        return replace(frontier, offsets={**frontier.offsets, "segments": [asdict(each) for each in segments]})
+
     def _stage(self, files: Consumed, era: int) -> LedgerSegment:
         rows = [[relative, *facts] for relative, facts in sorted(files.items())]
         data = zstandard.ZstdCompressor(level=_LEVEL).compress(seal(_SEGMENT, SEGMENT_VERSION, {"files": rows}))
@@ -180,8 +188,13 @@ class FileProgress:
     """`persist_core.sources.source.Progress` of files."""
 
     def __init__(self, blob: Blob, shard: str, stored: SourceFrontier) -> None:
+        self._blob = blob
         self._ledger = Ledger(blob, shard)
         self._stored = stored
+
+    def copied_to(self, shard: str, *, era: int) -> SourceFrontier:
+        """Copies the segments that are not the shard's."""
+        return Ledger(self._blob, shard).owned(self._stored, era=era)
 
     def needed_keys(self) -> set[str]:
         """The segments of the ledger."""

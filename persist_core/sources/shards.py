@@ -125,6 +125,10 @@ class ShardProgress:
             f" query. To read its older contents, run `persist snapshot {self._shard} --as-of`"
         )
 
+    def copied_to(self, shard: str, *, era: int) -> SourceFrontier:  # noqa: ARG002 - a view corrects itself
+        """Raise `InvalidInput`: a view has no input of its own to replay."""
+        raise InvalidInput(f"{shard} is a view: it follows its inputs, and its next refresh corrects it")
+
     def consumed_since(self, earlier: SourceFrontier | None) -> tuple[ConsumedInput, ...]:  # noqa: ARG002 - by contract
         """All inputs: each refresh reads all of them."""
         return tuple(map(ConsumedInput, sorted(self._refreshed().uppers)))

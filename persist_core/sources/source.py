@@ -117,6 +117,10 @@ class Progress(Protocol):
         """Raise `InvalidInput` if the shard can't go back to an earlier progress; the message says what to do."""
         ...
 
+    def copied_to(self, shard: str, *, era: int) -> SourceFrontier:
+        """This progress as the progress of another shard, which owns a copy of what it names, staged in its `era`."""
+        ...
+
     def consumed_since(self, earlier: SourceFrontier | None) -> tuple[ConsumedInput, ...]:
         """The inputs that this progress has and an earlier progress of the same source does not have, by name.
 

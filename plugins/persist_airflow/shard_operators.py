@@ -16,7 +16,7 @@ from persist_airflow.links import ShardLink
 from persist_airflow.operators import writer_of
 from persist_core.maintenance import actions
 from persist_core.maintenance.actions import Done
-from persist_core.protocol.restore import MAX_UPDATES
+from persist_core.protocol.delta import MAX_UPDATES
 
 MAX_LISTED = 20  # of each list in a result: XComs stay small, the log has more
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ import pyarrow as pa
 from persist_core.checkpoint.checkpointer import Listing
 from persist_core.config.collection import CollectionConfig
 from persist_core.contents.batch import LATE_OPERATOR, STASH_OPERATOR, BatchDescription
-from persist_core.contents.operator_state import OperatorState
+from persist_core.contents.operator_state import OperatorState, StateArtifact
 from persist_core.gc.collect import collect
 from persist_core.gc.needs import Needs
 from persist_core.handles.client import PersistClient
@@ -26,7 +26,7 @@ from persist_core.maintenance.violations import Violation
 from persist_core.protocol import fork as fork_module
 from persist_core.protocol import stages
 from persist_core.protocol.restore import NothingToRestore, plan_restore, restore
-from persist_core.protocol.restore_point import RestorePoint, copy_operators
+from persist_core.protocol.restore_point import copy_operators
 from persist_core.protocol.stages import Conflict
 from persist_core.schema import ORDER
 from persist_core.shard import state as transitions
@@ -222,8 +222,9 @@ def _restore_with_new_orders(client: PersistClient, checkpoint_id: str, writer: 
     plan = plan_restore(client, SHARD, checkpoint_id)
     if isinstance(plan, NothingToRestore):
         return plan
-    rows = [{**row, ORDER: row[ORDER] and {**row[ORDER], "by0": 1_000}} for row in plan.oks.to_pylist()]
-    return restore(client, replace(plan, oks=pa.Table.from_pylist(rows, schema=plan.oks.schema)), writer=writer)
+    rows = [{**row, ORDER: row[ORDER] and {**row[ORDER], "by0": 1_000}} for row in plan.updates.oks.to_pylist()]
+    oks = pa.Table.from_pylist(rows, schema=plan.updates.oks.schema)
+    return restore(client, replace(plan, updates=replace(plan.updates, oks=oks)), writer=writer)
 
 
 def _rows_only(client: PersistClient, description: BatchDescription, rows: orders.Rows) -> OrderMemory:
@@ -263,9 +264,10 @@ def _restore_without_late_records(client: PersistClient, checkpoint_id: str, wri
 def _fork_with_the_first_artifacts(*args: Any, **options: Any) -> Committed:
     """Copies the full state of an operator, and not the deltas that continue it."""
 
-    def copy_first(client: PersistClient, point: RestorePoint, shard: str, attempt: str) -> dict[str, OperatorState]:
-        first = {name: chain[:1] for name, chain in point.operators.items()}
-        return copy_operators(client, replace(point, operators=first), shard, attempt)
+    def copy_first(
+        client: PersistClient, operators: Mapping[str, tuple[StateArtifact, ...]], shard: str, attempt: str
+    ) -> dict[str, OperatorState]:
+        return copy_operators(client, {name: chain[:1] for name, chain in operators.items()}, shard, attempt)
 
     with patch.object(fork_module, "copy_operators", copy_first):
         return fork_module.fork(*args, **options)

@@ -18,6 +18,7 @@ from persist_core.location.settings import PersistLocation
 from tests.plain_commit import commit
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "changing.md"
+EVOLUTION = PAGE.read_text().partition("## Correct wrong data")[0]
 BLOCK = re.compile(r"```(yaml|console)\n(.*?)```", re.S)
 ROWS = {"id": [(1, "pen", Decimal("1.50"), "old")], "title": [(1, "pen", None, Decimal("1.50"))]}
 
@@ -50,7 +51,7 @@ class Page:
 
 def test_the_page_shows_what_the_commands_print(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = Page(tmp_path)
-    for kind, text in BLOCK.findall(PAGE.read_text()):
+    for kind, text in BLOCK.findall(EVOLUTION):
         if kind == "yaml":
             page.file.write_text(text)
             if page.client.machine.fetch("orders") is None:
@@ -68,7 +69,7 @@ def test_the_page_shows_what_the_commands_print(tmp_path: Path, capsys: pytest.C
 
 def test_the_versions_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = Page(tmp_path)
-    texts = [text for kind, text in BLOCK.findall(PAGE.read_text()) if kind == "yaml"]
+    texts = [text for kind, text in BLOCK.findall(EVOLUTION) if kind == "yaml"]
     for text in (texts[0], texts[2]):
         page.file.write_text(text)
         page.run()
@@ -83,7 +84,7 @@ def test_the_versions_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_a_name_is_gone_or_a_column(tmp_path: Path) -> None:
     file = tmp_path / "orders.yaml"
-    text = BLOCK.findall(PAGE.read_text())[0][1]
+    text = BLOCK.findall(EVOLUTION)[0][1]
     file.write_text(f"{text}dropped: [note]\n")
     with pytest.raises(ConfigError, match=r"dropped: .*a column of this name is a new one"):
         load_collection(file)

@@ -186,9 +186,9 @@ class History:
         assert isinstance(restore(self.client, plan, writer="test"), Committed)
         reader = self.client.open_reader(self.shard)
         width = len(self.schema.columns)
-        changed = _rows(reader.changes(plan.lower - 1) if plan.lower else plan.oks)
+        changed = _rows(reader.changes(plan.lower - 1) if plan.lower else plan.updates.oks)
         oks = [(row[:width], row[-2], row[-1]) for row in changed.elements()]
-        found = _rows(reader.error_changes(plan.lower - 1) if plan.lower else plan.errs)
+        found = _rows(reader.error_changes(plan.lower - 1) if plan.lower else plan.updates.errs)
         errs = [(row[:-2], row[-2], row[-1]) for row in found.elements()]
         if self.schema.order:
             self._take_back_orders(upper, oks, errs)

@@ -307,7 +307,7 @@ class Complete:
         if plan.inputs_again is None:
             raise CorruptArtifact("the plan says that the progress of now is damaged")
         state = {name: [each.sha256 for each in chain] for name, chain in plan.point.operators.items()}
-        return _rows(plan.oks), _rows(plan.errs), plan.point.sources, state, plan.inputs_again
+        return _rows(plan.updates.oks), _rows(plan.updates.errs), plan.point.sources, state, plan.inputs_again
 
 
 def _snapshot(reader: Callable[[], Any], time: int) -> Any:

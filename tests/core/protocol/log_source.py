@@ -156,6 +156,9 @@ class LogProgress:
     def check_restorable(self) -> None:
         """It is."""
 
+    def copied_to(self, shard: str, *, era: int) -> SourceFrontier:  # noqa: ARG002 - it names no objects
+        return SourceFrontier(LOG, self._offsets)
+
     def consumed_since(self, earlier: SourceFrontier | None) -> tuple[ConsumedInput, ...]:
         before = {} if earlier is None else earlier.offsets["next"]
         names = _between(Path(self._offsets["folder"]), before, self._offsets["next"])

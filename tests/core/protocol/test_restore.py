@@ -368,7 +368,7 @@ def test_deletes_are_undone_too(shard: Collection) -> None:
     shard.run(20)
     assert A not in shard.contents(19)
     plan = shard.plan(first)
-    assert (plan.counts.insertions, plan.counts.retractions) == (1, 1)
+    assert (plan.updates.counts.insertions, plan.updates.counts.retractions) == (1, 1)
     shard.go_back(first)
     assert A in shard.read(20)
 

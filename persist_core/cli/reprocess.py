@@ -1,0 +1,117 @@
+"""Correct what inputs have changed: `persist reprocess`."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from persist_core.cli import output
+from persist_core.cli.run import ENV_SPARK_MASTER, find_config, spark_of
+from persist_core.cli.session import Session, this_user, with_session
+from persist_core.config.collection import CollectionConfig
+from persist_core.config.error_limits import read_limits
+from persist_core.errors import InvalidInput
+from persist_core.maintenance.differences import SAMPLES, reprocess_facts, reprocess_lines
+from persist_core.inspection.values import rows_of
+from persist_core.maintenance.reprocess import Reprocessed, Request, give_up, reprocess
+from persist_core.protocol.delta import MAX_UPDATES
+from persist_core.spark_job.launch import write_batch
+from persist_core.spark_job.process import LOCAL_MASTER
+from persist_core.time_text import DAY_MS
+
+
+@click.command("reprocess")
+@click.argument("name")
+@click.option("--from", "begin", help="The first day (or time) whose input is replayed.")
+@click.option("--through", help="The last day whose files may differ; the days after it are replayed too.")
+@click.option(
+    "--dry-run", is_flag=True, help="Replay and report; commit nothing. The replay is kept for the next call."
+)
+@click.option("--yes", is_flag=True, help="Confirm a correction that changes more than --max-changed.")
+@click.option("--take-back-gone", is_flag=True, help="Undo the records of consumed files that are gone now.")
+@click.option("--max-changed", help="A number of rows, or a share such as '10 %' (default: limits.max_changed).")
+@click.option("--max-updates", type=click.IntRange(min=0), default=MAX_UPDATES, help="As of `persist restore`.")
+@click.option("--reason", default="", help="Why: the commit keeps it.")
+@click.option(
+    "--give-up", "give_up_only", is_flag=True, help="Delete a replay that has not ended, and do nothing else."
+)
+@click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files.")
+@click.option("--master", help=f"Spark master (default: {ENV_SPARK_MASTER}, or {LOCAL_MASTER}).")
+@click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A Spark setting; may be repeated.")
+@with_session
+def reprocess_command(
+    session: Session,
+    name: str,
+    begin: str | None,
+    through: str | None,
+    dry_run: bool,
+    yes: bool,
+    take_back_gone: bool,
+    max_changed: str | None,
+    max_updates: int,
+    reason: str,
+    give_up_only: bool,
+    collections: Path | None,
+    master: str | None,
+    conf: tuple[str, ...],
+) -> None:
+    """Correct the collection NAME: replay its files from a day on, as they are now, and commit the difference.
+
+    For files that were replaced, added late or taken away. No reader sees the replay; the correction is one commit,
+    with the rows that differ. History before it stays. Runs may go on meanwhile.
+    """
+    config = find_config(name, collections, None)
+    if not isinstance(config, CollectionConfig):
+        raise InvalidInput(f"{config.name} is a view: it follows its inputs, and its next refresh corrects it")
+    if give_up_only:
+        did = give_up(session.client, config.name)
+        output.print_line(f"{config.name}: {'the replay is deleted' if did else 'there is no replay to give up'}")
+        return
+    if begin is None:
+        raise InvalidInput("expected --from DAY: the first day whose input is replayed")
+    last = session.time(through, "--through", config.timezone)
+    request = Request(
+        from_ms=session.time(begin, "--from", config.timezone) or 0,
+        end_ms=None if last is None else last + DAY_MS,
+        takes_back_gone=take_back_gone,
+        is_dry_run=dry_run,
+        is_confirmed=yes,
+        max_changed=config.limits.max_changed if max_changed is None else _limits(max_changed),
+        max_updates=max_updates,
+        reason=reason,
+    )
+    with spark_of(session, master, conf).kept() as start:
+        found = reprocess(
+            session.client,
+            config,
+            request,
+            write=functools.partial(write_batch, session.client, start),
+            writer=f"cli/reprocess {this_user()}",
+            say=session.say,
+            report=functools.partial(_print_report, session),
+        )
+    if session.as_json:
+        output.print_json(reprocess_facts(found, is_dry_run=dry_run))
+    elif found.commit is not None:
+        output.print_line(reprocess_lines(found)[-1])
+    else:
+        output.print_line("nothing was committed" if found.is_needed else f"nothing to correct in {found.shard}")
+
+
+def _limits(text: str) -> tuple[int | str, ...] | None:
+    try:
+        return read_limits(int(text) if text.isdigit() else text)
+    except ValueError as error:
+        raise InvalidInput(f"--max-changed {text}: {error}") from None
+
+
+def _print_report(session: Session, found: Reprocessed) -> None:
+    """Before the commit: on stderr if stdout is for JSON."""
+    for line in reprocess_lines(replace(found, commit=None)):
+        output.print_line(line, to_stderr=session.as_json)
+    if not session.as_json and len(found.found.rows):
+        shown = found.found.rows.slice(0, SAMPLES)
+        output.print_table(shown.column_names, [list(row.values()) for row in rows_of(shown)])

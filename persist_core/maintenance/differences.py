@@ -1,0 +1,65 @@
+"""Reports of differences, for people and programs, as `persist reprocess` prints them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from persist_core.inspection.values import rows_of
+from persist_core.maintenance.reprocess import Reprocessed
+from persist_core.protocol.difference import Differences
+from persist_core.time_text import show_time
+
+SAMPLES = 20  # rows of a report
+MAX_NAMED = 20  # files in lines; facts have all
+
+
+def facts_of(found: Differences, samples: int = SAMPLES) -> dict[str, Any]:
+    """The counts and some rows, as JSON."""
+    counts = {name: value for name, value in vars(found).items() if name not in ("rows", "columns")}
+    return {**counts, "columns": dict(found.columns), "samples": list(rows_of(found.rows.slice(0, samples)))}
+
+
+def line_of(found: Differences) -> str:
+    """The counts in one line."""
+    columns = ", ".join(f"{name} {count}" for name, count in found.columns.items())
+    errs = (
+        f"; {found.errs_added} errors added, {found.errs_removed} removed"
+        if found.errs_added + found.errs_removed
+        else ""
+    )
+    return (
+        f"{found.added} rows added, {found.removed} removed, {found.changed} changed"
+        f"{f' ({columns})' if columns else ''}{errs}"
+    )
+
+
+def reprocess_facts(found: Reprocessed, *, is_dry_run: bool) -> dict[str, Any]:
+    """A report of `persist reprocess`, as JSON."""
+    status = "corrected" if found.commit else "dry_run" if is_dry_run and found.is_needed else "up_to_date"
+    return {
+        "shard": found.shard,
+        "status": status,
+        "replayed_from": found.start.upper,
+        "from_checkpoint": found.start.checkpoint_id,
+        "checkpoint_id": found.commit.checkpoint_id if found.commit else None,
+        "upper": found.commit.upper if found.commit else None,
+        "rows": found.rows,
+        "replaced": list(found.replaced),
+        "gone": list(found.gone),
+        "new": list(found.new),
+        **facts_of(found.found),
+    }
+
+
+def reprocess_lines(found: Reprocessed) -> list[str]:
+    """The report in lines, without the samples."""
+    lines = [f"{found.shard}, of {found.rows} rows: {line_of(found.found)}"]
+    for what, names in (("replaced", found.replaced), ("gone", found.gone), ("new", found.new)):
+        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+        lines += [f"files {what}: {', '.join(names[:MAX_NAMED])}{more}"] if names else []
+    if found.commit:
+        lines.append(
+            f"corrected from {show_time(found.commit.lower)} on, as checkpoint {found.commit.checkpoint_id}; earlier"
+            " times show what was believed then"
+        )
+    return lines

@@ -1,0 +1,261 @@
+"""`persist reprocess`: inputs that a collection has consumed are replayed as they are now; the difference is committed.
+
+    start_for ─> fork in secret ─> replay ─> plan_correction ─> report ─> correct ─> the fork is given up
+                     (a killed one goes on here)                   └ a lost race: replay what came meanwhile
+
+The report comes before the commit, and a person confirms what changes more rows than `limits.max_changed`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from persist_core.config.collection import FILES, CollectionConfig
+from persist_core.config.error_limits import ErrorLimits, exceeded_limit
+from persist_core.contents.batch import Correction
+from persist_core.errors import CorruptArtifact, InvalidInput, RunFailed
+from persist_core.frontier import Frontier
+from persist_core.maintenance.drop import create_again, drop
+from persist_core.handles.client import PersistClient
+from persist_core.keys import hidden_shard
+from persist_core.protocol.correct import CorrectionPlan, correct, plan_correction
+from persist_core.protocol.delta import BEGINNING, MAX_UPDATES
+from persist_core.protocol.difference import Differences, differences
+from persist_core.protocol.fork import fork, fork_token
+from persist_core.protocol.replay import PURPOSE, Start, WriteOf, replay, start_for, starts
+from persist_core.shard.state import Commit, Committed, ShardState
+from persist_core.sources.collection import CollectionSource
+from persist_core.sources.files import InputsNow
+from persist_core.time_text import DAY_MS, show_time
+
+MAX_TRIES = 10  # each but the first because another writer has committed meanwhile
+MAX_NAMED = 20  # files in a message
+LEASE_MS = DAY_MS  # on the shard's history from the start on; a replay that was killed holds it no longer
+
+
+@dataclass(frozen=True)
+class Request:
+    """A correction that a user asks for: inputs from `from_ms` on. `end_ms`: none of a later date may differ."""
+
+    from_ms: int
+    end_ms: int | None = None
+    takes_back_gone: bool = False
+    is_dry_run: bool = False
+    is_confirmed: bool = False
+    max_changed: ErrorLimits = field(default=None)
+    max_updates: int = MAX_UPDATES
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Reprocessed:
+    """The report: which files differ from what was consumed, and which of the shard's `rows` rows. `commit` is `None`
+    if there was nothing to correct, or only looked at (`is_needed`: if there is, orders of rows included)."""
+
+    shard: str
+    start: Start
+    replaced: tuple[str, ...]
+    gone: tuple[str, ...]
+    new: tuple[str, ...]
+    found: Differences
+    rows: int
+    is_needed: bool
+    commit: Commit | None = None
+
+
+def reprocess(
+    client: PersistClient,
+    config: CollectionConfig,
+    request: Request,
+    *,
+    write: WriteOf,
+    writer: str,
+    say: Callable[[str], None],
+    report: Callable[[Reprocessed], None] = lambda _: None,
+) -> Reprocessed:
+    """Correct the collection's shard. `report` gets the report before anything is committed.
+
+    A kill at any point, or two that run concurrently, lose nothing: trying again goes on. Raises `InvalidInput` for
+    files that are gone or dated later than the request says, or for more changes than it allows, unless confirmed;
+    `RunFailed` if other writers keep winning; and what a run raises.
+    """
+    state = client.state(config.name)
+    start = start_for(client, state, request.from_ms)
+    where = "the beginning" if start.checkpoint_id is None else f"checkpoint {start.checkpoint_id}"
+    say(f"replaying {config.name} from {where} (upper {show_time(start.upper)}) up to {show_time(state.upper.time)}")
+    with _history_held(client, config.name, start):
+        for _ in range(MAX_TRIES):
+            _check_inputs(client, config, client.state(config.name), start, request)
+            life = _fork_of(client, config, start, say)
+            replay(client, config, start, write=write, writer=writer, say=say)
+            plan = plan_correction(client, config.name, _hidden(config.name), start, max_updates=request.max_updates)
+            if plan.fork.origin.life != life:
+                raise RunFailed(f"another reprocess of {config.name} has ended this one; try again if it did less")
+            found = _reported(client, config, start, plan, request)
+            report(found)
+            if request.is_dry_run:
+                return found
+            if not found.is_needed:
+                give_up(client, config.name)
+                return found
+            _check_confirmed(found, request)
+            result = correct(client, plan, Correction(request.from_ms, request.end_ms, request.reason), writer=writer)
+            if isinstance(result, Committed):
+                give_up(client, config.name)
+                return replace(found, commit=result.commit)
+            say(f"{result.record}; replaying what came meanwhile")
+    raise RunFailed(
+        f"shard {config.name}: lost {MAX_TRIES} appends to other writers; nothing was corrected. Pause its DAG, then"
+        " try again: what was replayed is kept"
+    )
+
+
+def give_up(client: PersistClient, shard: str) -> bool:
+    """Delete a replay of the shard that has not ended. False if it does not exist."""
+    hidden = _hidden(shard)
+    state = client.machine.fetch(hidden)
+    if state is None or not (state.commits or state.is_dropped):
+        return False
+    drop(client, hidden, is_forced=True)
+    create_again(client, hidden)
+    return True
+
+
+def give_up_if_idle(client: PersistClient, shard: str, *, idle_ms: int) -> bool:
+    """Delete a replay that has committed nothing for `idle_ms`."""
+    state = client.machine.fetch(_hidden(shard))
+    newest = state.newest_commit if state else None
+    if newest is None or client.clock.now_ms() - newest.committed_ms < idle_ms:
+        return False
+    return give_up(client, shard)
+
+
+def _hidden(shard: str) -> str:
+    return hidden_shard(shard, PURPOSE)
+
+
+@contextmanager
+def _history_held(client: PersistClient, shard: str, start: Start) -> Iterator[None]:
+    """Keep the shard's history since the start. A lease, because a process that is killed ends no hold."""
+    if start.after == BEGINNING:  # needs what the shard holds now, and nothing before
+        yield
+        return
+    lease = client.open_leased_reader(shard, lease_ms=LEASE_MS)
+    try:
+        lease.heartbeat(Frontier(start.after))
+        yield
+    finally:
+        lease.expire()
+
+
+def _fork_of(client: PersistClient, config: CollectionConfig, start: Start, say: Callable[[str], None]) -> str:
+    """The life of the fork that the replay goes on in, made if need be; one that does not fit is given up."""
+    shard, hidden = config.name, _hidden(config.name)
+    definition = f"reprocess/{hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]}"
+    known = client.machine.fetch(hidden)
+    if known is not None and (known.commits or known.is_dropped):
+        if _goes_on(client, config, start, known, definition):
+            say(f"going on with the replay that reached {show_time(known.upper.time)}")
+            return known.origin.life or ""
+        say("an earlier replay began elsewhere, or its files have changed since: it is given up")
+        give_up(client, shard)
+    fork(client, shard, start.checkpoint_id, hidden, writer=definition)
+    return client.state(hidden).origin.life or ""
+
+
+def _goes_on(client: PersistClient, config: CollectionConfig, start: Start, known: ShardState, definition: str) -> bool:
+    """True if the fork began at this start, by this file, and has consumed files as they are now."""
+    if known.origin.life is None or known.is_dropped:
+        return False
+    try:
+        first = client.staged_manifest(known.origin.life)
+    except CorruptArtifact:
+        return False
+    ours = [each.schema.to_json() for each in client.state(config.name).schemas.versions]
+    theirs = [each.schema.to_json() for each in known.schemas.versions]
+    if (
+        first.token != fork_token(config.name, start.checkpoint_id, known.shard)
+        or first.writer != definition
+        or theirs[: len(ours)] != ours
+    ):
+        return False
+    now = CollectionSource(client, config).files.inputs_now(known.sources.get(FILES), start.progress)
+    return not now.replaced and not now.gone
+
+
+def _check_inputs(
+    client: PersistClient, config: CollectionConfig, state: ShardState, start: Start, request: Request
+) -> None:
+    files = CollectionSource(client, config).files
+    now = files.inputs_now(state.sources.get(FILES), start.progress)
+    _check_end({**now.replaced, **now.gone}, request)
+    if now.gone and not request.takes_back_gone:
+        raise InvalidInput(
+            f"{len(now.gone)} files that {config.name} has consumed since {show_time(start.upper)} are gone:"
+            f" {_named(now.gone)}. Put them back; or, if their records are to be undone, add --take-back-gone; or begin"
+            f" later: {_oldest_without_gone(client, config, state, now)}. Nothing was changed"
+        )
+
+
+def _oldest_without_gone(client: PersistClient, config: CollectionConfig, state: ShardState, now: InputsNow) -> str:
+    files = CollectionSource(client, config).files
+    whole = None
+    for each in starts(client, state):
+        if not set(now.gone) <= files.consumed(each.progress).keys():
+            break
+        whole = each
+    if whole is None or whole.upper >= (state.upper.time or 0):
+        return "no point since then is kept"
+    return f"from {show_time(whole.upper)} on no file is gone"
+
+
+def _check_end(differing: dict[str, int | None], request: Request) -> None:
+    if request.end_ms is None:
+        return
+    later = [name for name, date_ms in differing.items() if date_ms is None or date_ms >= request.end_ms]
+    if later:
+        raise InvalidInput(
+            f"{len(later)} files that differ from what was consumed are not dated before {show_time(request.end_ms)}:"
+            f" {_named(later)}. The replay reads them too: leave out --through, or give a later day. Nothing was"
+            " changed"
+        )
+
+
+def _reported(
+    client: PersistClient, config: CollectionConfig, start: Start, plan: CorrectionPlan, request: Request
+) -> Reprocessed:
+    files = CollectionSource(client, config).files
+    ours, theirs = (files.consumed(state.sources.get(FILES)) for state in (plan.began, plan.fork))
+    new = {name: theirs[name][2] for name in theirs.keys() - ours.keys()}
+    _check_end(new, request)
+    replaced = sorted(name for name in ours.keys() & theirs.keys() if ours[name][:2] != theirs[name][:2])
+    gone = sorted(ours.keys() - theirs.keys())
+    return Reprocessed(
+        config.name,
+        start,
+        replaced=tuple(replaced),
+        gone=tuple(gone),
+        new=tuple(sorted(new)),
+        is_needed=bool(len(plan.updates.oks) or len(plan.updates.errs) or replaced or gone or new),
+        found=differences(plan.updates, plan.schema),
+        rows=plan.rows,
+    )
+
+
+def _check_confirmed(found: Reprocessed, request: Request) -> None:
+    limit = exceeded_limit(request.max_changed, found.found.total, found.rows)
+    if limit is not None and not request.is_confirmed:
+        raise InvalidInput(
+            f"the correction changes {found.found.total} of {found.rows} rows of {found.shard}, more than {limit}"
+            " (limits.max_changed). Nothing was changed: look at the report, then confirm with --yes; what was"
+            " replayed is kept until then"
+        )
+
+
+def _named(names: Iterable[str]) -> str:
+    listed = sorted(names)
+    more = f" and {len(listed) - MAX_NAMED} more" if len(listed) > MAX_NAMED else ""
+    return ", ".join(ascii(name)[1:-1] for name in listed[:MAX_NAMED]) + more

@@ -1,0 +1,90 @@
+"""The commit that corrects a shard: the difference between what it holds and what its hidden fork holds.
+
+    shard's changes since the start ──(-1)──┐
+    fork's changes since the start ───(+1)──┴─ net_of ──> one batch at the shard's upper, by `append_replacing`
+
+Progress and operator state become the fork's. History before stays: it says what was believed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from persist_core.checkpoint.recovery import recover_newest
+from persist_core.contents.batch import Correction, Restored
+from persist_core.errors import RunFailed
+from persist_core.handles.client import PersistClient
+from persist_core.handles.slow_reads import named_if_dropped
+from persist_core.protocol.delta import MAX_UPDATES, Delta, check_size, delta_since, net_of
+from persist_core.protocol.replay import Start
+from persist_core.protocol.restore import append_replacing
+from persist_core.protocol.restore_point import restore_token
+from persist_core.protocol.stages import Conflict
+from persist_core.schema import CollectionSchema
+from persist_core.shard.state import Committed, ShardState
+from persist_core.sources.registry import progress_of
+from persist_core.time_text import show_time
+
+
+@dataclass(frozen=True)
+class CorrectionPlan:
+    """The updates of a correction, all at time `upper - 1`. `began` and `fork` are the states that they are between."""
+
+    began: ShardState
+    fork: ShardState
+    updates: Delta
+    schema: CollectionSchema
+    upper: int
+
+    @property
+    def rows(self) -> int:
+        """How many rows the shard holds before it."""
+        return sum(batch.counts.insertions - batch.counts.retractions for batch in self.began.batches)
+
+
+def plan_correction(
+    client: PersistClient, shard: str, fork: str, start: Start, *, max_updates: int = MAX_UPDATES
+) -> CorrectionPlan:
+    """The difference between the shard and its fork, which has consumed at least as much; writes nothing.
+
+    Raises `InvalidInput` if they have changed too much since the start for one process.
+    """
+    ours, theirs = client.state(shard), client.state(fork)
+    schema = theirs.schema
+    if schema is None or theirs.upper < ours.upper:
+        raise RunFailed(
+            f"{fork} is at {show_time(theirs.upper.time)}, and {shard} at {show_time(ours.upper.time)}; nothing was"
+            " corrected. Try again"
+        )
+    shown = replace(ours, schemas=theirs.schemas)  # the fork's may have one more
+    upper = max((ours.upper.time or 0) + 1, theirs.upper.time or 0)
+    deltas = []
+    for sign, state in ((-1, shown), (1, theirs)):
+        reader = client.open_reader(state.shard)
+        check_size(reader, state, start.after, max_updates, show_time(start.upper))
+        deltas.append((sign, delta_since(reader, state, start.after)))
+    updates = net_of(deltas, schema, upper - 1, remedy="")
+    return CorrectionPlan(ours, theirs, updates, schema, upper)
+
+
+def correct(
+    client: PersistClient, plan: CorrectionPlan, correction: Correction, *, writer: str
+) -> Committed | Conflict:
+    """Append the plan's updates. A lost race is a `Conflict`: catch up in the fork, then plan again."""
+    shard, fork = plan.began.shard, plan.fork
+    newest = fork.newest_commit
+    assert newest is not None
+    with named_if_dropped(client.machine, plan.began):
+        progress = progress_of(client.blob, fork.shard, fork.sources)
+        return append_replacing(
+            client,
+            plan.began,
+            plan.updates,
+            plan.schema,
+            upper=plan.upper,
+            token=restore_token("reprocess", shard, plan.began.upper.time, newest.checkpoint_id),
+            sources={name: each.copied_to(shard, era=plan.began.era) for name, each in progress.items()},
+            operators=recover_newest(client, fork, verified_bytes=None).operators,
+            restored=Restored(fork.shard, newest.checkpoint_id, fork.upper.time, correction),
+            writer=writer,
+        )

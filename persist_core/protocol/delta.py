@@ -1,0 +1,120 @@
+"""The net change of a shard since a time, rows with the orders that made them. Restores undo it, corrections too.
+
+    batches after `after` ──read──> updates, with orders ──net_of──> at one time: what it takes to get there
+
+So the cost follows the changes, whatever the shard's size; in `sequence` order keys and orders of older rows may be
+read too (`restore_orders`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_core.contents import pieces
+from persist_core.contents.batch import BatchCounts
+from persist_core.contents.parts import ERR_IDENTITY, errs_schema, updates_schema
+from persist_core.contents.row_versions import sum_diffs
+from persist_core.errors import InvalidInput, InvariantViolation
+from persist_core.handles.read import ReadHandle, check_as_of
+from persist_core.protocol.restore_orders import flattened, with_orders_of_errs, with_orders_of_oks
+from persist_core.schema import DIFF, TIME, CollectionSchema
+from persist_core.shard.state import ShardState
+
+MAX_UPDATES = 2_000_000  # that this process reads: measured 1.2 KiB of memory each, at 180 bytes a row
+BYTES_OF_AN_UPDATE = 256  # of Parquet; an update that takes more counts for as many as it would make
+BEGINNING = -1  # `after` of all that a shard has ever held: what it holds now
+
+
+@dataclass(frozen=True)
+class Delta:
+    """Updates, as `updates_schema` and `errs_schema` have them."""
+
+    oks: pa.Table
+    errs: pa.Table
+
+    @property
+    def counts(self) -> BatchCounts:
+        """Updates by kind."""
+        inserted, errs_inserted = (int(pc.sum(pc.greater(t[DIFF], 0)).as_py() or 0) for t in (self.oks, self.errs))
+        return BatchCounts(inserted, len(self.oks) - inserted, errs_inserted, len(self.errs) - errs_inserted)
+
+
+def check_size(
+    reader: ReadHandle, state: ShardState, after: int, max_updates: int, since: str, remedy: str = ""
+) -> None:
+    """Raise `InvalidInput` if the shard has changed too much since `after`, in words `since`, for one process."""
+    updates, size_bytes = _size_since(reader, state, after)
+    if max(updates, size_bytes // BYTES_OF_AN_UPDATE) > max_updates:
+        raise InvalidInput(
+            f"shard {state.shard} has changed by {updates} updates ({size_bytes} bytes) since {since}; the"
+            f" limit is {max_updates} ({max_updates * BYTES_OF_AN_UPDATE} bytes). If there is memory for them (1.2 KiB"
+            f" per update), raise --max-updates{remedy}"
+        )
+
+
+def _size_since(reader: ReadHandle, state: ShardState, after: int) -> tuple[int, int]:
+    """How many updates are later than `after`, and how many bytes they take in whole batches.
+
+    A run that holds earlier updates too is counted row by row.
+    """
+    later = [batch for batch in state.batches if (batch.changed_at or 0) > after]
+    whole = [batch for batch in later if batch.lower > after]
+    counted = reader.count_changes([batch for batch in later if batch.lower <= after], after)
+    return counted + sum(batch.counts.updates for batch in whole), sum(batch.size_bytes for batch in whole)
+
+
+def delta_since(reader: ReadHandle, state: ShardState, after: int) -> Delta:
+    """The updates later than `after`, in the state's schema. Raises `OutsideFrontiers` for an `after` that is gone."""
+    schema = state.schema
+    assert schema is not None
+    if after > BEGINNING:
+        check_as_of(state, after)
+    last = check_as_of(state, None)
+    batches = [batch for batch in state.batches if batch.last_time > after]
+    oks = reader.read(
+        batches,
+        updates_schema(schema),
+        lambda b, m: pieces.oks_as_of(b, m, last) if after == BEGINNING else pieces.oks_between(b, m, after, last),
+    )
+    errs = reader.read(
+        batches,
+        errs_schema(schema),
+        lambda b, m: pieces.errs_as_of(b, m, last) if after == BEGINNING else pieces.errs_between(b, m, after, last),
+    )
+    return Delta(with_orders_of_oks(oks, reader, state, after), with_orders_of_errs(errs, reader, state, after))
+
+
+def net_of(signed: Sequence[tuple[int, Delta]], schema: CollectionSchema, time: int, *, remedy: str) -> Delta:
+    """The sum of deltas, each times its sign, as updates at `time`.
+
+    Raises `InvariantViolation` for a row that it would insert or retract more than once.
+    """
+    names = [column.name for column in schema.columns]
+    oks = [(sign, delta.oks) for sign, delta in signed]
+    errs = [(sign, delta.errs) for sign, delta in signed]
+    return Delta(
+        _net(oks, names, updates_schema(schema), time, remedy),
+        _net(errs, list(ERR_IDENTITY), errs_schema(schema), time, remedy),
+    )
+
+
+def _net(
+    signed: Sequence[tuple[int, pa.Table]], identity: list[str], schema: pa.Schema, time: int, remedy: str
+) -> pa.Table:
+    tables = [
+        table.set_column(table.column_names.index(DIFF), DIFF, pc.multiply(table[DIFF], sign)) for sign, table in signed
+    ]
+    flat, orders = flattened(pa.concat_tables(tables))
+    summed = sum_diffs(flat, [*identity, *orders])
+    broken = summed.filter(pc.greater(pc.abs(summed[DIFF]), 1))
+    if len(broken):
+        raise InvariantViolation(
+            f"since the checkpoint {broken.slice(0, 1).to_pylist()[0]} was inserted or retracted more than once; a key"
+            f" has at most one value. Nothing was committed; run `persist fsck`{remedy}"
+        )
+    timed = summed.set_column(summed.column_names.index(TIME), TIME, pa.repeat(time, len(summed)))
+    return timed.select(schema.names)

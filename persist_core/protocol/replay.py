@@ -1,0 +1,158 @@
+"""Replay: a hidden fork of a collection consumes again, as they are now, the inputs that the shard has consumed since.
+
+    day ──start_for──> checkpoint before it ──fork──> NAME~reprocess ──rounds, up to the shard's upper──> its state
+
+1. A reprocess is a restore whose checkpoint belongs to the fork: `correct` appends the difference between the two.
+2. The fork is written by the ordinary stages. What a killed replay has committed stays, and the next one goes on there.
+3. If records get the time of their commit, and a later record wins, the order of the commits decides. Then
+   each file is taken in the same turn as the shard took it; a file that is new, by the date in its path.
+4. A file without a date in its path that the shard has not consumed is left to the shard's next run.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from persist_core.checkpoint.checkpointer import Checkpointer
+from persist_core.config.collection import FILES, CollectionConfig
+from persist_core.contents.batch import BatchDescription, SourceFrontier, last_time
+from persist_core.errors import InvalidInput, RunFailed
+from persist_core.handles.client import PersistClient
+from persist_core.keys import hidden_shard
+from persist_core.protocol import stages
+from persist_core.protocol.delta import BEGINNING
+from persist_core.protocol.restore_point import FIRST_UPPER
+from persist_core.protocol.run import MAX_CONFLICTS, Round, Step, rounds, written
+from persist_core.protocol.stages import Conflict
+from persist_core.shard.state import ShardState
+from persist_core.sources.collection import CollectionSource
+from persist_core.sources.files import HoldBack
+from persist_core.time_text import MAX_TIME, show_time
+
+PURPOSE = "reprocess"
+NO_LIMIT = 1 << 40  # of files in one round: records get the time of their round, so a day is not split
+
+WriteOf = Callable[[CollectionConfig, BatchDescription], str]
+"""Runs the write job for a description of this collection; as `run.Write`."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a replay begins: after time `after`, with this progress. `checkpoint_id` is `None` for the beginning."""
+
+    checkpoint_id: str | None
+    after: int
+    progress: SourceFrontier | None
+
+    @property
+    def upper(self) -> int:
+        """The fork's first upper."""
+        return FIRST_UPPER if self.after == BEGINNING else self.after + 1
+
+
+def starts(client: PersistClient, state: ShardState) -> Iterator[Start]:
+    """All points that a replay can begin at, newest first."""
+    listing = Checkpointer(client.blob, state.shard, state.origin.life).listing()
+    for manifest in reversed(listing.manifests):
+        upper = manifest.shard.upper if manifest.shard else None
+        if upper is None or (state.since.time or 0) >= upper:
+            continue
+        offsets = manifest.source_offsets.get(FILES)
+        progress = SourceFrontier(offsets.source_type, offsets.offsets) if offsets else None
+        yield Start(manifest.checkpoint_id, last_time(upper), progress)
+    yield Start(None, BEGINNING, None)
+
+
+def start_for(client: PersistClient, state: ShardState, from_ms: int) -> Start:
+    """The newest point before any input of `from_ms` or later was consumed. `InvalidInput` if `from_ms` is too late."""
+    if state.upper.time is None or state.upper.time == MAX_TIME or state.schema is None:
+        raise InvalidInput(f"shard {state.shard} is closed or empty (upper {state.upper}): there is nothing to correct")
+    if from_ms >= state.upper.time:
+        raise InvalidInput(
+            f"--from is {show_time(from_ms)}; expected a time before the upper of shard {state.shard},"
+            f" {show_time(state.upper.time)}: later input has not been consumed, and the next run takes it as it is"
+        )
+    return next(each for each in starts(client, state) if each.upper <= max(from_ms, FIRST_UPPER))
+
+
+def replay_config(config: CollectionConfig) -> CollectionConfig:
+    """The collection as its hidden fork reads it: nothing is given up, and no commit is split."""
+    update: dict[str, object] = {"name": hidden_shard(config.name, PURPOSE), "history": "all"}
+    if config.time.source != "path":
+        update["limits"] = config.limits.model_copy(update={"max_files": NO_LIMIT, "max_bytes": None})
+    return config.model_copy(update=update)
+
+
+def replay(
+    client: PersistClient,
+    config: CollectionConfig,
+    start: Start,
+    *,
+    write: WriteOf,
+    writer: str,
+    say: Callable[[str], None],
+) -> None:
+    """Bring the fork up to the shard's upper of now. `config` is the collection's.
+
+    Raises what `rounds` raises, and `RunFailed` if another replay of the same fork keeps winning.
+    """
+    state, fork = client.state(config.name), replay_config(config)
+
+    def seen(step: Step) -> None:
+        if isinstance(step, Round):
+            stages.checkpoint(client, fork)
+            say(f"replayed {step.interval} of {config.name}: {step.input_files} files, {step.input_bytes} bytes")
+        elif isinstance(step, Conflict):
+            say(str(step.record))
+
+    for until, holds_back in _turns(client, config, state, start):
+        if until <= (client.state(fork.name).upper.time or 0):
+            continue
+        run = rounds(
+            client,
+            fork,
+            until=until,
+            writer=writer,
+            on_step=seen,
+            max_conflicts=MAX_CONFLICTS,
+            is_forced=True,
+            source=CollectionSource(client, fork, holds_back),
+        )
+        written(run, functools.partial(write, fork))
+        if (client.state(fork.name).upper.time or 0) < until:
+            raise RunFailed(f"{fork.name} did not reach {show_time(until)}; nothing was corrected. Try again")
+
+
+def _turns(
+    client: PersistClient, config: CollectionConfig, state: ShardState, start: Start
+) -> list[tuple[int, HoldBack]]:
+    """Up to which times the fork consumes, one after the other, and which files each turn leaves for later ones."""
+    files = CollectionSource(client, config).files
+    known = files.consumed(state.sources.get(FILES))
+    turns: list[tuple[int, HoldBack]] = []
+    if config.order.mode == "log" and config.time.source == "description":
+        before = len(files.consumed(start.progress))
+        for upper, progress in sorted(_progress_by_upper(client, state, start).items()):
+            taken = files.consumed(progress)
+            if len(taken) > before and upper < (state.upper.time or 0):
+                turns.append((upper, _held(known, known.keys() - taken.keys())))
+            before = len(taken)
+    return [*turns, (state.upper.time or 0, _held(known, ()))]
+
+
+def _held(known: Mapping[str, object], later: Iterable[str]) -> HoldBack:
+    names = frozenset(later)
+    return lambda name, date_ms: name in names or (date_ms is None and name not in known)
+
+
+def _progress_by_upper(client: PersistClient, state: ShardState, start: Start) -> dict[int, SourceFrontier | None]:
+    """The progress after each commit since `start` that is still known, by its upper."""
+    found = {each.upper: each.progress for each in starts(client, state) if each.upper > start.upper}
+    for commit in state.commits:
+        if commit.upper is not None and commit.upper > start.upper and commit.upper not in found:
+            sources = client.manifest(commit).sources
+            if FILES in sources:
+                found[commit.upper] = sources[FILES]
+    return found

@@ -1,0 +1,91 @@
+"""Corrections: after files were replaced or taken away, the shard is as if it had read them as they are now."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from persist_core.keys import hidden_shard
+from persist_core.maintenance.reprocess import Reprocessed, Request, reprocess
+from persist_core.protocol.replay import PURPOSE
+from tests.core.protocol.ordered_shard import OrderedCollection
+from tests.core.protocol.restored_shard import SHARD, Collection, contents
+from tests.oracle.strategies import STRAY, History, histories
+from tests.oracle.upsert import Record
+
+HIDDEN = hidden_shard(SHARD, PURPOSE)
+
+
+def corrected(shard: Collection, from_ms: int, **request: Any) -> Reprocessed:
+    hidden = shard.beside(HIDDEN)
+    asked = Request(from_ms, **{"is_confirmed": True, **request})
+    return reprocess(
+        shard.client,
+        shard.config,
+        asked,
+        write=lambda _, description: hidden.write(description),
+        writer="test/reprocess",
+        say=lambda _: None,
+    )
+
+
+def replace_file(shard: Collection, name: str, records: tuple[Record, ...]) -> None:
+    """Other bytes under the same name."""
+    shard.feed[name] = records
+    text = (shard.folder / name).read_text()
+    (shard.folder / name).write_text(f"{text}, replaced")
+
+
+@settings(max_examples=settings().max_examples // 4)
+@given(histories(may_close=False), histories(may_close=False), st.data())
+def test_a_correction_gives_what_a_fresh_load_of_the_files_gives(
+    history: History, other: History, data: st.DataObject
+) -> None:
+    kind = data.draw(st.sampled_from((Collection, OrderedCollection)), label="kind")
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as beside:
+        shard, fresh = kind(Path(folder)), kind(Path(beside))
+        uppers = [batch.upper or 0 for batch in history.batches]
+        for number, batch in enumerate(history.batches):
+            shard.drop(f"{number}.txt", batch.records)
+            shard.run(uppers[number])
+        first = data.draw(st.integers(0, len(uppers)), label="from")
+        from_ms = uppers[first - 1] if first else 0
+        if from_ms == uppers[-1]:
+            return
+        read_again = [number for number in range(len(uppers)) if number >= first]
+        changed = data.draw(st.lists(st.sampled_from(read_again), unique=True), label="changed")
+        gone = data.draw(st.lists(st.sampled_from(changed), unique=True), label="gone") if changed else []
+        for number in changed:
+            if number in gone:
+                shard.take_out(f"{number}.txt")
+            else:
+                replace_file(shard, f"{number}.txt", other.batches[number % len(other.batches)].records)
+        for number, upper in enumerate(uppers):
+            if number not in gone:
+                fresh.drop(f"{number}.txt", shard.feed[f"{number}.txt"])
+            fresh.run(upper)
+        before, upper = shard.updates(), shard.upper()
+
+        found = corrected(shard, from_ms, takes_back_gone=True)
+
+        assert len(found.replaced) == len(set(changed) - set(gone))
+        assert len(found.gone) == len(gone)
+        after = shard.updates()
+        assert [repr(update) for update in after if update.time < upper] == [repr(update) for update in before]
+        now = shard.upper() - 1
+        assert contents(after, now) == shard.read(now) == fresh.contents(fresh.upper() - 1)
+        assert (found.commit is None) == (not found.is_needed)
+        assert not shard.client.state(HIDDEN).commits
+        shard.check()
+        again = corrected(shard, from_ms)  # what waited for the upper may be due now
+        assert (again.replaced, again.gone, again.new) == ((), (), ())
+
+        for each in (shard, fresh):
+            each.drop("later.txt", other.batches[0].records)
+            each.run(upper + 100 + STRAY)
+        assert shard.contents(shard.upper() - 1) == fresh.contents(fresh.upper() - 1)
+        shard.check()

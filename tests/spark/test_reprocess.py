@@ -1,0 +1,74 @@
+"""`persist reprocess` with Spark: the story of docs/changing.md, run block by block."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from persist_core.cli import reprocess as cli_reprocess
+from persist_core.cli import run as cli_run
+from persist_core.cli.main import run_command
+from persist_core.config.collection import CollectionConfig
+from persist_core.contents.batch import BatchDescription
+from persist_core.handles.client import PersistClient
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
+from persist_core.maintenance.fsck import fsck
+from persist_core.spark_job.spec import JobSpec
+from persist_spark.upsert.job import run_write_job
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "changing.md"
+PIECE = re.compile(r"`(in/\S+)`|```(yaml|json|console)\n(.*?)```", re.S)
+
+
+@pytest.fixture
+def there(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The options of the location. The write stage runs in the session of the tests."""
+    where = PersistLocation(f"file://{tmp_path}/blobs", f"sqlite:///{tmp_path}/consensus.db")
+
+    def write(client: PersistClient, _start: object, config: CollectionConfig, description: BatchDescription) -> str:
+        item = JobSpec(description, config, client.ids.uuid7())
+        run_write_job(spark, item, client.location)
+        return item.answer_key
+
+    def write_all(client: PersistClient, start: object, asked: list[tuple[CollectionConfig, BatchDescription]]) -> Any:
+        return [write(client, start, *each) for each in asked]
+
+    monkeypatch.setattr(cli_run, "write_batches", write_all)
+    monkeypatch.setattr(cli_reprocess, "write_batch", write)
+    return ["--blob-uri", where.blob_uri, "--consensus-uri", where.consensus_uri]
+
+
+def test_the_story_of_a_wrong_file(tmp_path: Path, there: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    path = ""
+    for named, kind, text in PIECE.findall(PAGE.read_text().partition("## Correct wrong data")[2]):
+        path = named or path
+        if kind == "yaml":
+            (tmp_path / "orders.yaml").write_text(text)
+        elif kind == "json":
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text(text)
+        for each in text.split("$ persist ")[1:]:
+            command, _, expected = each.partition("\n")
+            files = [] if command.startswith("snapshot") else ["--collections", str(tmp_path)]
+            code = run_command([*shlex.split(command), *files, *there])
+            said = capsys.readouterr()
+            if expected.startswith("persist: "):
+                assert (code, expected in said.err) == (2, True), said.err
+            else:
+                assert code == 0, said.err
+                assert said.out == expected or not expected, command
+    client = PersistClient(open_location(PersistLocation(there[1], there[3])))
+    report, newest = fsck(client, "orders"), client.state("orders").newest_commit
+    assert report.is_clean, report.violations
+    assert newest is not None
+    restored = client.manifest(newest).restored
+    assert restored is not None
+    assert restored.correction is not None
+    assert restored.correction.reason == "prices in cents"
+    assert client.shards() == ["orders"]
