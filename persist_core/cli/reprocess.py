@@ -14,8 +14,8 @@ from persist_core.cli.session import Session, this_user, with_session
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.error_limits import read_limits
 from persist_core.errors import InvalidInput
-from persist_core.maintenance.differences import SAMPLES, reprocess_facts, reprocess_lines
 from persist_core.inspection.values import rows_of
+from persist_core.maintenance.differences import SAMPLES, reprocess_facts, reprocess_lines
 from persist_core.maintenance.reprocess import Reprocessed, Request, give_up, reprocess
 from persist_core.protocol.delta import MAX_UPDATES
 from persist_core.spark_job.launch import write_batch

@@ -18,9 +18,9 @@ from persist_core.config.error_limits import ErrorLimits, exceeded_limit
 from persist_core.contents.batch import Correction
 from persist_core.errors import CorruptArtifact, InvalidInput, RunFailed
 from persist_core.frontier import Frontier
-from persist_core.maintenance.drop import create_again, drop
 from persist_core.handles.client import PersistClient
 from persist_core.keys import hidden_shard
+from persist_core.maintenance.drop import create_again, drop
 from persist_core.protocol.correct import CorrectionPlan, correct, plan_correction
 from persist_core.protocol.delta import BEGINNING, MAX_UPDATES
 from persist_core.protocol.difference import Differences, differences
