@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import os
 import random
+import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ from tests.servers.spark_cluster import spark_cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tests.servers.spark_connect import ConnectServer
 
 # The servers' fixtures.
 __all__ = [
@@ -106,6 +109,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return two_processes.scheduler(config, log)
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Where the time goes."""
+    two_processes.count(report.nodeid, report.duration)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A process among several sends its real parts to the one that prints them."""
     if hasattr(session.config, "workeroutput"):
@@ -124,6 +132,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
         return
     terminalreporter.section("real parts")
     for line in real_parts.lines():
+        terminalreporter.write_line(line)
+    terminalreporter.section("time by group")
+    for line in two_processes.longest():
         terminalreporter.write_line(line)
     if exitstatus:
         terminalreporter.write_line(f"replay the same random choices: PERSIST_SEED={os.environ['PERSIST_SEED']}")
@@ -153,3 +164,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = local_spark("persist-tests", tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def connect_server() -> Iterator[ConnectServer]:
+    """One Spark Connect server for all tests that need one."""
+    pytest.importorskip("pyspark.sql.connect.client", reason="needs Spark Connect")
+    pytest.importorskip("airflow", reason="the server starts as the embedded Airflow's does")
+    if shutil.which("java") is None:
+        pytest.skip("Spark needs Java")
+    from tests.servers.spark_connect import running
+
+    yield from running()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,33 +15,23 @@ from persist_core.cli.project import DAG_FILES, project_files
 from persist_core.config.collection import load_collection
 from persist_core.config.view import load_view
 
+if TYPE_CHECKING:
+    from tests.servers.spark_connect import ConnectServer
+
 ROOT = Path(__file__).resolve().parents[1]
 GUIDE = (ROOT / "docs" / "getting-started.md").read_text()
 SECTIONS = ("From Debezium", "From AWS DMS")
 _FENCED = re.compile(r"`([\w./-]+\.(?:jsonl|csv|yaml))`[^`]*?:?\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-@pytest.fixture(scope="module")
-def spark_server() -> Iterator[str]:
-    """One Spark for all commands, which take its URL from the environment."""
-    pytest.importorskip("pyspark.sql.connect.client", reason="needs Spark Connect")
-    pytest.importorskip("airflow", reason="the server starts as the embedded Airflow's does")
-    if shutil.which("java") is None:
-        pytest.skip("Spark needs Java")
-    from tests.servers.spark_connect import running
-
-    for server in running():
-        yield server.url
-
-
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark_server: str) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connect_server: ConnectServer) -> Path:
     """A project as `persist init` makes it, in which this process is, with a Spark."""
     assert run_command(["init", str(tmp_path / "shop")]) == 0
     monkeypatch.chdir(tmp_path / "shop")
     for name in [name for name in os.environ if name.startswith("PERSIST_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("PERSIST_SPARK_MASTER", spark_server)
+    monkeypatch.setenv("PERSIST_SPARK_MASTER", connect_server.url)
     return tmp_path / "shop"
 
 

@@ -8,12 +8,15 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from persist_core.cli.main import run_command
 from persist_core.config.collection import load_collection
-from tests.test_examples import spark_server as spark_server  # a fixture
+
+if TYPE_CHECKING:
+    from tests.servers.spark_connect import ConnectServer
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "first-week.md").read_text()
 _FILE = re.compile(r"`(feed/[\w./-]+)`:\n\n```json\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -44,12 +47,12 @@ def run(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
 
 @pytest.mark.skipif(shutil.which("sed") is None, reason="the page uses sed")
 def test_the_commands_of_the_first_week(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, spark_server: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, connect_server: ConnectServer
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("PERSIST_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("PERSIST_SPARK_MASTER", spark_server)
+    monkeypatch.setenv("PERSIST_SPARK_MASTER", connect_server.url)
     for name, text in _FILE.findall(PAGE):
         (tmp_path / "shop" / name).parent.mkdir(parents=True)
         (tmp_path / "shop" / name).write_text(text)

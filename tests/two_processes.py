@@ -2,6 +2,7 @@
 
 tests with the shared Spark session    all in one process, first: Spark starts once, and they take longest
 tests on the shared Spark cluster      all in one process
+tests on the Spark Connect server      all in one process
 tests with one Airflow of `make up`    all in one process
 tests that take some ten seconds each  one by one
 all others                             file by file, so that what a module sets up is set up once
@@ -11,17 +12,23 @@ The longest begin first: what begins last decides by how much one process ends b
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 _SPARK = ("tests/spark/", "tests/e2e/test_git_history.py", "tests/e2e/test_debezium.py", "tests/test_readme.py")
 _CLUSTER = ("tests/spark/test_cluster_", "tests/spark/test_s3_cluster.py", "tests/e2e/test_spark_on_s3.py")
+_CONNECT = (
+    "tests/test_examples.py",
+    "tests/test_first_week.py",
+    "tests/core/cli/test_feed.py",
+    "tests/airflow/test_spark_connect.py",
+)
 _UP = "tests/e2e/test_up.py"
 # In this order. Tests of the first file make the archive of Spark's classes, which others use.
 _ALONE = (
     "tests/e2e/test_airflow_scheduler.py",
     "tests/e2e/test_late_feed.py",
     "tests/airflow/test_kills.py",
-    "tests/core/cli/test_feed.py",
     "tests/airflow/test_dag_runs.py",
     "tests/sim/",
 )
@@ -34,15 +41,32 @@ def group_of(nodeid: str) -> str:
         return "cluster"
     if file.startswith(_SPARK):
         return "spark"
+    if file.startswith(_CONNECT):
+        return "connect"
     return nodeid if file.startswith(_ALONE) else file
+
+
+_seconds: Counter[str] = Counter()
+
+
+def count(nodeid: str, seconds: float) -> None:
+    """Add the time of a test, of its set-up, or of what follows it."""
+    _seconds[group_of(nodeid)] += seconds
+
+
+def longest(groups: int = 15) -> list[str]:
+    """The groups that took longest, and all together."""
+    shown = [f"{seconds:6.0f} s  {group}" for group, seconds in _seconds.most_common(groups)]
+    return [*shown, f"{_seconds.total():6.0f} s  together"]
 
 
 def rank_of(nodeid: str) -> int:
     """Tests of a lower rank begin earlier."""
     group = group_of(nodeid)
-    if group in ("spark", "cluster", _UP):
-        return ("spark", "cluster", _UP).index(group)
-    return 3 + next((rank for rank, path in enumerate(_ALONE) if nodeid.startswith(path)), len(_ALONE))
+    shared = ("spark", "cluster", _UP, "connect")
+    if group in shared:
+        return shared.index(group)
+    return len(shared) + next((rank for rank, path in enumerate(_ALONE) if nodeid.startswith(path)), len(_ALONE))
 
 
 def scheduler(config: Any, log: Any) -> Any:

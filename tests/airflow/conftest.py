@@ -13,6 +13,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,9 +37,10 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, at its import
     importlib.import_module("persist_airflow.factory")
 
+from persist_airflow.spark import WriteBatchesOperator  # noqa: E402 - it goes with the others
 from tests.airflow.airflow_process import migrate  # noqa: E402 - it goes with the others
 from tests.airflow.amazon import install  # noqa: E402 - it goes with the others
-from tests.airflow.fruit import Fruit  # noqa: E402 - it imports Airflow
+from tests.airflow.fruit import NAME, Fruit  # noqa: E402 - it imports Airflow
 from tests.airflow.view_files import Views  # noqa: E402 - the same
 
 
@@ -74,6 +76,18 @@ def client(location: PersistLocation) -> Iterator[PersistClient]:
 def amazon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for the Amazon provider: see `tests.airflow.amazon`."""
     install(monkeypatch)
+
+
+@pytest.fixture
+def without_spark(client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs stage an empty batch, and no Spark starts."""
+
+    def submit(_self: Any, _context: Any, items: Any, _arguments: Any) -> int:
+        (spec,) = items
+        client.open_writer(NAME).stage(spec.description, spec.collection.collection_schema(), spec.attempt)
+        return 0
+
+    monkeypatch.setattr(WriteBatchesOperator, "_submit", submit)
 
 
 @pytest.fixture

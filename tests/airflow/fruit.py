@@ -100,7 +100,7 @@ class Fruit:
         return path
 
     def write_days(self, days: range) -> None:
-        """Add these days of `HISTORY` arrive."""
+        """Let these days of `HISTORY` arrive."""
         for day in days:
             folder = self.feed / f"date={START + day * DAY:%Y-%m-%d}"
             folder.mkdir()

@@ -32,6 +32,7 @@ def test_it_is_done_when_the_upper_is_there(fruit: Fruit, client: PersistClient,
     assert sensor.poke(context(1)) == (upper is not None)
 
 
+@pytest.mark.usefixtures("without_spark")
 def test_there_is_input_if_mint_would_take_a_file(fruit: Fruit, client: PersistClient) -> None:
     sensor = InputSensor(task_id="files", config=fruit.config())
     assert not sensor.poke(context(0))

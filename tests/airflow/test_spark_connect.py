@@ -11,7 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -37,15 +37,15 @@ from persist_spark.decode.formats import decode
 from persist_spark.upsert import job
 from tests.airflow.fruit import HISTORY, NAME, Fruit, check_history, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
-from tests.servers.spark_connect import ConnectServer, running
+from tests.servers.spark_connect import ConnectServer
 
 MINT, WRITE = "mint_batch_descriptions", "write_batches"
 BAD_LINE = '{"id": 1, "name": 7'
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ConnectServer]:
-    yield from running()
+@pytest.fixture
+def server(connect_server: ConnectServer) -> ConnectServer:
+    return connect_server
 
 
 @pytest.fixture(autouse=True)

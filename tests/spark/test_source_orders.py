@@ -17,6 +17,7 @@ from persist_spark.frame import BAD_KEY
 from persist_spark.upsert.arguments import SeenBefore
 from persist_spark.upsert.eras import Eras, eras_of
 from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
+from tests.sampling import sample
 from tests.spark.decode_feed import Feed
 from tests.spark.test_sequence import Collection
 
@@ -198,7 +199,7 @@ TRUNCATES = [  # the batches of a delivery: a row before the failover, a truncat
 ]
 
 
-@pytest.mark.parametrize(("name", "batches"), TRUNCATES)
+@pytest.mark.parametrize(("name", "batches"), sample(TRUNCATES, 2, "truncates of another run of numbers"))
 def test_a_truncate_of_another_run_of_numbers_is_a_question(
     spark: SparkSession, tmp_path: Path, name: str, batches: list[str]
 ) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from tests.core.feed_replay import check_days
 from tests.core.make_feed import DAYS, FOLDER
 from tests.sampling import is_long
 from tests.servers.backends import on_postgresql
-from tests.servers.spark_connect import running
 
 COLLECTIONS = FOLDER.parents[1] / "collections"
 
@@ -29,13 +27,10 @@ if shutil.which("java") is None:
 
 
 @pytest.fixture(params=["Spark Connect", *(["local[2]"] if is_long() else [])])
-def master(request: pytest.FixtureRequest) -> Iterator[str]:
+def master(request: pytest.FixtureRequest) -> str:
     """In a server Spark starts once for all jobs. A Spark for each job is at night, and in tests/e2e on S3."""
-    if request.param == "local[2]":
-        yield request.param
-        return
-    for server in running():
-        yield server.url
+    is_server = request.param == "Spark Connect"
+    return str(request.getfixturevalue("connect_server").url if is_server else request.param)
 
 
 @on_postgresql
