@@ -105,7 +105,7 @@ def test_pages_made_from_the_code_are_current() -> None:
     report(stale, "pages that are not what the code says (make docs writes them)")
 
 
-def test_the_layers_of_the_architecture_are_those_that_import_linter_checks() -> None:
+def test_import_linter_checks_the_layers_of_the_architecture() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (layers,) = (contract["layers"] for contract in contracts if contract.get("containers") == ["persist_core"])
     table = (ROOT / "docs" / "architecture.md").read_text().partition("| layer |")[2].partition("\n\n")[0]

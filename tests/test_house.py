@@ -20,6 +20,7 @@ TOP_FOLDERS = {*CODE, "docker", "docs", "requirements", ".ci", ".github"}
 MAX_FILE_LINES = 400  # a longer file contains two ideas
 MAX_FUNCTION_LINES = 70
 MAX_LINE_CHARS = 120
+MAX_TEST_NAME_CHARS = 60
 MAX_FILE_BYTES = 2 * 1024 * 1024
 FORBIDDEN_WORDS = {"utils", "util", "helpers", "helper", "manager", "common", "misc"}
 # Names that other projects' interfaces define.
@@ -108,6 +109,16 @@ def test_names_say_what_a_thing_is() -> None:
             words = {word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+", name)}
             found += [f"{path}:{line} {name}" for _ in words & FORBIDDEN_WORDS]
     report(found, f"names that say nothing ({', '.join(sorted(FORBIDDEN_WORDS))})")
+
+
+def test_names_of_tests_are_short() -> None:
+    found = [
+        f"{path}:{function.lineno} {function.name}: {len(function.name)} characters"
+        for path, text in python_files()
+        for function in functions(ast.parse(text))
+        if function.name.startswith("test_") and len(function.name) > MAX_TEST_NAME_CHARS
+    ]
+    report(found, f"expected at most {MAX_TEST_NAME_CHARS} characters: say what is tested")
 
 
 def test_docstrings_begin_with_a_verb_or_the_thing() -> None:

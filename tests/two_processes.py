@@ -12,7 +12,6 @@ The longest begin first: what begins last decides by how much one process ends b
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 _SPARK = ("tests/spark/", "tests/e2e/test_git_history.py", "tests/e2e/test_debezium.py", "tests/test_readme.py")
@@ -46,18 +45,19 @@ def group_of(nodeid: str) -> str:
     return nodeid if file.startswith(_ALONE) else file
 
 
-_seconds: Counter[str] = Counter()
+_seconds: dict[str, float] = {}
 
 
 def count(nodeid: str, seconds: float) -> None:
     """Add the time of a test, of its set-up, or of what follows it."""
-    _seconds[group_of(nodeid)] += seconds
+    group = group_of(nodeid)
+    _seconds[group] = _seconds.get(group, 0.0) + seconds
 
 
 def longest(groups: int = 15) -> list[str]:
     """The groups that took longest, and all together."""
-    shown = [f"{seconds:6.0f} s  {group}" for group, seconds in _seconds.most_common(groups)]
-    return [*shown, f"{_seconds.total():6.0f} s  together"]
+    ranked = sorted(_seconds.items(), key=lambda item: -item[1])[:groups]
+    return [f"{seconds:6.0f} s  {group}" for group, seconds in [*ranked, ("together", sum(_seconds.values()))]]
 
 
 def rank_of(nodeid: str) -> int:

@@ -87,7 +87,7 @@ def test_a_restore_goes_back_as_a_commit_and_says_who_asked(
     assert act(action="restore", shard=SHARD, checkpoint_id=first)["status"] == "up_to_date"
 
 
-def test_a_restore_of_a_new_shard_and_a_dry_run_leave_the_shard_alone(client: PersistClient) -> None:
+def test_forks_and_dry_runs_leave_the_shard_alone(client: PersistClient) -> None:
     _, second, _ = fill(client)
     before = client.state(SHARD)
     done = act(action="restore", shard=SHARD, checkpoint_id=second, dry_run=True)

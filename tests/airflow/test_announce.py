@@ -63,9 +63,7 @@ def test_notifiers_get_each_conflict_once(fruit: Fruit, client: PersistClient) -
     assert [each.delivered for each in WatchBoard(client).read().unsent] == [("Notifier",)] * 2
 
 
-def test_a_single_notifier_needs_no_list_and_gets_no_conflicts_unless_asked(
-    fruit: Fruit, client: PersistClient
-) -> None:
+def test_a_single_notifier_gets_conflicts_only_if_asked(fruit: Fruit, client: PersistClient) -> None:
     Notifier.told.clear()
     dag = build_upsert_dag(fruit.config(), notify=Notifier("one"))
     loser = staged(dag, 0, "loser")

@@ -74,7 +74,7 @@ async def event_after(made: Any, act: Any) -> dict[str, Any]:
         return dict(event.payload)
 
 
-def test_commits_of_other_programs_are_reported_once_across_restarts(client: PersistClient) -> None:
+def test_commits_are_reported_once_across_restarts(client: PersistClient) -> None:
     append(client, "cli/first")
     store = Store()
     assert asyncio.run(events(trigger(store))) == []  # what was there before the watcher is not reported
@@ -134,7 +134,7 @@ def test_nothing_stays_open_between_looks(client: PersistClient, monkeypatch: py
     assert not any(is_open[:-1])  # the last look may go on for a moment in its thread
 
 
-def test_a_poll_must_be_positive_and_equal_watchers_are_one_trigger() -> None:
+def test_polls_are_positive_and_equal_watchers_are_one_trigger() -> None:
     with pytest.raises(InvalidInput, match="poll_s is 0"):
         ShardCommitTrigger("fruit", poll_s=0)
     hash_of: Any = getattr(ShardCommitTrigger, "hash", None)

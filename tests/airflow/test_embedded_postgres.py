@@ -17,9 +17,7 @@ from persist_airflow.embedded.postgres import ENVIRONMENT, LocalPostgres, as_ord
 from persist_core.clock import SystemClock
 
 
-def test_it_keeps_what_it_answered_in_folders_that_only_their_owner_may_enter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_are_durable_in_private_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root starts it as another user, who may enter neither its home nor the folder of the wheel."""
     packages, private = postgres.find_programs().parents[2], tmp_path / "private"
     private.mkdir(mode=0o700)

@@ -71,7 +71,7 @@ def test_half_a_connection_is_not_completed_from_elsewhere(monkeypatch: pytest.M
         PersistHook().get_location()
 
 
-def test_the_test_button_makes_a_real_round_trip_and_leaves_nothing(
+def test_the_test_button_makes_a_round_trip_without_a_trace(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, client: PersistClient
 ) -> None:
     client.ensure_shard(NAME)
@@ -120,7 +120,7 @@ def test_the_test_button_prints_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert secret_uri == "hunter2" or "hunter2" not in message
 
 
-def test_login_and_password_go_into_the_consensus_uri_and_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_login_and_password_are_masked_in_the_consensus_uri(monkeypatch: pytest.MonkeyPatch) -> None:
     masked: list[str] = []
     monkeypatch.setattr(hook, "mask_secret", masked.append)
     uri = "postgresql://db.example.org:5433/x?sslmode=verify-full"
@@ -267,7 +267,7 @@ print(json.dumps({
 """
 
 
-def test_airflow_finds_the_hook_the_form_the_link_and_the_notifier() -> None:
+def test_airflow_finds_hook_form_link_and_notifier() -> None:
     """In a process of its own: Airflow keeps what it found, and warns about itself."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROBE], stdout=subprocess.PIPE, text=True, check=True, timeout=120

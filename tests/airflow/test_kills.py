@@ -167,7 +167,7 @@ def test_kills_while_the_orders_of_deleted_keys_change(
 
 
 @on_servers
-def test_kills_at_every_point_of_days_without_input_change_nothing(
+def test_kills_on_days_without_input_change_nothing(
     fruit: Fruit, client: PersistClient, location: PersistLocation, tmp_path: Path
 ) -> None:
     """On real servers, without Spark: what the tasks themselves do there. Others, below and in e2e, have Spark too."""

@@ -71,7 +71,7 @@ def running(kept: KeptProcesses, name: str, *, other_than: int = 0) -> Any:
     return found[0]
 
 
-def test_a_killed_program_starts_again_with_its_reason_in_the_log(kept: KeptProcesses) -> None:
+def test_a_killed_program_starts_again_and_is_logged(kept: KeptProcesses) -> None:
     kept.start(program("first", SLEEPS))
     kept.add(program("second", SLEEPS))
     first, second = running(kept, "first"), running(kept, "second")
@@ -86,7 +86,7 @@ def test_a_killed_program_starts_again_with_its_reason_in_the_log(kept: KeptProc
     assert not any(psutil.pid_exists(process.pid) for process in (first, again))
 
 
-def test_what_a_killed_program_leaves_behind_is_killed_before_it_starts_again(kept: KeptProcesses) -> None:
+def test_children_of_a_killed_program_die_before_its_restart(kept: KeptProcesses) -> None:
     kept.start(program("parent", STUBBORN))
     parent = running(kept, "parent")
     kept.wait_until(lambda: "ready" in kept.log_tail("parent"), "parent", 30_000)
@@ -96,7 +96,7 @@ def test_what_a_killed_program_leaves_behind_is_killed_before_it_starts_again(ke
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_program_that_ends_again_and_again_is_given_up_and_tried_anew(airflow: LocalAirflow) -> None:
+def test_a_program_that_keeps_ending_is_given_up_and_retried(airflow: LocalAirflow) -> None:
     """Each wait is longer, and there are as many as `PAUSES_MS` has; a long life in between counts as a good start."""
     clock = ManualClock()
     looking = keeper.Keeper(airflow.home, clock)
@@ -152,7 +152,7 @@ def test_what_a_killed_keeper_leaves_is_stopped_children_too(
     assert kept.stop() == []
 
 
-def test_a_pid_that_belongs_to_somebody_else_by_now_is_left_alone(kept: KeptProcesses) -> None:
+def test_a_pid_of_another_process_is_left_alone(kept: KeptProcesses) -> None:
     with subprocess.Popen([sys.executable, "-c", SLEEPS]) as child:
         foreign = [Process(name, child.pid, 1.0, keeper.RUNS) for name in ("keeper", "scheduler")]
         write_private(kept.home / keeper.PROCESSES, [asdict(process) for process in foreign])

@@ -61,7 +61,7 @@ def rows(client: PersistClient, shard: str) -> int:
     return int(client.open_reader(shard).snapshot().num_rows)
 
 
-def test_each_shard_with_debt_has_a_task_and_a_broken_one_fails_alone(
+def test_each_shard_with_debt_has_a_task_of_its_own(
     tmp_path: Path, migrated: Path, location: PersistLocation, client: PersistClient
 ) -> None:
     for shard, commits in (("busy", 12), ("broken", 14), ("quiet", 2), ("other", 9)):

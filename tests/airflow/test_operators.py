@@ -69,7 +69,7 @@ def test_the_asset_events_carry_upper_since_and_stats(dag: Any, client: PersistC
     assert published["checkpoint_id"] == run.xcoms[MINT]["checkpoint_id"]
 
 
-def test_an_interval_that_is_in_the_shard_is_skipped_with_the_reason(dag: Any, client: PersistClient) -> None:
+def test_a_committed_interval_is_skipped_with_the_reason(dag: Any, client: PersistClient) -> None:
     DagRunDriver(dag, end_of(2)).run_all()
     before = client.state(NAME)
     with pytest.raises(AirflowSkipException, match="already in shard fruit"):
@@ -78,9 +78,7 @@ def test_an_interval_that_is_in_the_shard_is_skipped_with_the_reason(dag: Any, c
 
 
 @pytest.mark.parametrize("run_after", [None, datetime(2026, 2, 3, 4, 5, 6, 789000, tzinfo=UTC)])
-def test_a_manual_run_without_interval_goes_up_to_run_after_or_now(
-    dag: Any, client: PersistClient, run_after: datetime | None
-) -> None:
+def test_a_manual_run_goes_up_to_run_after_or_now(dag: Any, client: PersistClient, run_after: datetime | None) -> None:
     run = DagRunDriver(dag, None, run_after=run_after)
     before_ms = client.clock.now_ms()
     upper = run.run(MINT)["upper"]
@@ -196,7 +194,7 @@ def test_without_retries_the_next_dag_run_heals(dag: Any, client: PersistClient)
     assert client.state(NAME).upper == Frontier(end_ms(2))
 
 
-def test_a_write_that_finds_its_description_outdated_leaves_healing_to_append(dag: Any, client: PersistClient) -> None:
+def test_an_outdated_write_leaves_healing_to_append(dag: Any, client: PersistClient) -> None:
     loser = DagRunDriver(dag, end_of(1), "loser")
     loser.run(MINT)
     DagRunDriver(dag, end_of(0), "winner").run_all()
@@ -207,7 +205,7 @@ def test_a_write_that_finds_its_description_outdated_leaves_healing_to_append(da
     assert client.state(NAME).upper == Frontier(end_ms(1))
 
 
-def test_a_cleared_run_whose_write_is_outdated_finds_its_own_commit(dag: Any, client: PersistClient) -> None:
+def test_a_cleared_outdated_run_finds_its_own_commit(dag: Any, client: PersistClient) -> None:
     run = DagRunDriver(dag, end_of(0))
     run.run_all()
     DagRunDriver(dag, end_of(1), "next").run_all()
@@ -272,9 +270,7 @@ def test_a_location_that_is_not_configured_fails_at_once(
         DagRunDriver(dag, end_of(0)).run(MINT)
 
 
-def test_a_schema_that_does_not_fit_fails_at_once_and_stages_nothing(
-    fruit: Fruit, dag: Any, client: PersistClient
-) -> None:
+def test_a_wrong_schema_fails_and_stages_nothing(fruit: Fruit, dag: Any, client: PersistClient) -> None:
     DagRunDriver(dag, end_of(0)).run_all()
     text = (fruit.dags / "collections" / "fruit.yaml").read_text()
     fruit.write_collection(NAME, text.replace("name: string", "name: date"))

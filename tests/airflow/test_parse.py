@@ -84,7 +84,7 @@ def test_a_wrong_file_is_an_import_error_of_its_own(fruit: Fruit) -> None:
     assert "'debezium-json'" in message
 
 
-def test_a_schedule_that_airflow_refuses_is_an_import_error_of_its_file(fruit: Fruit) -> None:
+def test_a_refused_schedule_is_an_import_error_of_its_file(fruit: Fruit) -> None:
     text = (fruit.dags / "collections" / "fruit.yaml").read_text()
     wrong = fruit.write_collection("wrong", 'schedule: "61 25 * * *"\n' + text)
     bag = dag_bag(fruit.dags)
@@ -105,7 +105,7 @@ def test_a_missing_folder_is_an_import_error(fruit: Fruit) -> None:
     assert "collections" in message
 
 
-def test_names_with_yaml_of_the_same_shard_do_not_hide_each_other(fruit: Fruit) -> None:
+def test_two_yaml_files_of_a_shard_do_not_hide_each_other(fruit: Fruit) -> None:
     text = (fruit.dags / "collections" / "fruit.yaml").read_text()
     (fruit.dags / "collections" / "fruit.yml").write_text(text)
     bag = dag_bag(fruit.dags)

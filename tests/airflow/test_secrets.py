@@ -172,7 +172,7 @@ def test_a_job_gets_its_location_and_nobody_else_sees_it(
         (KUBERNETES, {}, "AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, PERSIST_CONSENSUS_URI would stand readable"),
     ],
 )
-def test_where_there_is_no_safe_way_the_task_fails_with_the_remedy(
+def test_without_a_safe_way_the_task_fails_with_the_remedy(
     fruit: Fruit,
     submit: Submit,
     monkeypatch: pytest.MonkeyPatch,

@@ -46,7 +46,7 @@ def test_there_is_input_if_mint_would_take_a_file(fruit: Fruit, client: PersistC
     assert not sensor.poke(context(2)), "all files are consumed"
 
 
-def test_it_waits_in_the_triggerer_and_gives_up_after_its_timeout(fruit: Fruit, client: PersistClient) -> None:
+def test_a_deferred_sensor_gives_up_after_its_timeout(fruit: Fruit, client: PersistClient) -> None:
     del client
     sensor = ShardSensor(task_id="wait", shard=NAME, deferrable=True, timeout=30, poke_interval=3)
     with pytest.raises(BaseException) as put_off:  # noqa: PT011 - Airflow 3's is a BaseException

@@ -80,7 +80,7 @@ def test_dag_runs_in_a_server_end_in_the_same_history(
     assert fsck(client, NAME).is_clean
 
 
-def test_persist_run_keeps_a_collection_and_a_view_of_it_in_a_server(
+def test_persist_run_of_a_collection_and_a_view_in_a_server(
     fruit: Fruit, client: PersistClient, location: PersistLocation, server: ConnectServer
 ) -> None:
     fruit.write_days(range(2))
@@ -108,7 +108,7 @@ def test_persist_run_keeps_a_collection_and_a_view_of_it_in_a_server(
         up_to(fruit.config(), 2)
 
 
-def test_a_session_takes_the_settings_of_a_file_and_a_warning_names_those_that_the_server_has_fixed(
+def test_a_session_takes_settings_and_warns_of_fixed_ones(
     fruit: Fruit,
     client: PersistClient,
     location: PersistLocation,
@@ -176,7 +176,7 @@ def test_a_jobs_own_error_is_told_as_with_spark_submit(
         run.run(WRITE)
 
 
-def test_another_token_is_refused_and_arguments_of_spark_submit_are_left_aside_aloud(
+def test_a_wrong_token_and_arguments_of_spark_submit_are_named(
     fruit: Fruit,
     client: PersistClient,
     server: ConnectServer,
@@ -290,7 +290,7 @@ def test_a_time_to_wait_must_be_seconds(text: str) -> None:
         connect_timeout_s({ENV_CONNECT_TIMEOUT: text})
 
 
-def test_a_session_gives_up_a_server_that_is_gone_in_about_that_time() -> None:
+def test_a_session_gives_up_a_server_that_is_gone() -> None:
     set_: list[Any] = []
     session = SimpleNamespace(client=SimpleNamespace(set_retry_policies=set_.extend))
     limit_retries(cast(Any, session), 60)
@@ -299,7 +299,7 @@ def test_a_session_gives_up_a_server_that_is_gone_in_about_that_time() -> None:
     assert 15_000 < sum(waits_ms) <= 60_000
 
 
-def test_a_job_in_the_tasks_process_leaves_its_environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_in_the_tasks_process_keeps_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The job sees the location's secrets and Spark's mode; the tasks and hooks after it do not."""
     seen: list[tuple[Sequence[str], dict[str, str]]] = []
 
@@ -379,7 +379,7 @@ def test_the_token_of_a_local_server_is_its_owners_alone(tmp_path: Path) -> None
     assert subprocess.list2cmdline(local.command()).count("127.0.0.1") >= 1
 
 
-def test_other_users_reach_neither_the_driver_of_a_local_server_nor_its_shuffle_files(tmp_path: Path) -> None:
+def test_other_users_cannot_reach_a_local_server_or_its_files(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     local = LocalSpark(tmp_path / "home", 1234)
     for _ in range(2):

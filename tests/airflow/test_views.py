@@ -93,9 +93,7 @@ def test_views_stand_in_task_groups_and_take_options(views: Views) -> None:
 
 @on_each_consensus
 @pytest.mark.usefixtures("spark")
-def test_a_run_on_input_goes_as_far_as_the_inputs_whatever_its_interval(
-    fruit: Fruit, views: Views, client: PersistClient
-) -> None:
+def test_a_run_on_input_goes_as_far_as_its_inputs(fruit: Fruit, views: Views, client: PersistClient) -> None:
     dag = build_view_dag(views.write("names", "query: SELECT name FROM fruit"))
     with pytest.raises(AirflowSkipException, match="its input fruit does not exist yet"):
         DagRunDriver(dag, None).run(MINT)
@@ -123,7 +121,7 @@ def test_a_scheduled_run_refreshes_at_the_end_of_its_interval(
 
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("asked", ["file", "conf"])
-def test_a_read_only_run_tells_what_it_would_write_and_is_skipped(
+def test_a_read_only_run_reports_its_changes_and_is_skipped(
     fruit: Fruit, views: Views, client: PersistClient, asked: str
 ) -> None:
     DagRunDriver(build_upsert_dag(fruit.config()), end_of(1)).run_all()

@@ -130,7 +130,7 @@ def test_a_notifier_that_fails_fails_the_task_and_is_tried_again(
     assert (len(mail.messages), len(slack.requests)) == (1, 1)
 
 
-def test_the_pager_is_for_failures_and_text_cannot_mention_a_channel(
+def test_the_pager_gets_failures_and_text_mentions_no_channel(
     tmp_path: Path, client: PersistClient, slack: HttpSink, pager: HttpSink
 ) -> None:
     folder = folder_of(tmp_path, f"notify: [{SLACK}, {PAGER}]\n")

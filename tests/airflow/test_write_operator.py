@@ -36,7 +36,7 @@ def dag(fruit: Fruit, client: PersistClient) -> Any:
 @pytest.mark.parametrize(
     ("kind", "wanted"), [(TooManyErrors.kind, AirflowFailException), ("unexpected", SparkJobFailed)]
 )
-def test_a_failed_job_says_why_and_is_only_tried_again_where_that_helps(
+def test_a_failed_job_says_why_and_retries_only_if_useful(
     fruit: Fruit, dag: Any, client: PersistClient, monkeypatch: pytest.MonkeyPatch, kind: str, wanted: type[Exception]
 ) -> None:
     fruit.write_days(range(1))
@@ -57,7 +57,7 @@ def test_a_job_that_finds_its_description_outdated_is_no_failure(
     assert run.run(WRITE)["manifest_key"] is None
 
 
-def test_a_write_that_is_cleared_after_its_input_was_archived_finds_its_commit(
+def test_a_cleared_write_without_its_input_finds_its_commit(
     fruit: Fruit, dag: Any, client: PersistClient, without_spark: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task asks the shard before it starts a job."""
@@ -87,7 +87,7 @@ def test_a_job_that_dies_in_silence_is_tried_again(
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
-def test_a_job_that_dies_is_remembered_unless_airflow_has_ended_it(
+def test_a_dead_job_is_recorded_unless_airflow_ended_it(
     fruit: Fruit, dag: Any, client: PersistClient, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
 ) -> None:
     fruit.write_days(range(1))

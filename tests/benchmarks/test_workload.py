@@ -15,9 +15,7 @@ from tests.benchmarks.workload import Hits, KeyType, Workload, fingerprint, newe
 
 
 @pytest.mark.parametrize(("key_type", "hits"), [("bigint", "uniform"), ("string", "uniform"), ("rising", "recent")])
-def test_the_expected_rows_are_the_newest_event_of_each_key_and_an_engine_has_them(
-    tmp_path: Path, key_type: KeyType, hits: Hits
-) -> None:
+def test_an_engine_has_the_newest_event_of_each_key(tmp_path: Path, key_type: KeyType, hits: Hits) -> None:
     workload = Workload(400, 100, 3, key_type, hits)
     feed = write_feed(workload, tmp_path)
     newest: dict[Any, dict[str, Any]] = {}

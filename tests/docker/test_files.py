@@ -201,7 +201,7 @@ def kubernetes_objects() -> list[dict[str, Any]]:
     return [each for file in files for each in yaml.safe_load_all((DOCKER / "kubernetes" / file).read_text())]
 
 
-def test_spark_creates_pods_only_in_a_namespace_without_airflows_secrets() -> None:
+def test_spark_creates_pods_apart_from_airflows_secrets() -> None:
     objects = kubernetes_objects()
     spark = {each["metadata"]["namespace"] for each in objects if each["kind"] in ("Role", "RoleBinding")}
     assert spark == {"persist-spark"}

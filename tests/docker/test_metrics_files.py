@@ -52,7 +52,7 @@ def _lost(given: Any, kept: Any, path: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_panels_have_their_places_and_the_provisioned_data_source(name: str) -> None:
+def test_panels_have_places_and_the_data_source(name: str) -> None:
     (source,) = yaml.safe_load((METRICS / "grafana" / "datasources" / "prometheus.yaml").read_text())["datasources"]
     panels = board(name)["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
@@ -128,7 +128,7 @@ def test_a_panel_counts_the_first_event_of_a_series(name: str, tmp_path: Path) -
     _promtool("test", "rules", str(tmp_path / "panels.yaml"))
 
 
-def test_the_exporter_makes_the_same_metrics_with_tags_and_without() -> None:
+def test_the_exporter_makes_equal_metrics_without_tags() -> None:
     metrics = (*SHARD_METRICS, *RUN_METRICS)
     kinds = {"counter": "c", "gauge": "g", "timing": "ms"}
     lines, expected = [], set()

@@ -153,7 +153,7 @@ def check_asset_events(airflow: LocalAirflow, client: PersistClient) -> None:
 
 
 @on_s3
-def test_two_backfills_over_the_same_days_at_once_whose_tasks_are_killed(
+def test_two_concurrent_backfills_whose_tasks_are_killed(
     airflow: LocalAirflow, client: PersistClient, tmp_path: Path
 ) -> None:
     """On S3 alone. The first process to reach a point is killed there, and Airflow's own retry goes on.

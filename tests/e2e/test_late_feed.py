@@ -150,9 +150,7 @@ def _order(order: object) -> Order | None:
 
 
 @pytest.mark.skipif(not is_long(), reason="takes minutes (PERSIST_PROFILE=nightly)")
-def test_a_feed_that_is_delivered_late_and_twice_ends_as_the_ordered_one(
-    airflow: LocalAirflow, tmp_path: Path, persist_seed: int
-) -> None:
+def test_a_late_repeated_feed_ends_as_the_ordered_one(airflow: LocalAirflow, tmp_path: Path, persist_seed: int) -> None:
     airflow.prepare()
     last = FIRST + timedelta(DAYS - 1)
     for name, first in (("customers", last), ("shuffled", FIRST)):

@@ -72,7 +72,7 @@ def known(updates: Iterable[UpsertDiff]) -> list[Any]:
 
 
 @given(histories(ties=True, partial=True))
-def test_in_log_order_the_contents_at_every_time_are_those_of_the_equation(history: History) -> None:
+def test_log_order_obeys_the_equation_at_every_time(history: History) -> None:
     updates, _ = test_upsert.replay(history.batches)
     check_collection(updates)
     assert len(consolidate(updates)) == len(updates), "nothing is written that cancels out"
@@ -95,7 +95,7 @@ def test_in_log_order_permuted_and_repeated_input_gives_the_same(data: st.DataOb
 
 
 @given(st.data())
-def test_in_log_order_batching_does_not_matter_for_records_that_come_in_time(data: st.DataObject) -> None:
+def test_log_order_does_not_depend_on_batches(data: st.DataObject) -> None:
     history = data.draw(histories(ties=True, may_close=False, partial=True))
     end = history.batches[-1].upper
     assert end is not None
@@ -110,7 +110,7 @@ def test_in_log_order_batching_does_not_matter_for_records_that_come_in_time(dat
 
 
 @given(histories(ties=True, partial=True))
-def test_in_sequence_order_the_contents_at_every_time_are_those_of_the_equation(history: History) -> None:
+def test_sequence_order_obeys_the_equation_at_every_time(history: History) -> None:
     updates, _ = test_sequence.replay(history.batches)
     check_collection(updates)
     assert len(consolidate(updates)) == len(updates), "nothing is written that cancels out"
@@ -121,7 +121,7 @@ def test_in_sequence_order_the_contents_at_every_time_are_those_of_the_equation(
 
 
 @given(st.data())
-def test_in_sequence_order_any_delivery_ends_in_the_same_contents(data: st.DataObject) -> None:
+def test_sequence_order_does_not_depend_on_delivery(data: st.DataObject) -> None:
     """Any permutation, batching and redelivery."""
     records = list(data.draw(histories(ties=True, partial=True)).records)
     delivered = data.draw(redelivered(records))

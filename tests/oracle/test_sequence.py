@@ -110,7 +110,7 @@ def test_the_contents_at_every_time_are_those_of_the_equation(history: History) 
 
 
 @given(st.data())
-def test_any_permutation_batching_and_redelivery_ends_in_the_same_contents(data: st.DataObject) -> None:
+def test_any_delivery_ends_in_the_same_contents(data: st.DataObject) -> None:
     """Records keep their own times, so that one may arrive long after or long before its time."""
     records = list(data.draw(histories(ties=True)).records)
     delivered = data.draw(redelivered(records))
@@ -126,7 +126,7 @@ def test_any_permutation_batching_and_redelivery_ends_in_the_same_contents(data:
 
 
 @given(histories(ties=True), st.integers(0, 6))
-def test_what_is_forgotten_matters_only_to_records_that_are_counted(history: History, keep_deleted_ms: int) -> None:
+def test_forgetting_matters_only_to_counted_records(history: History, keep_deleted_ms: int) -> None:
     kept, _ = replay(history.batches)
     updates, drains = replay(history.batches, keep_deleted_ms=keep_deleted_ms)
     if not any(drained.stats.late_beyond_memory for drained in drains):
@@ -184,7 +184,7 @@ def test_the_same_record_again_is_not_late() -> None:
     assert (found, [each.late + each.order_ties for each in stats]) == ({}, [0, 0, 0, 0])
 
 
-def test_of_equal_orders_the_greater_bytes_win_whenever_they_come() -> None:
+def test_of_equal_orders_the_greater_bytes_win() -> None:
     for records in ([put(5, OLD), put(5, NEW)], [put(5, NEW), put(5, OLD)]):
         found, stats = run(*[[record] for record in records])
         assert found == {A: max(OLD, NEW, key=bytes_of)}
@@ -208,13 +208,13 @@ def test_the_order_of_a_living_row_is_never_forgotten() -> None:
     assert (found, stats[-1].late, stats[-1].late_beyond_memory) == ({A: OLD}, 1, 0)
 
 
-def test_a_tombstone_is_kept_while_a_record_of_its_key_is_stashed() -> None:
+def test_a_tombstone_lives_while_its_key_is_stashed() -> None:
     waiting = put(3, NEW, time=4)
     found, stats = run([put(5, TOMBSTONE), waiting], [], [], [], [], keep_deleted_ms=0)
     assert (found, stats[-1].late, stats[-1].late_beyond_memory) == ({}, 1, 0)
 
 
-def test_a_record_without_an_order_is_not_beaten_and_no_truncate_takes_it() -> None:
+def test_a_record_without_an_order_is_never_beaten() -> None:
     unordered = Record(b"place", Err(MISSING_ORDER, b"place", b"raw"), None, (None,))
     truncate = Record(None, TRUNCATE, None, (5,))
     for batches in ([[unordered], [truncate]], [[truncate], [unordered]], [[truncate, unordered]]):
@@ -223,7 +223,7 @@ def test_a_record_without_an_order_is_not_beaten_and_no_truncate_takes_it() -> N
         assert sum(each.late + each.truncated for each in stats) == 0
 
 
-def test_memory_keeps_living_rows_and_what_the_floor_does_not_cover() -> None:
+def test_memory_keeps_rows_that_the_floor_does_not_cover() -> None:
     truncate = Record(None, TRUNCATE, None, (5,))
     _, drains = replay([SealedInput(0, 1, (put(1), put(2, TOMBSTONE, B))), SealedInput(1, 2, (truncate, put(9, NEW)))])
     after = drains[-1].orders

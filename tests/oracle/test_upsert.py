@@ -121,7 +121,7 @@ def test_the_contents_at_every_time_are_those_of_the_equation(history: History) 
 
 
 @given(histories(ties=True))
-def test_every_batch_stays_in_its_bounds_and_keeps_the_invariants(history: History) -> None:
+def test_every_batch_keeps_bounds_and_invariants(history: History) -> None:
     updates, drains = replay(history.batches)
     check_collection(updates)
     assert len(consolidate(updates)) == len(updates), "nothing is written that cancels out"
@@ -264,7 +264,7 @@ def test_an_err_is_healed_by_the_next_good_record(history: History, which: int) 
 # A chain of deltas, as checkpoints keep it
 
 
-def test_a_stash_chain_may_hold_what_was_beaten_or_processed_since() -> None:
+def test_a_stash_chain_may_hold_processed_records() -> None:
     beaten = Record((1,), ("old",), 12, (1,))
     winner = Record((1,), ("new",), 12, (2,))
     processed = Record((1,), ("done",), 5, (9,))
@@ -275,7 +275,7 @@ def test_a_stash_chain_may_hold_what_was_beaten_or_processed_since() -> None:
 
 
 @pytest.mark.parametrize("late", ["lift", "error"])
-def test_what_a_restore_brought_back_into_the_stash_is_lifted_and_never_an_err(late: Late) -> None:
+def test_restored_stash_records_are_lifted_and_no_errs(late: Late) -> None:
     waiting = Record((1,), ("back",), 12, (1,))
     processed = Record((2,), ("done",), 5, (9,))
     drained = drain_sealed_input([], [waiting, processed], lower=31, upper=40, late=late, stash_frontier=10)
@@ -286,7 +286,7 @@ def test_what_a_restore_brought_back_into_the_stash_is_lifted_and_never_an_err(l
 # Times
 
 
-def test_a_missing_time_is_the_last_of_the_batch_or_the_first_where_the_input_ends() -> None:
+def test_a_missing_time_is_the_batchs_last_or_first() -> None:
     record = Record((1,), ("x",), None, (1,))
     assert drain_sealed_input([record], lower=3, upper=9).updates[0].time == 8
     assert drain_sealed_input([record], lower=3, upper=None).updates[0].time == 3

@@ -37,15 +37,15 @@ FOUND_BY_SEED = {
 }
 ERAS = {"leases do not count": 1, "appends of any era": 2}  # eras of GC end while readers and writers linger
 FOUND_BY_SCRIPT: dict[str, Callable[..., None]] = {
-    "checkpoints are forgotten": slow_gc.test_a_checkpoint_older_than_all_commits_of_the_state_can_be_restored,
+    "checkpoints are forgotten": slow_gc.test_a_checkpoint_older_than_all_commits_is_restored,
     "conflicts are forgotten": gc.test_only_the_newest_conflicts_are_kept,
     "forks are listed once": forks.test_a_fork_of_a_fork_is_whole_or_refused,
     "forks are given up silently": gc.test_a_fork_that_is_made_after_gc_has_given_it_up_is_refused,
     "forks of any era": gc.test_a_fork_that_is_made_after_gc_has_given_it_up_is_refused,
-    "merges of any era": slow_gc.test_a_merge_that_was_staged_too_long_ago_is_not_put_in_place,
+    "merges of any era": slow_gc.test_a_merge_staged_too_long_ago_is_refused,
     "names without era": gc.test_an_input_that_is_frozen_again_has_another_name,
-    "state before keys": slow_gc.test_what_is_staged_while_a_collector_lists_is_of_the_era_of_its_list,
-    "sweep by the list alone": slow_gc.test_a_list_that_is_stored_late_deletes_nothing_that_was_appended_meanwhile,
+    "state before keys": slow_gc.test_files_staged_during_a_listing_belong_to_its_era,
+    "sweep by the list alone": slow_gc.test_a_late_list_deletes_nothing_appended_meanwhile,
     "what is needed again stays on lists": slow_gc.test_what_was_appended_and_merged_away_stays_for_its_readers,
     "an era early": gc.test_an_input_that_is_frozen_again_has_another_name,
     "no grace": gc.test_a_clock_that_jumps_deletes_nothing_early,

@@ -154,7 +154,7 @@ def test_too_many_bad_files_stop_the_run_and_are_named(
     assert list(staged) == []
 
 
-def test_a_failure_that_a_file_does_not_repeat_alone_sets_nothing_aside(
+def test_a_failure_not_repeated_alone_sets_nothing_aside(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     things = Dying(tmp_path)

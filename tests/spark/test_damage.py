@@ -108,7 +108,7 @@ def test_a_damaged_part_fails_the_write_job_by_its_name(shard: StagedShard) -> N
     assert shard.write([_record(1, "new", 1)], shard.description(20)).stats["updates"] == 1
 
 
-def test_a_part_of_another_size_or_none_at_all_stops_a_read_before_it_begins(shard: StagedShard) -> None:
+def test_a_part_of_another_size_stops_a_read_before_it_begins(shard: StagedShard) -> None:
     manifest = shard.commit([_record(key, "a", key) for key in range(20)], 10)
     key, data = _insertions(shard, manifest)
     for damaged, found in ((data[:-1], f"{len(data) - 1} bytes"), (b"", "0 bytes"), (None, "nothing")):
@@ -186,7 +186,7 @@ def test_a_file_that_gc_deleted_during_a_read_is_no_damage(shard: StagedShard) -
     assert snapshot(shard.spark, shard.location, SHARD).count() == 20
 
 
-def test_a_carried_file_is_found_damaged_without_the_manifest_of_its_attempt(shard: StagedShard) -> None:
+def test_a_damaged_carried_file_is_found_without_its_manifest(shard: StagedShard) -> None:
     first = shard.commit([_record(key, "a", key) for key in range(20)], 10)
     part = next(part for part in first.parts if part.kind is PartKind.INSERTIONS)
     state = shard.client.state(SHARD)

@@ -213,7 +213,7 @@ def test_damaged_envelopes_are_errs_of_their_key(feed: Feed) -> None:
     assert "'x'" in rows[2][ERR_MESSAGE]
 
 
-def test_time_from_the_source_skips_tombstones_and_keeps_truncates(feed: Feed) -> None:
+def test_source_time_skips_tombstones_and_keeps_truncates(feed: Feed) -> None:
     messages = [
         envelope("c", None, {"id": 1}, ts_ms=1000),
         envelope("d", {"id": 1}, None, ts_ms=2000),

@@ -84,7 +84,7 @@ def test_broken_csv_lines_are_errs_with_their_bytes(feed: Feed) -> None:
     assert "decimal(10,2)" in rows[3][ERR_MESSAGE]
 
 
-def test_a_header_without_the_key_or_with_a_column_twice_makes_errs_not_guesses(feed: Feed) -> None:
+def test_a_header_without_the_key_makes_errs(feed: Feed) -> None:
     feed.write("1.csv", "name,price\na,1\n")
     feed.write("2.csv", "id,name,name\n1,a,b\n")
     rows = records(feed, "csv")
@@ -179,7 +179,7 @@ def test_dms_parquet(feed: Feed) -> None:
     assert [(row[OP], row["name"]) for row in records(feed, "dms-parquet")] == [("u", "0"), ("u", "a"), ("d", None)]
 
 
-def test_files_that_are_no_parquet_or_no_gzip_stop_the_run_by_name(feed: Feed) -> None:
+def test_files_that_are_no_parquet_or_gzip_are_named(feed: Feed) -> None:
     feed.write("1.parquet", b"PAR1 and no more")
     with pytest.raises(UnreadableFiles, match=r"1\.parquet"):
         records(feed, "parquet")
@@ -236,7 +236,7 @@ def test_a_csv_record_over_two_lines_comes_apart_into_errs(feed: Feed) -> None:
     assert "line breaks" in rows[0][ERR_MESSAGE]
 
 
-def test_the_key_of_a_miscounted_line_is_trusted_only_where_it_stands_whole_and_first(feed: Feed) -> None:
+def test_the_key_of_a_miscounted_line_must_be_whole_and_first(feed: Feed) -> None:
     feed.write("1.csv", "name,id,price,day\na, b,1,1.00,\na,12\n")
     assert [(row["id"], row[ERR_KIND]) for row in records(feed, "csv")] == [(None, "key"), (None, "key")]
     feed.write("1.csv", "id,name,price,day\n12\n12,\n12,a\n12,a,b,c,d,e,f\n")

@@ -38,7 +38,7 @@ def update(**after: Any) -> str:
     return json.dumps({"op": "u", "before": None, "after": {"id": 1, **after}})
 
 
-def test_each_form_of_the_placeholder_says_that_a_value_was_not_sent(feed: Feed) -> None:
+def test_each_placeholder_means_that_a_value_was_not_sent(feed: Feed) -> None:
     data = UNAVAILABLE_VALUE.encode()
     encoded = base64.b64encode(data).decode()
     unsent_uuid = str(uuid.UUID(bytes=hashlib.md5(data, usedforsecurity=False).digest(), version=3))
@@ -98,13 +98,13 @@ def test_a_missing_field_is_unchanged_and_null_is_null(feed: Feed) -> None:
     assert INHERITED not in rows[0]
 
 
-def test_only_null_marks_a_delete_if_a_missing_field_is_unchanged(feed: Feed) -> None:
+def test_only_null_deletes_if_a_missing_field_is_unchanged(feed: Feed) -> None:
     lines = ['{"id":1}', '{"id":1,"a":null}', '{"id":1,"a":null,"o":{"b":null}}']
     rows = feed.lines("json", lines, NESTED, source=UNCHANGED, delete={"null_value": True})
     assert [row[OP] for row in rows] == ["u", "u", "d"]
 
 
-def test_a_missing_field_is_unchanged_in_messages_of_debezium_and_dms(feed: Feed) -> None:
+def test_a_missing_field_is_unchanged_in_debezium_and_dms(feed: Feed) -> None:
     row = {"id": 1, "a": None}
     dms = json.dumps({"data": row, "metadata": {"record-type": "data", "operation": "update"}})
     assert unsent(feed.lines("dms-json", [dms], NESTED, source=UNCHANGED)) == [(None, [1])]

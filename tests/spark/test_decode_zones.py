@@ -44,7 +44,7 @@ def replay(zone: str, first: datetime, last: datetime) -> dict[datetime, list[da
 
 
 @pytest.mark.parametrize("zone", [BERLIN, "America/New_York", "Australia/Lord_Howe"])
-def test_every_half_hour_of_a_year_is_read_as_a_plain_replay_has_it(spark: SparkSession, zone: str) -> None:
+def test_every_half_hour_of_a_year_equals_a_plain_replay(spark: SparkSession, zone: str) -> None:
     expected = replay(zone, datetime(2026, 1, 1), datetime(2027, 1, 1))
     frame = spark.createDataFrame([(local.replace(tzinfo=UTC),) for local in expected], "local timestamp")
     rows = frame.selectExpr("local", "unix_millis(local) AS ms").withColumn("found", instant_of(frame.local, zone))
@@ -108,7 +108,7 @@ def test_a_text_without_an_offset_is_local_time(feed: Feed, kind: str) -> None:
             assert (row[ERR_KIND], row["at"].astimezone(UTC).replace(tzinfo=None).isoformat()) == (None, wanted), text
 
 
-def test_counts_are_utc_and_other_bad_texts_have_no_word_of_clocks(feed: Feed) -> None:
+def test_counts_are_utc_and_bad_texts_do_not_name_clocks(feed: Feed) -> None:
     lines = ['{"id": 1, "at": 1767398400000}', '{"id": 2, "at": "noon"}']
     columns = {"id": "int", "at": {"type": "timestamp", "unit": "ms"}}
     good, bad = feed.lines("json", lines, columns, timezone=BERLIN)
@@ -129,7 +129,7 @@ def test_a_records_own_time_is_local_time(feed: Feed, type_name: str) -> None:
     assert all("Europe/Berlin" in row[ERR_MESSAGE] for row in bad)
 
 
-def test_a_time_of_parquet_that_is_not_adjusted_to_utc_is_local_time(feed: Feed, tmp_path: Path) -> None:
+def test_a_parquet_time_not_adjusted_to_utc_is_local(feed: Feed, tmp_path: Path) -> None:
     noon, skipped = datetime(2026, 7, 3, 12), datetime(2026, 3, 29, 2, 30)
     pq.write_table(
         pa.table(

@@ -88,9 +88,7 @@ def test_a_line_that_cannot_be_counted_is_not_named(feed: Feed) -> None:
     assert positions(feed) == [f"{number:02}.jsonl" for number in range(65)]
 
 
-def test_a_record_that_came_too_late_has_a_position_if_that_makes_it_an_err(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_late_record_that_is_an_err_has_a_position(spark: SparkSession, tmp_path: Path) -> None:
     collection = Collection(tmp_path)
     time = collection.config.time.model_copy(update={"late": "error"})
     collection.config = collection.config.model_copy(update={"time": time})

@@ -46,9 +46,7 @@ def test_a_forgotten_unit_commits_nothing(spark: SparkSession, tmp_path: Path) -
     assert '{"id": ' in payload
 
 
-def test_a_wrong_type_of_a_few_records_commits_nothing_unless_it_is_allowed(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_few_wrong_types_commit_nothing_unless_allowed(spark: SparkSession, tmp_path: Path) -> None:
     things = collection(tmp_path, {"name": "bigint"})
     things.drop("a.jsonl", {"id": 1, "name": "one"}, {"id": 2, "name": "two"})
     first, *groups = refused(spark, things)

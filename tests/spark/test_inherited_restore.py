@@ -56,9 +56,7 @@ def row(name: str) -> object:
 
 
 @pytest.mark.skipif(not is_long(), reason="takes six batches (PERSIST_PROFILE=nightly)")
-def test_a_late_record_gives_its_value_after_a_merge_a_restore_and_on_a_fork(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_late_record_gives_its_value_after_a_restore(spark: SparkSession, tmp_path: Path) -> None:
     shard = InheritingCollection(spark, tmp_path)
     shard.drop("0.txt", [put(GIVEN, 1, "one"), put(EQUAL, 1, "one")])
     shard.run(10)

@@ -109,7 +109,7 @@ def test_parquet_values_that_are_all_too_long(feed: Feed) -> None:
     assert "2 values of column 'v' have" in rows[0][ERR_MESSAGE]
 
 
-def test_a_compression_that_cannot_be_bounded_is_an_err_of_the_whole_file(feed: Feed) -> None:
+def test_an_unbounded_compression_is_an_err_of_the_file(feed: Feed) -> None:
     feed.write("a.jsonl.snappy", b"x" * 100)
     feed.write("b.jsonl", json_line(1))
     rows = feed.records("json", COLUMNS, order="position")

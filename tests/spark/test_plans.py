@@ -72,7 +72,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> _Plans:
     return seen
 
 
-def test_a_truncate_of_a_large_shard_is_written_once_by_many_tasks(shard: StagedShard, plans: _Plans) -> None:
+def test_a_truncate_of_a_large_shard_is_written_once(shard: StagedShard, plans: _Plans) -> None:
     shard.commit([_record(key, _ok("a"), key) for key in range(500)], 10)
     truncate = Record(None, TRUNCATE, 15, (None, "f", 0, 501))
     manifest = shard.commit([truncate, _record(7, _ok("b"), 502, time=16)], 20)
@@ -84,7 +84,7 @@ def test_a_truncate_of_a_large_shard_is_written_once_by_many_tasks(shard: Staged
     assert [row["name"] for row in shard.snapshot()] == ["b"]
 
 
-def test_a_truncate_in_a_batch_too_large_for_a_look_at_its_keys_is_found_before_it_is_written(
+def test_a_truncate_in_a_large_batch_is_found_before_writing(
     shard: StagedShard, plans: _Plans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upsert_batch, "MAX_LOOK_BYTES", -1)  # as if all batches were larger
@@ -102,7 +102,7 @@ def test_a_truncate_in_a_batch_too_large_for_a_look_at_its_keys_is_found_before_
     assert shard.snapshot() == []
 
 
-def test_a_tie_in_a_large_shard_reads_only_the_slots_of_its_batch(shard: StagedShard, plans: _Plans) -> None:
+def test_a_tie_in_a_large_shard_reads_its_slots_only(shard: StagedShard, plans: _Plans) -> None:
     shard.commit([_record(key, _ok("a"), key) for key in range(50)], 10)
     tied = [Record((4,), _ok(name), None, (None, "f", 0, 60)) for name in ("lesser", "most")]
     manifest = shard.commit([*tied, _record(5, TOMBSTONE, 61)], 20)
@@ -182,7 +182,7 @@ def test_a_look_up_opens_only_files_that_can_hold_the_keys(spark: SparkSession, 
     ("newest", "expected"),
     [((35, 50), True), ((5, 50), False), ((None, None), False), ((100, 120), True)],
 )
-def test_ranges_are_expected_to_pay_if_the_newest_raw_batch_met_few_files(
+def test_ranges_pay_if_the_newest_raw_batch_met_few_files(
     newest: tuple[int | None, int | None], expected: bool
 ) -> None:
     run = [_manifest_of(*[(10 * n, 10 * n + 9) for n in range(4)], run=Run((), 0, 0))]

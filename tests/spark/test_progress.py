@@ -69,7 +69,7 @@ def slowly(*arguments: Any, **named: Any) -> DataFrame:
     return decode(*arguments, **named).where(f"{wait} != ''")
 
 
-def test_a_long_job_says_its_stage_its_input_and_the_tasks_of_spark(
+def test_a_long_job_reports_stage_input_and_tasks(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(progress, "INTERVAL_S", 0.4)

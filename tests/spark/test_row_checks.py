@@ -150,7 +150,7 @@ def _is_not_negative(row: Row) -> bool | None:
     return None if row["balance"] is None else row["balance"] >= 0
 
 
-def test_values_that_a_record_leaves_out_are_judged_as_they_will_be(spark: SparkSession, tmp_path: Path) -> None:
+def test_omitted_values_are_checked_as_they_will_be(spark: SparkSession, tmp_path: Path) -> None:
     source = {"path": "in/*", "format": "json", "missing_field": "unchanged"}
     (tmp_path / "err").mkdir()
     with pytest.raises(ConfigError, match="expected warn or fail for a check of column 'balance'"):

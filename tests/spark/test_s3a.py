@@ -70,7 +70,7 @@ def test_access_is_set_for_the_bucket_alone_and_holds_no_secret() -> None:
         ({"AWS_PROFILE": "team", "AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "hush"}, False),
     ],
 )
-def test_credentials_that_s3a_would_not_look_for_need_awss_own_chain(environment: dict[str, str], is_set: bool) -> None:
+def test_credentials_unknown_to_s3a_need_awss_chain(environment: dict[str, str], is_set: bool) -> None:
     options = s3a.access_options("s3://some-bucket", environment)
     assert ("fs.s3a.bucket.some-bucket.aws.credentials.provider" in options) == is_set
 
@@ -96,7 +96,7 @@ def _report(**changes: Any) -> bytes:
     return json.dumps({**body, **changes}).encode()
 
 
-def test_a_commit_is_believed_only_where_report_and_listing_agree() -> None:
+def test_a_commit_is_believed_if_report_and_listing_agree() -> None:
     blob = _S3InMemory()
     blob.set("a/_SUCCESS", _report())
     with pytest.raises(InvariantViolation, match="holds 1 files of 30 bytes; the driver committed 2 of 30 bytes"):

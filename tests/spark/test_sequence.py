@@ -157,7 +157,7 @@ def test_a_record_without_an_order_is_an_err_of_its_own(plain: Collection) -> No
     assert places == ["b, line 2", "c, line 1", "d, line 1"]
 
 
-def test_orders_are_typed_and_a_tombstone_message_repeats_its_delete(spark: SparkSession, tmp_path: Path) -> None:
+def test_orders_are_typed_and_tombstones_repeat_their_delete(spark: SparkSession, tmp_path: Path) -> None:
     feed = Feed(spark, tmp_path / "feed")
     delete = {"before": {"id": 1}, "source": {"connector": "postgresql", "lsn": 12}, "op": "d"}
     feed.write("a", "\n".join([json.dumps({"key": {"id": 1}, "value": value}) for value in (delete, None)]))
@@ -212,7 +212,7 @@ def test_a_merge_keeps_orders(plain: Collection, spark: SparkSession, is_by_spar
     [("debezium_postgres_schema.jsonl", PRODUCTS), ("debezium_mysql_schema_lifecycle.jsonl", CUSTOMERS)],
     ids=["postgres", "mysql"],
 )
-def test_a_sample_in_any_order_of_arrival_ends_as_the_ordered_one(
+def test_a_sample_in_any_order_ends_as_the_ordered_one(
     spark: SparkSession,
     tmp_path: Path,
     samples: Path,
@@ -236,7 +236,7 @@ def test_a_sample_in_any_order_of_arrival_ends_as_the_ordered_one(
     assert shuffled.shard.client.open_reader(SHARD).errors().num_rows == 0
 
 
-def test_a_record_of_another_source_has_the_position_of_that_source(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_record_has_the_position_of_its_source(spark: SparkSession, tmp_path: Path) -> None:
     """Records with partition and offset, as a reader of a log gives them: their orders, and the errs without one."""
     body = {"name": "t", "source": {"path": "*", "format": "json"}, "key": "id", "columns": COLUMNS, "delete": "none"}
     config = of_log(CollectionConfig.model_validate({**body, "order": SEQUENCE, "base_dir": str(tmp_path)}))

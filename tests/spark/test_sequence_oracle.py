@@ -321,7 +321,7 @@ def test_values_that_were_not_sent_are_the_oracles(spark: SparkSession, dice: ra
 @pytest.mark.skipif(not IS_LONG, reason="takes minutes (PERSIST_PROFILE=nightly)")
 @pytest.mark.parametrize("keep", [None, 0, 4])
 @pytest.mark.parametrize("worlds", [1, 12])
-def test_in_long_histories_values_that_were_not_sent_are_the_oracles(
+def test_unsent_values_in_long_histories_are_the_oracles(
     spark: SparkSession, dice: random.Random, keep: int | None, worlds: int
 ) -> None:
     drain_inheriting(spark, dice, keep, LONG, worlds)
@@ -367,7 +367,7 @@ def test_the_oracle_answers_the_same_for_any_order_of_its_input(domain: Domain, 
         memory = drained[0].orders or OrderMemory()
 
 
-def test_a_forgotten_tombstone_stays_forgotten_when_a_record_of_its_key_is_stashed(spark: SparkSession) -> None:
+def test_a_forgotten_tombstone_stays_forgotten(spark: SparkSession) -> None:
     shard = SequenceShard(spark, ONE_KEY_DOMAIN, 1)
     shard.drain([Record(A, TOMBSTONE, None, (9, "a", 0, 0)), Record(B, TOMBSTONE, None, (1, "a", 0, 1))], 0, 2)
     shard.drain([], 2, 4)
@@ -377,7 +377,7 @@ def test_a_forgotten_tombstone_stays_forgotten_when_a_record_of_its_key_is_stash
     assert (outcome.stats.late, outcome.stats.late_beyond_memory, outcome.stats.inserts) == (0, 1, 1)
 
 
-def test_a_late_record_loses_to_the_tombstone_of_a_key_that_cannot_be_decoded(spark: SparkSession) -> None:
+def test_a_late_record_loses_to_an_undecodable_keys_tombstone(spark: SparkSession) -> None:
     """Also where only entries of the batch's slots are read."""
     bad = Err("bad_key", b"x", b"raw", "not a number")
     shard = SequenceShard(spark, ONE_KEY_DOMAIN)

@@ -125,7 +125,7 @@ def check_later(shards: Iterable[OrderedCollection]) -> None:
     ids=["deltas, then full state on the fork", "full state, then deltas on the fork"],
 )
 @pytest.mark.parametrize("source", sample(("files", "log"), 1, "sources"))
-def test_a_batch_after_a_restore_and_on_a_fork_knows_the_orders_of_the_checkpoint(
+def test_a_restore_and_a_fork_know_the_checkpoints_orders(
     spark: SparkSession, tmp_path: Path, source: str, full_every: int, full_every_on_the_fork: int
 ) -> None:
     with log_source.known():
@@ -162,9 +162,7 @@ MINUTE = 60_000  # the shortest time for which deleted keys are kept
 
 
 @pytest.mark.skipif(not IS_LONG, reason="as the test above, but for `keep_deleted` (PERSIST_PROFILE=nightly)")
-def test_a_restore_remembers_tombstones_for_its_stash_and_a_fork_for_its_time(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_restores_and_forks_remember_tombstones(spark: SparkSession, tmp_path: Path) -> None:
     folders = [tmp_path / "spark", tmp_path / "oracle"]
     for folder in folders:
         folder.mkdir()

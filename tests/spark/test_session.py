@@ -78,7 +78,7 @@ class Collections:
         return [row["at"].isoformat() for row in self.client.open_reader(shard).snapshot().to_pylist()]
 
 
-def test_two_jobs_at_once_in_one_session_of_a_user_are_right_and_leave_it_as_it_was(
+def test_two_concurrent_jobs_leave_a_users_session_as_it_was(
     of_user: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, before = Collections(tmp_path), settings_of(of_user)
@@ -97,9 +97,7 @@ def test_two_jobs_at_once_in_one_session_of_a_user_are_right_and_leave_it_as_it_
     assert settings_of(of_user) == before
 
 
-def test_a_view_reads_its_input_and_not_a_temporary_view_of_the_user_which_stays(
-    of_user: SparkSession, tmp_path: Path
-) -> None:
+def test_a_view_does_not_read_a_users_temporary_view(of_user: SparkSession, tmp_path: Path) -> None:
     of_user.range(3).createTempView("items")
     shards = ViewShards(of_user, tmp_path)
     shards.commit("items", ITEMS, 10, [((1, "red", 5), 1, 1)])
@@ -108,7 +106,7 @@ def test_a_view_reads_its_input_and_not_a_temporary_view_of_the_user_which_stays
     assert of_user.table("items").count() == 3
 
 
-def test_the_description_of_a_job_names_its_shard_and_that_of_the_user_comes_back(
+def test_a_job_description_names_its_shard_and_is_reset(
     of_user: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Collections(tmp_path)

@@ -180,7 +180,7 @@ def test_added_column_is_null_in_older_parts(shard: StagedShard) -> None:
     assert [(row["name"], row["more"]) for row in shard.snapshot()] == [("c", None), ("b", None)]
 
 
-def test_stash_goes_on_through_deltas_and_ends_where_the_input_ends(shard: StagedShard) -> None:
+def test_a_stash_continues_through_deltas_to_the_inputs_end(shard: StagedShard) -> None:
     shard.commit([_record(1, _ok("at 12"), 1, time=12), _record(1, _ok("at 25"), 2, time=25)], 10)
     assert shard.snapshot() == []
     second = shard.commit(

@@ -64,7 +64,7 @@ class Feed:
 
 @pytest.mark.parametrize("schema", [LOG, SEQUENCE], ids=["log", "sequence"])
 @pytest.mark.parametrize("world", range(4 if is_long() else 1))
-def test_a_random_history_with_closed_and_carried_files_is_the_oracles(
+def test_random_histories_with_carried_files_are_the_oracles(
     spark: SparkSession,
     tmp_path: Path,
     persist_seed: int,
@@ -115,7 +115,7 @@ def _waiting(shard: StagedShard, per_day: int, days: range) -> None:
     shard.commit([], shard.upper + DAY, may_stash=False)
 
 
-def test_a_batch_opens_no_file_of_the_stash_that_is_neither_due_nor_touched(
+def test_a_batch_opens_only_stash_files_due_or_touched(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fold, "FILE_BYTES", 600)
@@ -150,7 +150,7 @@ def test_a_batch_opens_no_file_of_the_stash_that_is_neither_due_nor_touched(
     assert third.stats["stashed"] == 500
 
 
-def test_a_full_state_names_large_files_again_and_drops_what_was_processed(
+def test_a_full_state_carries_large_files_over(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fold, "FILE_BYTES", 600)
@@ -203,7 +203,7 @@ def test_what_is_folded_is_bounded_by_what_came_since() -> None:
     assert to_fold((copy,)) == ((), (copy,)), "retention deletes it"
 
 
-def test_entries_of_the_index_that_no_key_of_the_batch_meets_stay_closed(
+def test_index_files_that_no_key_meets_stay_closed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fold, "FILE_BYTES", 2000)
@@ -237,7 +237,7 @@ def _counting(get: Any, read: list[str]) -> Any:
     return counted
 
 
-def test_a_damaged_file_of_a_full_state_is_named_by_the_batch_that_opens_it(
+def test_a_damaged_file_of_a_full_state_is_named(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operator_state, "FOLD_BYTES", 1)
@@ -250,7 +250,7 @@ def test_a_damaged_file_of_a_full_state_is_named_by_the_batch_that_opens_it(
         shard.write([], shard.description(5 * DAY, is_delta=True))
 
 
-def test_a_full_state_gives_no_new_digest_to_damage_that_spark_does_not_see(
+def test_a_full_state_gives_damage_no_new_digest(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operator_state, "FOLD_BYTES", 1)
@@ -264,7 +264,7 @@ def test_a_full_state_gives_no_new_digest_to_damage_that_spark_does_not_see(
         shard.write([], shard.description(2 * DAY))
 
 
-def test_an_input_that_is_much_larger_than_the_stash_is_not_kept_to_read_less_of_it(
+def test_an_input_much_larger_than_the_stash_is_not_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spark: SparkSession
 ) -> None:
     shard = StagedShard(spark, tmp_path, LOG)
@@ -278,7 +278,7 @@ def test_an_input_that_is_much_larger_than_the_stash_is_not_kept_to_read_less_of
 
 
 @pytest.mark.parametrize("is_delta", [True, False], ids=["delta", "full"])
-def test_a_flipped_byte_of_operator_state_that_no_mint_saw_heals_from_the_checkpoints_copy(
+def test_a_flipped_byte_of_operator_state_heals_from_a_copy(
     spark: SparkSession,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,

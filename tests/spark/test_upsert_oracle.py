@@ -145,7 +145,7 @@ def test_late_records_are_the_oracles(spark: SparkSession, dice: random.Random, 
         assert (outcome.stats.late_times if late == "error" else outcome.stats.already_persisted) > 0
 
 
-def test_redelivered_records_are_counted_once_for_each_key_and_time(spark: SparkSession, dice: random.Random) -> None:
+def test_redelivered_records_count_once_for_each_key_and_time(spark: SparkSession, dice: random.Random) -> None:
     feed, shard = Feed(ONE_KEY_DOMAIN, dice, WORLDS), Shard(spark, ONE_KEY_DOMAIN)
     first = feed.records(PER_BATCH, 0, 3)
     shard.drain(first, 0, 3)

@@ -82,7 +82,7 @@ def test_the_suites_queries_pass_the_first_gate() -> None:
 
 
 @pytest.mark.parametrize(("made", "removed", "query"), LEFT_BEHIND)
-def test_what_others_left_in_the_session_or_its_catalog_is_not_reached(
+def test_leftovers_of_session_and_catalog_are_not_reached(
     spark: SparkSession, inputs: dict[str, DataFrame], made: str, removed: str, query: str
 ) -> None:
     spark.sql(made)
@@ -108,7 +108,7 @@ TIMES = [
 
 
 @pytest.mark.parametrize("expression", TIMES)
-def test_what_depends_on_the_clock_is_refused_and_what_does_not_passes(spark: SparkSession, expression: str) -> None:
+def test_only_what_depends_on_the_clock_is_refused(spark: SparkSession, expression: str) -> None:
     """Asks Spark itself: the clock is after 2025, the constants before, and other texts are malformed."""
     rows = spark.sql("SELECT CAST(NULL AS DATE) AS d, substr('now', id) AS note FROM range(1, 2)")
     try:
@@ -134,7 +134,7 @@ def test_an_inputs_own_names_are_no_calls(spark: SparkSession) -> None:
     check_query(spark, "v", "SELECT * FROM odd", {"odd": frame})
 
 
-def test_each_function_of_this_spark_is_allowed_or_refused_for_a_reason(spark: SparkSession) -> None:
+def test_each_function_of_spark_is_allowed_or_refused(spark: SparkSession) -> None:
     """A new release shows itself here: decide for each new name, by what it depends on and what it does."""
     registered = {row[0] for row in spark.sql("SHOW SYSTEM FUNCTIONS").collect()}
     assert {name for name in registered if name.isidentifier()} - ALLOWED - REFUSED.keys() == set()

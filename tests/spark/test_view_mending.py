@@ -67,14 +67,14 @@ def test_what_a_rogue_put_in_and_took_out_is_mended_and_counted(shards: ViewShar
     assert correction_notice("by_colour", again) is None
 
 
-def test_rows_that_were_there_before_the_first_refresh_are_corrections(shards: ViewShards) -> None:
+def test_rows_before_the_first_refresh_are_corrections(shards: ViewShards) -> None:
     shards.commit("by_colour", COLOURS, 2, [(("pink", 1), 1, 2), (("red", 5), 1, 1)])
     stats = shards.refresh(BY_COLOUR).stats
     assert (stats["corrections"], stats["updates"]) == (3, 2)
     assert shards.rows("by_colour") == {row(colour="red", total=5): 1, row(colour="blue", total=7): 1}
 
 
-def test_corrections_that_cant_be_counted_any_more_are_at_least_the_difference(shards: ViewShards) -> None:
+def test_uncountable_corrections_are_at_least_the_difference(shards: ViewShards) -> None:
     description = shards.mint(BY_COLOUR)
     assert isinstance(description, BatchDescription)
     key = shards.write(BY_COLOUR, description)

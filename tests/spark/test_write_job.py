@@ -138,7 +138,7 @@ def test_outdated_description_stages_nothing(spark: SparkSession, collection: Co
     assert list(staged) == []
 
 
-def test_one_job_does_several_items_and_a_failing_one_leaves_the_others_alone(
+def test_one_job_does_several_items_which_fail_alone(
     spark: SparkSession, collection: Collection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four items: one has settings of its own, one fails, and one has no spec any more."""

@@ -112,17 +112,13 @@ class ConsensusConformance(ConsensusRaceConformance):
     # sequence numbers
 
     @pytest.mark.parametrize("seqno", [0, 1, 2, 3, 4, 5])
-    def test_a_seqno_that_does_not_grow_is_an_error_even_if_the_expectation_is_current(
-        self, consensus: Consensus, seqno: int
-    ) -> None:
+    def test_a_stale_seqno_with_a_current_expectation_is_an_error(self, consensus: Consensus, seqno: int) -> None:
         fill(consensus, "k", [VersionedData(5, b"current")])
         with pytest.raises(InvalidSeqNo):
             consensus.compare_and_set("k", 5, VersionedData(seqno, b"new"))
         assert self.raw_read(consensus, "k") == [VersionedData(5, b"current")]
 
-    def test_a_seqno_that_does_not_grow_is_an_error_even_if_the_expectation_is_wrong(
-        self, consensus: Consensus
-    ) -> None:
+    def test_a_stale_seqno_with_a_wrong_expectation_is_an_error(self, consensus: Consensus) -> None:
         with pytest.raises(InvalidSeqNo):
             consensus.compare_and_set("k", 7, VersionedData(7, b"new"))
         assert list(consensus.list_keys()) == []

@@ -104,9 +104,7 @@ def test_a_viewer_sees_the_shards_of_readable_dags(browse: Browse) -> None:
         assert answer.status_code == 200, answer.text
 
 
-def test_the_place_of_a_moved_shard_is_for_those_who_may_read_the_connection(
-    browse: Browse, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_moved_shards_place_needs_rights_on_its_connection(browse: Browse, monkeypatch: pytest.MonkeyPatch) -> None:
     summary_of = summaries.summary_of
 
     def moved(*arguments: Any, **named: Any) -> Any:
@@ -127,7 +125,7 @@ def test_the_place_of_a_moved_shard_is_for_those_who_may_read_the_connection(
     assert {shard["moved_to"] for shard in place["shards"]} == {None}
 
 
-def test_a_teams_dag_of_actions_is_named_for_its_shards_with_what_it_may_do(browse: Browse) -> None:
+def test_a_teams_dag_of_actions_names_its_shards_and_rights(browse: Browse) -> None:
     shard = browse("ADMIN").get("/persist/api/shard", params={**CUSTOMERS, "shard": "just-made"}).json()
     everything, team = shard["airflow"]["action_dags"]
     assert everything["dag_id"] == "persist_actions"
@@ -144,7 +142,7 @@ def test_an_admin_sees_everything(browse: Browse) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS[1:])
-def test_without_rights_on_the_dag_a_shard_looks_as_if_it_were_not_there(browse: Browse, endpoint: str) -> None:
+def test_a_shard_is_hidden_without_rights_on_its_dag(browse: Browse, endpoint: str) -> None:
     for role, shards in {
         "OP": ("menace", None),
         "VIEWER": ("menace", "customers-before-the-sale", "no-such-shard"),
@@ -155,7 +153,7 @@ def test_without_rights_on_the_dag_a_shard_looks_as_if_it_were_not_there(browse:
             assert "Oslo" not in answer.text
 
 
-def test_an_operator_reads_the_connection_and_so_shards_without_a_dag(browse: Browse) -> None:
+def test_an_operator_sees_shards_without_a_dag(browse: Browse) -> None:
     operator = browse("OP")
     assert shards_of(operator.get("/persist/api/shards").json()) == [
         "customers",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 
-def test_the_navigation_leads_to_the_list_and_the_list_to_a_shard(page: Page, url: str) -> None:
+def test_navigation_leads_to_the_list_and_a_shard(page: Page, url: str) -> None:
     page.goto(f"{url}/")
     page.get_by_role("link", name="Shards").click()
     frame = frame_of(page, until="table.list")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 
-def test_the_overview_has_charts_with_axes_and_a_calendar_of_days(page: Page, url: str) -> None:
+def test_the_overview_has_charts_and_a_calendar_of_days(page: Page, url: str) -> None:
     """A cell for each day, and the rows of a day that is chosen. No dag run has left seconds by stage here."""
     page.goto(f"{url}{BASE}/{SHARD}customers")
     page.locator(DRAWN).first.wait_for()

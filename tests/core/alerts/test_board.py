@@ -177,7 +177,7 @@ def test_a_notifier_that_is_down_is_not_tried_for_each_notice(client: PersistCli
     assert send(client, bad).sent == 9
 
 
-def test_a_watcher_that_dies_while_it_sends_makes_another_send_again(client: PersistClient) -> None:
+def test_another_watcher_sends_again_after_a_death(client: PersistClient) -> None:
     look(client, 3)
     sink = Sink()
     assert WatchBoard(client).claim(lambda _: True) is not None  # and no more is heard of it

@@ -111,7 +111,7 @@ def test_the_stash_has_the_age_of_its_first_record_in_a_row() -> None:
     assert (end.is_resolved, watch.is_empty) == (True, True)
 
 
-def test_a_state_that_cannot_be_read_is_a_finding_and_hides_nothing() -> None:
+def test_an_unreadable_state_is_a_finding() -> None:
     rules: Any = {**DEFAULTS, "freshness": FRESH}
     watch, _ = look(healthy(upper=NOW - DAY, errors=2), **rules)
     broken = Health("fruit", is_readable=False, findings=1, notes={"fsck": "state: damaged"})
@@ -160,7 +160,7 @@ RULES = st.fixed_dictionaries(
 
 
 @given(st.lists(st.tuples(facts(), RULES, st.integers(0, 3)), max_size=12))
-def test_notices_of_a_condition_always_go_warn_then_fail_then_resolved(looks: list[Any]) -> None:
+def test_notices_go_from_warn_to_fail_to_resolved(looks: list[Any]) -> None:
     """Whatever is found: no level twice, no end without a beginning, and a second look at the same finds nothing."""
     watch, now_ms = ShardWatch(), NOW
     said: dict[str, list[str]] = {name: [] for name in CONDITIONS}

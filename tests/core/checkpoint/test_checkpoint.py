@@ -186,7 +186,7 @@ def test_a_missing_link_of_the_chain_is_named() -> None:
         shard.stash(last)
 
 
-def test_a_manifest_of_another_version_is_refused_and_missing_optional_fields_are_not() -> None:
+def test_other_manifest_versions_are_refused_not_missing_fields() -> None:
     (checkpoint_id,) = checkpoint_ids(1)
     bare = {"version": 2, "checkpoint_id": checkpoint_id, "epoch": 1, "timestamp_ms": 5, "later": True}
     manifest = CheckpointManifest.decode(json.dumps(bare).encode())
@@ -213,7 +213,7 @@ def test_latest_and_manifests_are_mended_from_the_commits() -> None:
             assert shard.checkpointer.list_checkpoints() == [first, last]
 
 
-def test_a_crash_between_manifest_and_latest_is_mended_without_a_new_commit() -> None:
+def test_a_crash_between_manifest_and_latest_is_repaired() -> None:
     shard = Shard()
     first, last = shard.commit(), shard.commit()
     shard.publish()
@@ -222,7 +222,7 @@ def test_a_crash_between_manifest_and_latest_is_mended_without_a_new_commit() ->
     assert shard.checkpointer.read_latest() == last
 
 
-def test_an_unreadable_latest_does_not_let_an_older_checkpoint_by() -> None:
+def test_an_unreadable_latest_admits_no_older_checkpoint() -> None:
     shard = Shard()
     first, last = shard.commit(), shard.commit()
     shard.publish()
@@ -252,7 +252,7 @@ def test_a_stash_that_ran_empty_ends_its_chain() -> None:
     assert shard.checkpointer.list_checkpoints() == [empty]
 
 
-def test_what_a_crashed_deletion_left_is_swept_and_what_is_being_published_is_not() -> None:
+def test_a_crashed_deletion_is_swept_but_no_publication() -> None:
     shard = Shard()
     (stranger,) = checkpoint_ids(1, seed=9)
     shard.checkpointer.save_snapshot(stranger, "upsert", 0, b"left over")
@@ -292,7 +292,7 @@ def test_pins_outlast_races_with_retention() -> None:
         shard.checkpointer.pin(*checkpoint_ids(1, seed=9))
 
 
-def test_unknown_fields_are_kept_and_optional_ones_filled_in_at_every_level() -> None:
+def test_unknown_fields_are_kept_and_optional_ones_filled_in() -> None:
     a, b = checkpoint_ids(2)
     part = {"partition_id": 0, "path": "operators/x/partition-0.snap", "size_bytes": 3, "sha256": "00", "codec": "zstd"}
     body = {

@@ -95,7 +95,7 @@ def test_a_publisher_may_be_overtaken_at_any_call() -> None:
     assert each_call(run) > 15
 
 
-def test_a_publisher_puts_back_nothing_that_retention_has_deleted() -> None:
+def test_a_publisher_restores_nothing_that_retention_deleted() -> None:
     """Found by simulation 318253786: the slow publisher died before its own retention."""
 
     def run(calls: int) -> bool:
@@ -143,7 +143,7 @@ def test_a_deletion_may_be_overtaken_at_any_call() -> None:
     assert each_call(run) > 15
 
 
-def test_what_a_deletion_left_behind_when_it_died_is_settled_by_the_next_task() -> None:
+def test_the_next_task_settles_a_deletion_that_died() -> None:
     shard = Shard()
     older = shard.commit()
     shard.publish(KEEP_ALL)
@@ -156,7 +156,7 @@ def test_what_a_deletion_left_behind_when_it_died_is_settled_by_the_next_task() 
     assert fsck(shard.client, "s").is_clean
 
 
-def test_a_deletion_that_died_after_the_manifest_is_settled_by_the_next_task() -> None:
+def test_the_next_task_settles_a_deletion_after_its_manifest() -> None:
     shard = Shard()
     older = shard.commit()
     shard.publish(KEEP_ALL)
@@ -244,7 +244,7 @@ def test_corruption_that_stays_is_reported_by_mint_and_publisher(tmp_path: Path)
             task()
 
 
-def test_a_pointer_to_nothing_gives_way_to_the_newest_whatever_its_id() -> None:
+def test_a_pointer_to_nothing_gives_way_to_the_newest() -> None:
     """Found by simulation 20261417: ids of one millisecond have no order, and a crash had left an old pointer."""
     shard = Shard()
     shard.commit()

@@ -24,7 +24,7 @@ def copy_key(checkpoint_id: str, ending: str = "snap") -> str:
     return f"s/checkpoints/{checkpoint_id}/operators/upsert/partition-0.{ending}"
 
 
-def test_an_unreadable_old_manifest_is_written_again_and_its_bytes_are_kept() -> None:
+def test_an_unreadable_old_manifest_is_rewritten_and_kept() -> None:
     shard = Shard()
     first, second = shard.commit(), shard.commit()
     shard.publish()
@@ -63,7 +63,7 @@ def test_a_deleted_manifest_that_a_chain_needs_is_written_again() -> None:
     assert repair_checkpoints(shard.client, "s").published == (root,)
 
 
-def test_an_unreadable_manifest_of_a_forgotten_commit_is_moved_aside_and_retention_goes_on() -> None:
+def test_a_damaged_manifest_of_a_forgotten_commit_is_set_aside() -> None:
     shard = Shard()
     (forgotten,) = checkpoint_ids(1)
     shard.checkpointer.save_snapshot(forgotten, "upsert", 0, b"old")
@@ -142,7 +142,7 @@ def test_a_copy_of_the_same_size_is_found_by_fsck_and_repaired() -> None:
     assert repair_checkpoints(shard.client, "s").repaired == ()
 
 
-def test_a_copy_that_cannot_be_copied_again_is_reported_and_stops_nothing() -> None:
+def test_a_lost_copy_is_reported_and_stops_nothing() -> None:
     shard = Shard()
     first = shard.commit()
     shard.publish()
@@ -204,7 +204,7 @@ def test_an_offsets_file_is_compared_and_repaired(damage: bytes | None) -> None:
     assert fsck(shard.client, "s").is_clean
 
 
-def test_latest_is_compared_with_the_newest_published_commit_and_repaired() -> None:
+def test_latest_is_repaired_from_the_newest_published_commit() -> None:
     shard = Shard()
     first, second = shard.commit(), shard.commit()
     shard.publish()
@@ -220,7 +220,7 @@ def test_latest_is_compared_with_the_newest_published_commit_and_repaired() -> N
         assert fsck(shard.client, "s").is_clean
 
 
-def test_latest_stays_where_it_is_if_the_newest_checkpoint_is_not_whole() -> None:
+def test_latest_stays_if_the_newest_checkpoint_is_not_whole() -> None:
     shard = Shard()
     first = shard.commit()
     shard.publish()

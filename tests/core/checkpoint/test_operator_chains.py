@@ -109,7 +109,7 @@ def test_a_restore_and_a_fork_bring_back_every_operator() -> None:
         assert fsck(shard.client, name).is_clean, fsck(shard.client, name).violations
 
 
-def test_a_batch_that_did_not_read_one_of_the_operators_is_refused() -> None:
+def test_a_batch_that_ignored_an_operator_is_refused() -> None:
     shard, _ = rhythms(3)
     description = BatchDescription(
         "s", 3, 4, token="other", checkpoint_id=shard.client.ids.uuid7(), epoch=4, parent_id=shard.parent, writer="w",
@@ -132,7 +132,7 @@ def manifest(number: int, **rhythm: bool) -> CheckpointManifest:
     )
 
 
-def test_a_chain_without_a_full_snapshot_is_corrupt_and_names_the_operator() -> None:
+def test_a_chain_without_a_full_snapshot_is_corrupt() -> None:
     by_id = {m.checkpoint_id: m for m in (manifest(0, a=False), manifest(1, a=True, b=True), manifest(2, a=True))}
     assert [(link.checkpoint_id, set(names)) for link, names in walk(by_id[IDS[2]], by_id.__getitem__)] == [
         (IDS[2], {"a"}), (IDS[1], {"a"}), (IDS[0], {"a"}),
@@ -154,7 +154,7 @@ def test_retention_keeps_all_that_a_broken_chain_may_need() -> None:
     assert doomed == [IDS[1], IDS[0]]
 
 
-def test_a_refused_deletion_names_all_that_build_on_the_checkpoint() -> None:
+def test_a_refused_deletion_names_all_dependents() -> None:
     shard, ids = rhythms(9)
     shard.publish()
     shard.checkpointer.pin(ids[2])
@@ -199,7 +199,7 @@ class Counting(MemBlob):
         return super().get(key)
 
 
-def test_a_mint_fetches_only_so_many_bytes_of_operator_state_and_knows_the_sizes_of_the_rest() -> None:
+def test_a_mint_fetches_a_bounded_part_of_operator_state() -> None:
     blob = Counting()
     shard = Shard(blob)
     shard.commit(state=b"a" * VERIFIED_BYTES)
@@ -223,7 +223,7 @@ def test_a_mint_fetches_only_so_many_bytes_of_operator_state_and_knows_the_sizes
     assert blob.get(used.key) == whole
 
 
-def test_facts_about_rows_are_bound_by_the_commit_and_survive_in_checkpoints() -> None:
+def test_facts_about_rows_survive_in_checkpoints() -> None:
     orders = OrderFacts(((1, "a", None), 5), None, (((2, "b", 3), 6),), has_bad_keys=False)
     known = StateArtifact(0, "s/batches/a/x.bin", 8, "e" * 64, 2, 5, 6, (1,), (7, "z"), orders)
     assert StateArtifact.from_json(json.loads(json.dumps(asdict(known)))) == known
@@ -239,7 +239,7 @@ def test_facts_about_rows_are_bound_by_the_commit_and_survive_in_checkpoints() -
     assert not manifest.differences(CheckpointManifest.decode(manifest.encode()))
 
 
-def test_what_is_carried_over_has_no_copy_and_gc_restore_and_fork_keep_it() -> None:
+def test_carried_files_have_no_copy_and_survive_gc_and_forks() -> None:
     """A full state that names older files again: published, under GC, and when its commit is forgotten."""
     shard = Shard()
     shard.commit()

@@ -84,7 +84,7 @@ def test_a_pin_that_died_anywhere_is_completed_or_ended(is_late: bool) -> None:
         assert 0 < crash_at < MOST_CALLS - 1
 
 
-def test_an_unpin_between_the_steps_of_a_pin_does_not_leave_a_mark_without_a_hold(
+def test_an_unpin_during_a_pin_leaves_no_mark_without_a_hold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shard, ids = shard_of(3)

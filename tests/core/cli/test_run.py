@@ -84,7 +84,7 @@ def test_a_writer_that_always_wins_ends_the_run(world: World, monkeypatch: pytes
     assert len(list_conflicts(world.client.blob, "orders")) == 2
 
 
-def test_a_job_that_calls_a_valid_description_outdated_fails_the_run(world: World) -> None:
+def test_a_job_that_calls_a_valid_description_outdated_fails(world: World) -> None:
     """Or an empty batch would be committed in its place, and its input would count as consumed."""
     world.drop("a.txt", 1)
     world.spark_will("fail", OutdatedDescription.kind)
@@ -137,7 +137,7 @@ def test_a_run_that_is_terminated_takes_its_job_with_it(world: World) -> None:
     assert alive_in_group(world.calls()[0]["pid"]) == []
 
 
-def test_what_a_long_job_says_is_printed_at_once_and_can_t_control_a_terminal(world: World) -> None:
+def test_output_of_a_long_job_is_immediate_and_harmless(world: World) -> None:
     world.drop("a.txt", 1)
     world.spark_will("long")
     arguments = ["run", str(world.write_config()), "--until", str(UNTIL)]
@@ -192,7 +192,7 @@ def test_start_up_is_tuned_for_small_local_jobs_only() -> None:
 
 
 @on_each_consensus
-def test_other_users_reach_neither_a_local_job_nor_its_shuffle_files(world: World) -> None:
+def test_other_users_cannot_reach_a_local_job_or_its_files(world: World) -> None:
     world.drop("a.txt", 1)
     world.run(world.config())
     options = [part for part in world.calls()[0]["argv"] if part.startswith("spark.")]

@@ -62,7 +62,7 @@ def test_what_is_left_and_what_is_rewritten_are_bounded(
     assert rewritten <= appended * (levels + 5) + APPENDS * SMALLEST_TIER_ROWS * 2
 
 
-def test_a_shard_that_was_never_merged_catches_up_in_bounded_pieces() -> None:
+def test_an_unmerged_shard_catches_up_in_bounded_pieces() -> None:
     batches = [batch(time, time + 1, 700) for time in range(1_000)]
     merges = 0
     while (due := next_merge(batches)) is not None:
@@ -74,19 +74,19 @@ def test_a_shard_that_was_never_merged_catches_up_in_bounded_pieces() -> None:
     assert len(batches) <= FAN_IN * 4
 
 
-def test_an_empty_batch_at_the_end_is_left_for_the_next_append_to_extend() -> None:
+def test_an_empty_last_batch_is_left_for_the_next_append() -> None:
     batches = [batch(0, 1, 100), batch(1, 2, 100), batch(2, 3, 0)]
     due = next_merge(batches)
     assert due is not None
     assert due[-1] == batches[1]
 
 
-def test_a_small_share_above_the_bottom_is_no_reason_to_rewrite_it() -> None:
+def test_a_small_share_above_the_bottom_rewrites_nothing() -> None:
     small = [batch(time, time + 1, 1_000) for time in range(1, 7)]
     assert next_merge([batch(0, 1, 1_000_000), *small]) is None
 
 
-def test_a_bottom_of_few_batches_merges_when_half_of_its_rows_lie_above() -> None:
+def test_a_bottom_merges_when_half_of_its_rows_lie_above() -> None:
     above = [batch(time, time + 1, 200) for time in range(1, 4)]
     assert next_merge([batch(0, 1, 1_300), *above]) is None
     assert next_merge([batch(0, 1, 1_200), *above[:2]]) is None

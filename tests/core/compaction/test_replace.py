@@ -58,7 +58,7 @@ def test_an_append_between_staging_and_replacing_changes_nothing() -> None:
     made.check()
 
 
-def test_a_batch_that_was_staged_before_a_merge_is_appended_after_it() -> None:
+def test_a_batch_staged_before_a_merge_is_appended_after_it() -> None:
     made = history()
     before = made.state
     made.append()
@@ -71,7 +71,7 @@ def test_a_batch_that_was_staged_before_a_merge_is_appended_after_it() -> None:
     assert [batch.upper for batch in after.batches] == [before.upper.time, manifest.upper]
 
 
-def test_a_second_try_finds_the_run_and_another_merge_finds_its_inputs_gone() -> None:
+def test_a_second_merge_finds_the_run_or_lost_inputs() -> None:
     made = history()
     run, key = staged(made, 1, 2)
     other, other_key = staged(made, 2, 2)
@@ -88,7 +88,7 @@ def test_a_second_try_finds_the_run_and_another_merge_finds_its_inputs_gone() ->
     made.check()
 
 
-def test_a_merge_that_took_longer_than_garbage_lives_is_not_applied() -> None:
+def test_a_merge_slower_than_gc_is_not_applied() -> None:
     made = history()
     run, key = staged(made, 0, 4)
     later = replace(made.state, era=run.era + 2, oldest_era=run.era + 1)

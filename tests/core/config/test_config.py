@@ -189,7 +189,7 @@ def test_a_variable_that_may_hold_a_secret_is_not_expanded(
         " spark.executor.memory",
     ],
 )
-def test_spark_settings_of_a_file_run_no_code_and_change_no_result(tmp_path: Path, name: str) -> None:
+def test_spark_settings_run_no_code_and_change_no_result(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="a setting of sizes, numbers or scheduling"):
         load(tmp_path, {**LEAST, "spark_conf": {"spark.executor.memory": "2g", name: "x"}})
 
@@ -205,9 +205,7 @@ def test_spark_settings_that_a_file_may_have(tmp_path: Path) -> None:
     assert load(tmp_path, {**LEAST, "spark_conf": given}).spark_conf == given
 
 
-def test_a_variable_that_is_set_to_a_variable_is_not_expanded_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_variable_in_a_variable_is_not_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERSIST_PATH_DROP", "${HOME}")
     with pytest.raises(ConfigError, match=r"source\.path: .*braces only as"):
         load(tmp_path, {**LEAST, "source": {"path": "${PERSIST_PATH_DROP}/*.jsonl", "format": "debezium-json"}})
@@ -367,7 +365,7 @@ _fields = st.sampled_from(list(CollectionConfig.model_fields))
 
 
 @given(change=st.dictionaries(_fields, _values, max_size=4))
-def test_whatever_stands_in_a_field_it_loads_or_is_a_config_error(
+def test_any_value_of_a_field_loads_or_is_a_config_error(
     tmp_path_factory: pytest.TempPathFactory, change: dict[str, Any]
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzzed.yaml"
@@ -388,7 +386,7 @@ def outcome(path: Path) -> tuple[CollectionConfig | None, list[str]]:
 
 
 @given(data=st.one_of(st.binary(max_size=200), st.text("[]{}:&*!-,#\"'\n ab1", max_size=60).map(str.encode)))
-def test_whatever_bytes_a_file_holds_reading_ends_in_data_or_a_yaml_error(data: bytes) -> None:
+def test_any_bytes_are_data_or_a_yaml_error(data: bytes) -> None:
     with contextlib.suppress(YamlError):
         parse_yaml(data)
 

@@ -33,7 +33,7 @@ def test_broken_file_is_refused_with_its_text(path: Path, monkeypatch: pytest.Mo
     assert text == wanted.read_text(encoding="utf-8")
 
 
-def test_every_text_names_the_file_what_was_found_and_what_is_expected() -> None:
+def test_every_message_names_file_finding_and_expectation() -> None:
     for path in CASES:
         for line in path.with_suffix(".txt").read_text(encoding="utf-8").splitlines():
             assert line.startswith(f"{path.name}: ")
@@ -44,7 +44,7 @@ def test_the_corpus_is_not_thinned_out() -> None:
     assert len(CASES) >= 75
 
 
-def test_a_folder_of_broken_files_gives_one_error_each_and_no_collection() -> None:
+def test_each_broken_file_gives_one_error() -> None:
     collections, errors = load_collections(CORPUS)
     assert collections == []
     assert [str(error).partition(": ")[0] for error in errors] == [str(path) for path in CASES]

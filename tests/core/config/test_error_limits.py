@@ -47,6 +47,6 @@ def test_which_run_reaches_it(limits: ErrorLimits, errors: int, records: int, me
     assert found is None if message is None else message in str(found)
 
 
-def test_files_that_were_set_aside_count_as_errors_and_are_no_records() -> None:
+def test_files_set_aside_count_as_errors_not_as_records() -> None:
     assert reached_limit(DEFAULT, errors=3, bad_records=0, records=0) is None
     assert reached_limit((2,), errors=3, bad_records=0, records=0) == "at most 2 are allowed"

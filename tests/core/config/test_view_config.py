@@ -101,7 +101,7 @@ def test_a_wrong_file_says_what_where_and_what_to_do(files: Files, text: str, ex
     assert told.startswith("w.yaml: ")
 
 
-def test_inputs_may_be_shards_without_a_file_and_open_no_way_around_the_parser(files: Files) -> None:
+def test_inputs_without_a_file_open_no_way_around_the_parser(files: Files) -> None:
     elsewhere = load_view(files.write("e", "query: SELECT * FROM elsewhere\ninputs: [elsewhere]\n"))
     assert elsewhere.inputs == ("elsewhere",)
     for query in ("TABLE orders", "SELEC 1 FROM orders", "EXECUTE IMMEDIATE 'SELECT 1'"):
@@ -117,7 +117,7 @@ def test_columns_of_a_view_that_names_them_are_known_to_the_next(files: Files) -
     assert load_view(files.write("second", "query: SELECT twise FROM first")).inputs == ("first",)
 
 
-def test_views_come_after_their_inputs_and_wrong_ones_leave_the_others_alone(files: Files) -> None:
+def test_views_follow_their_inputs_and_wrong_ones_fail_alone(files: Files) -> None:
     files.write("a", "query: SELECT * FROM b")
     files.write("b", "query: SELECT * FROM c JOIN orders USING (id)")
     files.write("c", "query: SELECT * FROM orders")

@@ -148,9 +148,7 @@ def test_a_seed_repeats_its_faults(persist_seed: int) -> None:
 
 
 @pytest.mark.parametrize("backend", ["mem", "file"])
-def test_blob_calls_that_are_repeated_until_answered_do_what_they_say(
-    backend: str, tmp_path: Path, persist_seed: int
-) -> None:
+def test_blob_calls_repeated_until_answered_take_effect(backend: str, tmp_path: Path, persist_seed: int) -> None:
     """`set` and `delete` are idempotent: after any loss, a repeated call ends in the same contents."""
     inner: Blob = MemBlob() if backend == "mem" else FileBlob(tmp_path)
     ids = ids_of(persist_seed)

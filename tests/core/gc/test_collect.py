@@ -73,7 +73,7 @@ def unneeded(shard: Collection) -> set[str]:
     return stored(shard) - reachable(shard.location.blob, shard.location.consensus, SHARD)
 
 
-def test_what_a_merge_replaced_goes_after_the_eras_and_reads_stay_the_same(shard: Collection) -> None:
+def test_merged_files_go_after_the_eras_and_reads_stay(shard: Collection) -> None:
     before = [shard.contents(time) for time in range(40)]
     merge_all(shard)
     replaced = unneeded(shard)
@@ -104,7 +104,7 @@ class ByAttempts(Needs):
 
 
 @pytest.mark.parametrize("kind", [Needs, ByAttempts])
-def test_a_run_keeps_the_history_that_it_carries_from_older_attempts(shard: Collection, kind: type[Needs]) -> None:
+def test_a_run_keeps_history_carried_from_older_attempts(shard: Collection, kind: type[Needs]) -> None:
     """Needs are files, not attempts: GC that counted attempts would lose history."""
     merge_all(shard)
     for number in range(5, 7):
@@ -126,7 +126,7 @@ def test_a_run_keeps_the_history_that_it_carries_from_older_attempts(shard: Coll
         shard.check()
 
 
-def test_a_reader_keeps_what_it_reads_by_a_lease_and_without_one_the_error_names_it(shard: Collection) -> None:
+def test_a_lease_keeps_files_and_the_error_without_one_names_it(shard: Collection) -> None:
     """Two readers have read the state; then the shard is merged, and they go on eras later."""
     leased = shard.client.open_leased_reader(SHARD, lease_ms=100 * GRACE_MS)
     begun = leased.state()
@@ -208,7 +208,7 @@ def test_only_the_newest_conflicts_are_kept(shard: Collection, monkeypatch: pyte
     assert {each.key for each in garbage(shard.client, SHARD)} & set(keys) == set(keys[:2])
 
 
-def test_a_batch_that_was_staged_and_appended_late_is_whole_or_refused(shard: Collection) -> None:
+def test_a_batch_appended_late_is_whole_or_refused(shard: Collection) -> None:
     """A zombie: it stages, sleeps for some eras, then appends. GC runs meanwhile."""
     for eras in range(ERAS_TO_SWEEP + 2):
         shard.drop(f"late{eras}.txt", [ok(A, f"late{eras}", 100 * (eras + 1) - 1)])

@@ -66,9 +66,7 @@ def before_it_is_staged(patch: pytest.MonkeyPatch, act: Callable[[], object]) ->
     patch.setattr("persist_core.protocol.fork.stage_manifest", stage)
 
 
-def test_a_fork_that_was_tried_twice_takes_no_time_from_its_readers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fork_tried_twice_takes_no_time_from_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """GC of the shard ends eras of the other one when it gives up the two forks, whose files nothing needs."""
     shard, client = (made := Collection(tmp_path)), made.client
     checkpoints = [run(shard, number) for number in (1, 2, 3)]

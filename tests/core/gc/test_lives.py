@@ -109,7 +109,7 @@ def test_a_task_of_a_dropped_shard_leaves_the_new_one_alone(
     assert each_call(run) > 10
 
 
-def test_a_checkpoint_of_a_dropped_shard_is_named_by_fsck_and_deleted(tmp_path: Path) -> None:
+def test_fsck_names_checkpoints_of_a_dropped_shard(tmp_path: Path) -> None:
     """Its task died right after it had published."""
     lives = Lives(tmp_path / "x")
     layout = lives.shard.checkpointer.layout

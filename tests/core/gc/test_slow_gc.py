@@ -79,7 +79,7 @@ def slowly(shard: Collection, operation: str, picks: Callable[[str], bool], mean
     return client_on(shard, OpenLocation(blob, shard.location.consensus))
 
 
-def test_a_list_that_is_stored_late_deletes_nothing_that_was_appended_meanwhile(shard: Collection) -> None:
+def test_a_late_list_deletes_nothing_appended_meanwhile(shard: Collection) -> None:
     """A collector stops between looking and storing its list. Another one finds that list old enough to be swept."""
     staged = stage_fifth(shard)
 
@@ -97,7 +97,7 @@ def test_a_list_that_is_stored_late_deletes_nothing_that_was_appended_meanwhile(
     shard.check()
 
 
-def test_what_is_staged_while_a_collector_lists_is_of_the_era_of_its_list(shard: Collection) -> None:
+def test_files_staged_during_a_listing_belong_to_its_era(shard: Collection) -> None:
     """A collector stops before it lists. A batch that was described eras later is listed, and appended eras after."""
     staged = []
 
@@ -126,7 +126,7 @@ def test_what_was_appended_and_merged_away_stays_for_its_readers(shard: Collecti
     reader.read(begun.batches, updates_schema(schema_of(begun)), lambda b, m: pieces.oks_as_of(b, m, 49))
 
 
-def test_a_merge_that_was_staged_too_long_ago_is_not_put_in_place(shard: Collection) -> None:
+def test_a_merge_staged_too_long_ago_is_refused(shard: Collection) -> None:
     """A merge stops before it stages its manifest, until GC has deleted its files."""
 
     def meanwhile() -> None:
@@ -140,9 +140,7 @@ def test_a_merge_that_was_staged_too_long_ago_is_not_put_in_place(shard: Collect
     assert isinstance(done, NotReplaced)
 
 
-def test_a_checkpoint_older_than_all_commits_of_the_state_can_be_restored(
-    shard: Collection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_older_than_all_commits_is_restored(shard: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state lists its newest commits only. Retention may keep a checkpoint longer, and the progress that it names."""
     first = shard.client.state(SHARD).commits[0].checkpoint_id
     monkeypatch.setattr(transitions, "MIN_COMMITS_KEPT", 2)

@@ -68,7 +68,7 @@ def collect_later(client: PersistClient, monkeypatch: pytest.MonkeyPatch, after_
         return collect(client, SHARD)
 
 
-def test_uploads_of_killed_writers_are_aborted_after_the_staging_intent(
+def test_uploads_of_killed_writers_are_aborted_in_time(
     server: S3Server, location: PersistLocation, client: PersistClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upload = begin(server, location, KEY)
@@ -105,7 +105,7 @@ def test_a_dry_run_shows_them(
 
 
 @pytest.mark.parametrize(("status", "code"), [(403, "AccessDenied"), (501, "NotImplemented")])
-def test_a_server_that_does_not_list_uploads_is_skipped_with_the_reason(
+def test_a_server_that_lists_no_uploads_is_skipped(
     versitygw: S3Server, monkeypatch: pytest.MonkeyPatch, status: int, code: str
 ) -> None:
     with open_location(PersistLocation(versitygw.new_uri("persist"), "mem:")) as opened:

@@ -104,7 +104,7 @@ def test_whatever_a_decoder_raises_names_the_part(error: Exception) -> None:
         reader.snapshot()
 
 
-def test_a_manifest_that_is_cut_off_missing_or_another_one_is_named() -> None:
+def test_a_truncated_missing_or_foreign_manifest_is_named() -> None:
     shard = keyed()
     (batch,) = shard.reader.state().batches
     whole = shard.blob.get(batch.manifest_key)

@@ -144,7 +144,7 @@ def test_snapshots_and_changes_are_right_at_every_time(seed: int) -> None:
     assert rows(shard.reader.snapshot()) == expected[times - 1]
 
 
-def test_errs_are_read_like_oks_and_their_messages_are_not_compared() -> None:
+def test_errs_are_read_like_oks_without_comparing_messages() -> None:
     shard = Shard()
     shard.append(
         0,
@@ -219,7 +219,7 @@ def test_a_lease_holds_since_and_its_end_is_said() -> None:
     assert shard.keep(0) == 8
 
 
-def test_reads_with_a_lease_cost_no_version_until_a_third_of_it_has_passed() -> None:
+def test_a_lease_is_renewed_after_a_third_of_it() -> None:
     shard = Shard()
     shard.append(0, 10, [(1, "eu", None, None, 0, 1)])
     leased = ReadHandle(shard.machine, shard.blob, "s", reader="r1", clock=shard.clock)

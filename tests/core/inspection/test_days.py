@@ -72,7 +72,7 @@ def test_a_file_that_comes_after_its_day_makes_the_day_late() -> None:
     assert (other.state, own.state, own.files_total) == ("loaded", "loaded", 1)
 
 
-def test_a_covered_day_without_its_file_is_missing_only_if_files_have_dates() -> None:
+def test_a_day_without_a_file_is_missing_if_files_have_dates() -> None:
     assert states([load(1, dated(1)), load(2), load(3, dated(3))])[:3] == ["loaded", "missing", "loaded"]
     plain = [load(1, ConsumedInput("a")), load(2), load(3, ConsumedInput("b"))]
     assert states(plain)[:3] == ["loaded", "loaded", "loaded"]
@@ -91,7 +91,7 @@ def test_counters_have_no_days() -> None:
     assert days_of([counter], upper=5, due=NOW, now_ms=NOW, limit=9) == ()
 
 
-def test_the_newest_days_are_shown_with_the_sums_of_their_commits_and_their_first_files() -> None:
+def test_the_newest_days_show_sums_and_first_files() -> None:
     many = [ConsumedInput(f"{number}.jsonl") for number in range(MAX_FILES + 5)]
     found = shown([load(5, inserts=2), load(5, *many, inserts=3, deletes=1)], limit=3)
     assert [each.day_ms for each in found] == [day(5), day(6), day(7)]

@@ -31,7 +31,7 @@ def test_all_history_is_held_by_nothing_but_itself(world: World) -> None:
     )
 
 
-def test_holders_are_listed_by_what_they_hold_with_what_ends_them(world: World) -> None:
+def test_holders_are_listed_with_what_ends_them(world: World) -> None:
     world.refresh()
     reader = world.client.open_leased_reader("a", lease_ms=50)
     reader.heartbeat(Frontier(3))
@@ -69,7 +69,7 @@ def test_the_hold_of_a_live_view_is_ended_by_force_only(world: World) -> None:
     assert world.held("a") == {"view/v": 0}, "the next refresh holds again"
 
 
-def test_the_hold_of_a_view_that_is_gone_or_reads_something_else_is_ended(world: World) -> None:
+def test_the_hold_of_a_view_that_is_gone_is_ended(world: World) -> None:
     world.refresh()
     world.client.open_since("a", "view/never-made")
     world.append("a", 20, 3)

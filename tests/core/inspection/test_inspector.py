@@ -94,7 +94,7 @@ def test_what_depends_on_the_clock(client: PersistClient) -> None:
     assert inspector.summary("early").lag_ms == 0
 
 
-def test_a_moved_shard_says_where_it_is_and_nothing_else_of_it_needs_attention(client: PersistClient) -> None:
+def test_a_moved_shard_says_only_where_it_is(client: PersistClient) -> None:
     history(client, 3)
     assert Inspector(client).summary("orders").attention == ("errors",)
     client.machine.apply("orders", lambda state: move_away(state, "blob s3://new, consensus s3://new"))
@@ -112,7 +112,7 @@ def test_counters_have_no_lag_and_closed_shards_neither(client: PersistClient) -
     ]
 
 
-def test_rows_of_a_multiset_are_unknown_unless_its_writer_counted(client: PersistClient) -> None:
+def test_rows_of_a_multiset_are_known_if_its_writer_counted(client: PersistClient) -> None:
     commit(client, "names", MULTISET, 10, [(("Ada",), 1, 3)])
     assert Inspector(client).summary("names").rows is None
 

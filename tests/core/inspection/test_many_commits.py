@@ -66,9 +66,7 @@ def fill(client: PersistClient) -> None:
 
 
 @pytest.mark.skipif(not is_long(), reason="10,000 commits (PERSIST_PROFILE=nightly)")
-def test_a_shard_with_10_000_commits_is_shown_in_less_than_a_second(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_shard_with_10_000_commits_is_shown_fast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With and without maintenance. Prints what docs/page.md says."""
     location = PersistLocation(f"file://{tmp_path}/blob", f"sqlite:///{tmp_path}/consensus.db")
     options = ["--blob-uri", location.blob_uri, "--consensus-uri", location.consensus_uri, "--json"]

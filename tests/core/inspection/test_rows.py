@@ -88,7 +88,7 @@ def test_errors_stand_newest_first(client: PersistClient) -> None:
     assert errors_as_of(client, "orders", 4, Cut()).total == 3
 
 
-def test_errors_of_a_view_are_shown_without_the_digests_of_their_records(client: PersistClient) -> None:
+def test_errors_of_a_view_are_shown_without_digests(client: PersistClient) -> None:
     err = inherited(Err("value", b"k", b"secret"), "orders")
     assert err.key_bytes == sha256(b"5:value1:k6:secret").digest()
     commit(client, "view", CollectionSchema((), (Column("n", "int"),)), 5, [], [(err.kind, err.key_bytes, b"", 1, 1)])

@@ -367,7 +367,7 @@ def test_a_directory_that_keeps_vanishing_is_given_up(
     assert temporary_files(root) == []
 
 
-def test_a_value_that_does_not_fit_is_determinate_and_leaves_nothing(blob: FileBlob, root: Path) -> None:
+def test_a_value_too_large_is_determinate_and_leaves_nothing(blob: FileBlob, root: Path) -> None:
     """The real thing: the kernel cuts the write off in the middle (here by a limit on the size of files)."""
     blob.set("a", b"old")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

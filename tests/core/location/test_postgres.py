@@ -132,7 +132,7 @@ def test_of_two_first_versions_one_wins(
     assert rows == [(1 if ours is COMMITTED else 6,)]
 
 
-def test_a_first_version_that_meets_another_in_the_primary_key_alone_has_lost(
+def test_a_first_version_loses_on_the_primary_key(
     postgres_store: PostgresStore, other_client: OtherClient, one_thread: ThreadPoolExecutor
 ) -> None:
     """A race in which both read before either has written, made certain: here they write in two steps."""
@@ -311,7 +311,7 @@ def test_commits_wait_for_the_disk_whatever_the_role_says(postgres_store: Postgr
     assert sql(f"SELECT setting FROM {schema}.seen") == [(used,)]
 
 
-def test_a_server_that_does_not_wait_for_its_disk_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_without_fsync_gets_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     server = start_postgres(fsync="off")
     try:
         store = PostgresStore(server)

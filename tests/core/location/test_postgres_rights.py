@@ -108,7 +108,7 @@ def test_the_right_to_create_is_all_that_an_owner_needs(postgres: PostgresServer
     assert postgres.query("SELECT tableowner FROM pg_tables WHERE schemaname = %s", (schema,)) == [(role,)]
 
 
-def test_a_schema_that_is_closed_to_us_is_not_taken_for_an_empty_one(postgres: PostgresServer) -> None:
+def test_a_forbidden_schema_is_not_an_empty_one(postgres: PostgresServer) -> None:
     schema = postgres.new_schema()
     with closing(open_consensus(postgres.uri(schema=schema))) as owner:
         fill(owner, "k", [ONE])

@@ -84,7 +84,7 @@ def location(versitygw: S3Server) -> Iterator[Location]:
 
 @pytest.mark.parametrize("first_seqno", [None, 4], ids=["of the first version", "of a later version"])
 @pytest.mark.parametrize("stalled_ms", [TRUST_MS + 1, 3 * KEEP_MS, -1], ids=["an hour", "days", "clock set back"])
-def test_a_write_that_arrives_after_its_name_was_freed_has_not_won(
+def test_a_write_after_its_name_was_freed_has_not_won(
     location: Location, first_seqno: int | None, stalled_ms: int
 ) -> None:
     clock = ManualClock(1_700_000_000_000)
@@ -115,7 +115,7 @@ def test_a_write_that_arrives_after_its_name_was_freed_has_not_won(
     assert location.others.scan("k", 0) == [version(13)]
 
 
-def test_a_late_write_meets_what_was_truncated_less_than_a_day_ago(location: Location) -> None:
+def test_a_late_write_meets_entries_truncated_within_a_day(location: Location) -> None:
     """Until then the old object itself makes the PUT fail: no clock is needed."""
     location.append(4)
     clock = ManualClock(1_700_000_000_000)
@@ -143,7 +143,7 @@ def test_a_slow_write_that_nobody_overtook_has_won(location: Location) -> None:
     assert location.others.head("k") == version(9)
 
 
-def test_a_slow_write_that_can_not_be_looked_after_is_indeterminate(location: Location) -> None:
+def test_a_slow_write_without_an_answer_is_indeterminate(location: Location) -> None:
     """Found by a random history: it has happened, so its error must not be `Determinate`."""
     location.append(4)
     clock = ManualClock(1_700_000_000_000)
@@ -225,7 +225,7 @@ def test_two_truncations_count_each_version_once(location: Location) -> None:
     assert [found.seqno for found in location.others.scan("k", 0)] == [4, 5]
 
 
-def test_a_truncation_between_look_and_write_does_not_fail_the_write(location: Location) -> None:
+def test_a_truncation_before_the_write_does_not_fail_it(location: Location) -> None:
     location.append(*range(4))
     writer = location.open(ManualClock(), seed=2)
     writer.head("k")
@@ -264,7 +264,7 @@ def test_what_an_append_costs(location: Location) -> None:
         assert wire.take_counts() == {"ListObjectsV2": 1, "PutObject": 1}
 
 
-def test_the_head_costs_the_same_after_a_truncation_and_whatever_the_history(location: Location) -> None:
+def test_the_head_costs_the_same_for_any_history(location: Location) -> None:
     location.append(*range(40))
     location.others.truncate("k", 30)
     fresh = location.open(ManualClock(), seed=2)
@@ -356,7 +356,7 @@ def test_an_unknown_profile(versitygw: S3Server) -> None:
         consensus.head("k")
 
 
-def test_a_server_that_is_killed_loses_nothing_that_was_acknowledged(tmp_path: Path, versitygw: S3Server) -> None:
+def test_a_killed_server_loses_nothing_acknowledged(tmp_path: Path, versitygw: S3Server) -> None:
     server = S3Server(versitygw.name, tmp_path / "own")
     server.start()
     try:

@@ -91,7 +91,7 @@ def test_uploads_that_are_aborted_early_are_named(blob: S3Blob) -> None:
     assert "DaysAfterInitiation" in found.remedy
 
 
-def test_the_rule_that_the_document_shows_is_the_one_that_is_wanted(blob: S3Blob) -> None:
+def test_the_documented_rule_passes(blob: S3Blob) -> None:
     text = DOCUMENT.read_text()
     found = re.search(r"<!-- lifecycle -->\s*```json\n(.*?)```", text, re.DOTALL)
     assert found is not None

@@ -155,7 +155,7 @@ def test_silence_that_never_ends_is_indeterminate(store: Store, fate: Fate) -> N
     assert store.versions() == [OLD, OURS]
 
 
-def test_no_answer_to_the_question_what_happened_is_indeterminate(store: Store) -> None:
+def test_no_answer_to_the_read_back_is_indeterminate(store: Store) -> None:
     """A 412 may have been about our own object, until we have read what is there."""
     store.wire.script("PutObject", *[Answer(412, is_processed=True)] * MAX_TRIES)
     store.wire.script("GetObject", *[Lost(False)] * MAX_TRIES**2)

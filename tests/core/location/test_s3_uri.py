@@ -88,7 +88,7 @@ def test_credentials_are_not_shown() -> None:
         assert not any(secret in text for secret in ("AKIA1", "s3cr3t", "t0k3n"))
 
 
-def test_an_environment_of_its_own_gives_credentials_where_the_uri_does_not() -> None:
+def test_an_own_environment_gives_missing_credentials() -> None:
     environment = {"AWS_ACCESS_KEY_ID": "E", "AWS_SECRET_ACCESS_KEY": "S", "AWS_DEFAULT_REGION": "r"}
     taken = s3_settings("s3://bucket", environment)
     assert taken == S3Settings("bucket", region="r", access_key_id="E", secret_access_key="S")

@@ -142,7 +142,7 @@ def test_connections_come_from_the_file_and_the_environment(home: Path) -> None:
         assert opened.feed_settings("s3://bbb/x", "other-one").secret_access_key == "hush"
 
 
-def test_a_source_without_a_connection_has_the_locations_credentials() -> None:
+def test_a_source_uses_the_locations_credentials_by_default() -> None:
     uri = "s3://lake/p?access_key_id=me&secret_access_key=hush"
     for location, expected in (
         (uri, ("me", None)),

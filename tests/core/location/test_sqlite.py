@@ -131,7 +131,7 @@ def test_a_path_that_can_hold_no_database_is_determinate(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_reader_that_meets_the_first_writer_sees_all_or_nothing(path: Path) -> None:
+def test_a_reader_beside_the_first_writer_sees_all_or_nothing(path: Path) -> None:
     """Between two looks of the reader the writer creates the table: it must wait, or the reader sees two states."""
     path.parent.mkdir()
     path.touch()

@@ -239,7 +239,7 @@ def _collect_all(client: PersistClient) -> None:
             collect(client, name, grace_ms=0, intent_ms=0)
 
 
-def test_a_damaged_object_is_not_copied_and_a_lost_one_is_copied_again() -> None:
+def test_damaged_objects_stay_and_lost_ones_are_copied_again() -> None:
     source, target = Client(), Client()
     make_garbage(source, 1)
     copy_all(source, target)
@@ -285,7 +285,7 @@ def test_checkpoints_and_pins_follow_the_source(tmp_path: Path) -> None:
     assert ours.read_latest() == theirs.read_latest()
 
 
-def test_a_reader_of_the_target_sees_the_old_state_or_the_new_one() -> None:
+def test_a_reader_of_the_target_sees_one_of_two_states() -> None:
     """At each call of the copier to the target, and with a lease there that the copy outlives."""
     source, target = Client(), Client()
     make_garbage(source, 1)

@@ -59,7 +59,7 @@ def test_a_copy_that_was_written_to_is_never_replaced() -> None:
     check_equal(source, target, FRUIT)
 
 
-def test_a_later_copy_is_left_as_it_is_and_long_gaps_are_no_matter() -> None:
+def test_a_later_copy_stays_and_gaps_do_not_matter() -> None:
     """More commits than a state lists lie between two copies."""
     source, first, second = Client(), Client(), Client()
     make_garbage(source, 1)
@@ -72,7 +72,7 @@ def test_a_later_copy_is_left_as_it_is_and_long_gaps_are_no_matter() -> None:
     check_equal(source, first, FRUIT)
 
 
-def test_after_a_loss_the_backup_goes_on_in_a_new_place_and_is_backed_up_to_the_same_place() -> None:
+def test_a_backup_continues_elsewhere_after_a_loss() -> None:
     lost, backup, new = Client(), Client(), Client()
     make_garbage(lost, 1)
     copy_all(lost, backup)
@@ -85,7 +85,7 @@ def test_after_a_loss_the_backup_goes_on_in_a_new_place_and_is_backed_up_to_the_
         copy_all(lost, backup)  # what was lost has another day 2
 
 
-def test_a_move_refuses_appends_with_the_new_place_and_can_go_back() -> None:
+def test_a_move_refuses_appends_and_can_go_back() -> None:
     source, target = Client(OpenLocation(MemBlob("move-a"), MemConsensus("move-a"))), Client()
     make_garbage(source, 1)
     board = WatchBoard(source)
@@ -182,7 +182,7 @@ def test_a_copy_whose_objects_gc_may_have_deleted_is_refused() -> None:
     assert receive(before, source.state(FRUIT), era=-1) == (before, TOO_LATE), "it did not exist when the copier looked"
 
 
-def test_the_lease_keeps_a_state_that_merges_and_gc_have_left_behind(persist_seed: int) -> None:
+def test_the_lease_keeps_a_state_through_merges_and_gc(persist_seed: int) -> None:
     """The copy is of the state that the copier began with, whatever happens at the source before the first part."""
     source, target = Client(), Client()
     make_garbage(source, 1)
@@ -219,7 +219,7 @@ def test_frontiers_of_a_copy_never_regress() -> None:
     check_equal(source, target, FRUIT)
 
 
-def test_no_append_at_the_target_comes_between_a_move_and_its_last_difference(persist_seed: int) -> None:
+def test_no_append_comes_between_a_move_and_its_difference(persist_seed: int) -> None:
     """Both ends are written to; the target has an older copy. The move ends, or fails before it has begun."""
     chance = random.Random(persist_seed)
     for _ in range(MOVES[settings.get_current_profile_name()]):
@@ -249,7 +249,7 @@ def test_no_append_at_the_target_comes_between_a_move_and_its_last_difference(pe
             make_garbage(target, 4)
 
 
-def test_a_move_that_stops_before_its_last_difference_is_ended_by_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_move_ends_one_that_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = Client(), Client()
     make_garbage(source, 1)
     with monkeypatch.context() as patch:

@@ -47,7 +47,7 @@ def copy_and_die(source: PersistLocation, target: PersistLocation, at: int, is_l
 
 
 @pytest.mark.parametrize("pair", sample(REAL_PAIRS, 1, "killed copies"))
-def test_a_copier_is_killed_at_any_call_and_another_one_ends_the_copy(
+def test_a_copy_killed_at_any_call_is_ended_by_another(
     pair: str, tmp_path: Path, request: pytest.FixtureRequest, persist_seed: int
 ) -> None:
     chance = random.Random(persist_seed)

@@ -186,7 +186,7 @@ def test_no_damage_hides_another_and_nothing_is_raised() -> None:
     assert len(messages) == 9
 
 
-def test_a_part_with_the_digest_of_its_manifest_and_no_rows_is_found() -> None:
+def test_a_part_with_the_right_digest_and_no_rows_is_found() -> None:
     """Its writer staged bytes that are not Parquet: the digest matches, and only decoding detects it."""
     location = Location()
     garbage = PartFormatOf(b"PAR1 this is no Parquet file PAR1")
@@ -244,7 +244,7 @@ def test_a_damaged_ledger_and_a_damaged_checkpoint_are_found() -> None:
     assert location.checks() == {"source_progress", "latest"}
 
 
-def test_a_future_that_an_older_backup_of_consensus_undid_is_found(tmp_path: Path) -> None:
+def test_commits_undone_by_an_older_backup_are_found(tmp_path: Path) -> None:
     """The blobs know more than the state: `_latest` and its checkpoint are of a commit that no longer happened."""
     shard = Collection(tmp_path)
     shard.run(10)

@@ -38,7 +38,7 @@ def shard_with(batches: int) -> History:
     return made
 
 
-def test_everything_that_is_due_is_merged_and_nothing_else_changes() -> None:
+def test_due_batches_are_merged_and_nothing_else_changes() -> None:
     made = shard_with(40)
     before = len(made.state.batches)
     done = maintain(made.client, "s")
@@ -116,7 +116,7 @@ def test_the_command_merges_and_describe_says_what_is_due(tmp_path: Path, capsys
     assert len(capsys.readouterr().out.splitlines()) == 12
 
 
-def test_a_merge_that_is_too_large_goes_elsewhere_and_one_that_was_lost_is_said() -> None:
+def test_large_merges_go_elsewhere_and_lost_ones_are_named() -> None:
     made = shard_with(12)
     elsewhere: list[int] = []
 
@@ -167,7 +167,7 @@ def test_what_merges_left_is_collected_when_it_is_due() -> None:
     made.check()
 
 
-def test_without_any_maintenance_the_checkpoint_task_collects_after_two_graces() -> None:
+def test_the_checkpoint_task_collects_after_two_graces() -> None:
     made = shard_with(3)
     clock = made.client.clock
     assert isinstance(clock, ManualClock)

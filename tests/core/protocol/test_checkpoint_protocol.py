@@ -82,7 +82,7 @@ def runs(tmp_path: Path) -> Runs:
     return Runs(tmp_path)
 
 
-def test_the_next_run_starts_from_the_chain_even_where_no_checkpoint_task_ran(runs: Runs) -> None:
+def test_a_run_starts_from_the_chain_without_a_checkpoint(runs: Runs) -> None:
     assert not runs.commit(b"one", stashed=1).saves_deltas
     second = runs.commit(b"two", stashed=2)
     assert (second.saves_deltas, runs.read(second)) == (True, [b"one"])

@@ -44,7 +44,7 @@ def run_forced(shard: Collection, until: int) -> None:
     stages.checkpoint(shard.client, shard.config)
 
 
-def test_an_until_more_than_an_hour_ahead_is_refused_and_changes_nothing(shard: Collection) -> None:
+def test_an_until_over_an_hour_ahead_is_refused(shard: Collection) -> None:
     now = shard.clock.now_ms()
     for until in (YEAR_2099, now + MAX_AHEAD_MS + 1):
         with pytest.raises(InvalidInput, match=r"until is 20.*; expected at most .*--force.*\"force\": true"):
@@ -97,7 +97,7 @@ def test_a_closed_shard_names_the_files_that_it_will_never_read(shard: Collectio
     assert "will never be read" in nothing.reason
 
 
-def test_files_that_can_not_be_listed_do_not_fail_a_run_that_is_done(shard: Collection) -> None:
+def test_unlistable_files_do_not_fail_a_finished_run(shard: Collection) -> None:
     now = shard.clock.now_ms()
     run_forced(shard, now)
     shard.folder.rename(shard.folder.with_name("archived"))
@@ -107,7 +107,7 @@ def test_files_that_can_not_be_listed_do_not_fail_a_run_that_is_done(shard: Coll
     assert "Pending input can't be counted: source folder" in nothing.reason
 
 
-def test_a_fork_at_the_checkpoint_before_it_goes_on_where_the_shard_can_not(shard: Collection) -> None:
+def test_a_fork_before_a_future_upper_continues(shard: Collection) -> None:
     """The procedure in docs/operations.md, `A shard whose upper is in the future`."""
     now = shard.clock.now_ms()
     shard.drop("f1.txt", [record(1)])

@@ -61,7 +61,7 @@ def test_a_fork_can_be_read_from_the_since_that_its_files_have(tmp_path: Path, m
     assert "late" not in shard.client.shards()
 
 
-def test_the_mint_stage_sets_the_history_if_it_differs_and_says_so(world: World) -> None:
+def test_mint_sets_a_changed_history_and_reports_it(world: World) -> None:
     keep(world, "2 days")
     minted = world.mint(DAY_MS)
     assert isinstance(minted, Minted)
@@ -124,7 +124,7 @@ def test_since_follows_and_what_it_has_passed_is_a_clear_error(world: World) -> 
             read()
 
 
-def test_a_pinned_checkpoint_before_the_first_file_is_restored_and_forked(tmp_path: Path) -> None:
+def test_a_checkpoint_before_the_first_file_is_restored(tmp_path: Path) -> None:
     shard = Collection(tmp_path)
     empty = shard.run(10)
     pin(shard.client, SHARD, empty)

@@ -49,7 +49,7 @@ def merged(shard: OrderedCollection) -> None:
 
 @settings(max_examples=settings().max_examples // 8)
 @given(histories(may_close=False, ties=True), st.data())
-def test_restores_forks_and_merges_change_nothing_that_records_decide(history: History, data: st.DataObject) -> None:
+def test_restores_forks_and_merges_change_no_decision(history: History, data: st.DataObject) -> None:
     """Whatever is undone meanwhile, all records together end in the contents that their orders say."""
     with tempfile.TemporaryDirectory() as folder, log_source.known():
         shard = OrderedCollection(Path(folder), is_log=data.draw(st.booleans(), label="log"))

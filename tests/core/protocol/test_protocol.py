@@ -100,7 +100,7 @@ def test_each_file_is_frozen_into_one_commit(world: World) -> None:
     assert world.files(second) == ["0-late.jsonl"]
 
 
-def test_minting_changes_nothing_that_a_reader_sees_and_may_be_repeated(world: World) -> None:
+def test_minting_is_invisible_and_may_be_repeated(world: World) -> None:
     world.drop("a.jsonl")
     first, again = world.minted(DAY_MS), world.minted(DAY_MS)
     assert first.token == again.token
@@ -128,7 +128,7 @@ def test_a_run_without_input_is_sealed_without_spark(world: World) -> None:
     assert stages.write_without_input(world.client, world.config, world.minted(2 * DAY_MS)) is None
 
 
-def test_a_lost_append_is_a_conflict_recorded_once_and_the_next_mint_heals(world: World) -> None:
+def test_a_lost_append_is_recorded_once_and_heals(world: World) -> None:
     world.drop("a.jsonl")
     slow, fast = world.minted(2 * DAY_MS, "dag/slow"), world.minted(DAY_MS, "dag/fast")
     staged = world.write(slow, [(1, "x", 5, 1)])
@@ -184,7 +184,7 @@ def test_another_schema_is_refused_before_anything_is_staged(world: World) -> No
     assert {entry.key for entry in world.blob.list_keys_and_metadata("")} == before
 
 
-def test_a_file_that_changes_after_it_was_consumed_is_reported_not_read_again(world: World) -> None:
+def test_a_file_changed_after_consumption_is_reported(world: World) -> None:
     world.drop("a.jsonl")
     first = world.minted(DAY_MS)
     stages.append(world.client, first, world.write(first))

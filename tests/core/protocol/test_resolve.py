@@ -68,7 +68,7 @@ def places(shard: Collection, as_of: int | None = None) -> list[str]:
     return sorted(record.position for record in records)
 
 
-def test_a_user_removes_them_and_late_records_are_decided_as_before(tmp_path: Path) -> None:
+def test_removed_errs_leave_late_records_decided_as_before(tmp_path: Path) -> None:
     """Follow docs/operations.md: look, deliver the record again with an order, remove the err."""
     with in_files(tmp_path) as (shard, options):
         shard.drop("3.txt", [put(6, "again")])
@@ -131,7 +131,7 @@ def test_positions_are_shown_as_their_source_shows_them(tmp_path: Path, capsys: 
         shard.check()
 
 
-def test_a_restore_brings_them_back_and_the_same_record_again_too(shard: OrderedCollection) -> None:
+def test_a_restore_and_a_redelivery_bring_errs_back(shard: OrderedCollection) -> None:
     second = shard.client.state(SHARD).commits[1].checkpoint_id
     resolve(shard.client, plan_resolve(shard.client, SHARD), writer="test")
     assert places(shard) == []

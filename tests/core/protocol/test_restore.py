@@ -42,7 +42,7 @@ def replayed(folder: str, history: History, *, is_log: bool) -> tuple[Collection
 
 @settings(max_examples=settings().max_examples // 2)
 @given(histories(may_close=False), st.data())
-def test_a_restore_brings_back_contents_and_changes_no_earlier_time(history: History, data: st.DataObject) -> None:
+def test_a_restore_brings_contents_back_and_keeps_history(history: History, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder, log_source.known():
         shard, ids = replayed(folder, history, is_log=data.draw(st.booleans(), label="log"))
         uppers = [batch.upper or 0 for batch in history.batches]
@@ -79,9 +79,7 @@ def in_time(history: History) -> list[tuple[int, list[Record]]]:
 
 
 @given(histories(may_close=False), st.data())
-def test_what_comes_again_and_what_was_stashed_is_neither_lost_nor_doubled(
-    history: History, data: st.DataObject
-) -> None:
+def test_redelivered_and_stashed_records_count_once(history: History, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder, log_source.known():
         shard, ids = Collection(Path(folder), is_log=data.draw(st.booleans(), label="log")), []
         for number, (upper, records) in enumerate(in_time(history)):
@@ -282,7 +280,7 @@ def test_a_damaged_ledger_of_now_stops_nobody_from_going_back(shard: Collection)
     assert fresh.files_of(fresh.mint(30)) == ["3.txt"]
 
 
-def test_a_checkpoint_that_says_other_progress_than_its_commit_is_refused(shard: Collection) -> None:
+def test_a_checkpoint_with_other_progress_is_refused(shard: Collection) -> None:
     first = shard.run(10)
     shard.run(20)
     manifest = shard.checkpointer.load_manifest(first)
@@ -334,7 +332,7 @@ def test_broken_contents_are_not_picked_from(shard: Collection) -> None:
         plan_restore(shard.client, SHARD, first)
 
 
-def test_a_checkpoint_of_a_writer_that_knows_no_files_does_not_forget_them(shard: Collection) -> None:
+def test_a_checkpoint_of_a_plain_writer_keeps_files(shard: Collection) -> None:
     shard.run(10)
     description = replace(shard.mint(20), sources={}, input_key=None)
     key = shard.client.open_writer(SHARD).stage(description, SCHEMA, shard.client.ids.uuid7())
@@ -373,7 +371,7 @@ def test_deletes_are_undone_too(shard: Collection) -> None:
     assert A in shard.read(20)
 
 
-def test_a_checkpoint_inside_a_merged_empty_batch_is_restored_and_forked(shard: Collection) -> None:
+def test_a_checkpoint_in_a_merged_empty_batch_is_restored(shard: Collection) -> None:
     shard.run(10)
     shard.run(20)
     inside = shard.run(30)

@@ -73,9 +73,7 @@ def dies(shard: Collection, to: str, do: Callable[[PersistClient, str], object],
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["before", "after"])
-def test_a_restore_that_dies_anywhere_happened_or_did_not_and_the_next_try_ends_it(
-    tmp_path: Path, is_late: bool
-) -> None:
+def test_a_restore_that_dies_anywhere_is_atomic(tmp_path: Path, is_late: bool) -> None:
     for at in range(1, MAX_CALLS):
         (folder := tmp_path / str(at)).mkdir()
         shard, first = made(folder)
@@ -97,7 +95,7 @@ def test_a_restore_that_dies_anywhere_happened_or_did_not_and_the_next_try_ends_
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["before", "after"])
-def test_a_fork_that_dies_anywhere_is_made_or_not_and_the_next_try_ends_it(tmp_path: Path, is_late: bool) -> None:
+def test_a_fork_that_dies_anywhere_is_atomic(tmp_path: Path, is_late: bool) -> None:
     for at in range(1, MAX_CALLS):
         (folder := tmp_path / str(at)).mkdir()
         shard, first = made(folder)
@@ -148,7 +146,7 @@ def test_two_restores_to_one_checkpoint_are_one_commit(tmp_path: Path) -> None:
     assert (one.is_new, other.is_new, one.commit) == (True, False, other.commit)
 
 
-def test_a_restore_and_an_append_that_race_end_in_a_conflict_and_heal(tmp_path: Path) -> None:
+def test_a_restore_and_an_append_race_and_heal(tmp_path: Path) -> None:
     shard, first = made(tmp_path)
     plan, description = shard.plan(first), shard.mint(30)
     staged = shard.write(description)
@@ -163,7 +161,7 @@ def test_a_restore_and_an_append_that_race_end_in_a_conflict_and_heal(tmp_path: 
     shard.check()
 
 
-def test_an_append_that_a_restore_overtakes_is_a_conflict_and_is_minted_again(tmp_path: Path) -> None:
+def test_an_append_overtaken_by_a_restore_is_minted_again(tmp_path: Path) -> None:
     shard, first = made(tmp_path)
     shard.drop("3.txt", [ok(A, "three", 25)])
     description = shard.mint(30)
@@ -233,7 +231,7 @@ def test_a_fork_gives_up_where_its_batches_are_merged_meanwhile(
     assert not shard.client.state("twin").commits
 
 
-def test_a_checkpoint_in_the_middle_of_a_run_is_restored_and_forked(tmp_path: Path) -> None:
+def test_a_checkpoint_within_a_run_is_restored_and_forked(tmp_path: Path) -> None:
     shard, first = made(tmp_path)
     before = shard.client.open_reader(SHARD).snapshot(9).to_pylist()
     merge(shard)

@@ -161,7 +161,7 @@ def test_an_input_whose_since_has_passed_is_an_error(world: World) -> None:
         world.mint()
 
 
-def test_holds_are_taken_at_mint_and_move_when_they_are_block_the_history(world: World) -> None:
+def test_holds_start_at_mint_and_move_if_they_block_history(world: World) -> None:
     world.mint()
     assert world.held("a") == {"view/v": 0}
     world.refresh()
@@ -263,7 +263,7 @@ def test_a_damaged_frozen_input_is_named(world: World) -> None:
         load_frozen(world.client.blob, key, FrozenShards)
 
 
-def test_fsck_finds_a_missing_frozen_input_and_rows_that_were_never_there(world: World) -> None:
+def test_fsck_finds_missing_frozen_inputs_and_invented_rows(world: World) -> None:
     description = world.refresh()
     assert fsck(world.client, "v").is_clean
     assert description.input_key is not None
@@ -292,7 +292,7 @@ def test_dry_runs_take_no_hold_and_stage_nothing(world: World) -> None:
         ShardSource(world.client, world.view(inputs=["a", "c"])).dry_run_time(None)
 
 
-def test_minted_and_covered_by_another_description_of_the_same_interval(world: World) -> None:
+def test_minted_and_covered_by_another_description(world: World) -> None:
     loser = world.mint()
     assert isinstance(loser, Minted)
     world.refresh(5)

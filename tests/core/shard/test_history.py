@@ -65,9 +65,7 @@ def moved(state: ShardState, now_ms: int = 0) -> int | None:
         (None, 4, 6),
     ],
 )
-def test_since_follows_the_upper_and_a_closed_shard_counts_from_its_last_commit(
-    upper: int | None, history_ms: int | None, since: int
-) -> None:
+def test_since_follows_the_upper_or_the_last_commit(upper: int | None, history_ms: int | None, since: int) -> None:
     assert moved(shard(upper, history_ms)) == since
 
 
@@ -130,7 +128,7 @@ def test_a_lease_is_renewed_after_a_third_of_its_time_only() -> None:
             keep_lease(state, reader, now_ms=now_ms)
 
 
-def test_a_user_ends_a_lease_or_a_hold_and_the_reader_is_told_by_whom() -> None:
+def test_a_reader_learns_who_ended_its_lease_or_hold() -> None:
     state, _ = register_lease(shard(100, 0), "r", now_ms=0, duration_ms=1_000)
     state, _ = register_hold(state, "view/v", opaque="o")
     for holder in ("r", "view/v"):

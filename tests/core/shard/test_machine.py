@@ -100,7 +100,7 @@ def test_whatever_is_lost_the_append_happens_exactly_once(
     assert not consensus.script
 
 
-def test_a_rival_that_wins_while_our_answer_is_lost_is_found_by_reading_back() -> None:
+def test_reading_back_finds_a_rival_that_won() -> None:
     consensus = Scripted()
 
     def rival_wins(_: Callable[[], CaSResult]) -> CaSResult:
@@ -114,7 +114,7 @@ def test_a_rival_that_wins_while_our_answer_is_lost_is_found_by_reading_back() -
     assert result.winner.token == "rival"
 
 
-def test_our_version_that_was_built_upon_and_truncated_before_we_read_back_is_still_ours() -> None:
+def test_our_truncated_version_is_still_ours() -> None:
     consensus = Scripted()
 
     def others_go_on(happen: Callable[[], CaSResult]) -> CaSResult:
@@ -129,7 +129,7 @@ def test_our_version_that_was_built_upon_and_truncated_before_we_read_back_is_st
     assert (result.commit.token, result.is_new) == ("a", False)
 
 
-def test_a_store_that_stays_down_is_an_error_with_the_right_determinacy() -> None:
+def test_a_store_that_stays_down_is_an_error() -> None:
     consensus = Scripted()
     consensus.script = [*[refused] * MAX_STORE_TRIES]
     with pytest.raises(Determinate):

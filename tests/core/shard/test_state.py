@@ -87,7 +87,7 @@ def test_an_append_moves_the_upper_and_binds_its_token() -> None:
     assert state.commits[0].seqno == state.seqno
 
 
-def test_the_same_token_again_is_the_first_answer_also_after_others_have_appended() -> None:
+def test_a_repeated_token_gets_the_first_answer() -> None:
     first, committed = append(ShardState("s"), manifest(0, 10, "a"))
     later, _ = append(first, manifest(10, 20, "b"))
     again, result = append(later, manifest(0, 10, "a"))
@@ -162,7 +162,7 @@ def test_schema_may_grow_by_nullable_columns_only() -> None:
             append(state, manifest(20, 30, "c", schema=bad))
 
 
-def test_an_expired_lease_says_so_always_and_expiring_twice_is_harmless() -> None:
+def test_an_expired_lease_stays_expired() -> None:
     state, _ = register_lease(ShardState("s"), "r", now_ms=0, duration_ms=10)
     assert renew_lease(state, "r", now_ms=10)[1].heartbeat_ms == 10
     for _ in range(2):
@@ -277,7 +277,7 @@ def test_progress_goes_back_by_a_restore_and_by_nothing_else() -> None:
         check_step(state, replace(state, seqno=state.seqno + 1, sources={"files": files(9), "more": files(1)}))
 
 
-def test_a_fork_starts_only_in_a_shard_that_is_empty_and_not_held_below_its_since() -> None:
+def test_a_fork_starts_only_in_an_empty_shard() -> None:
     source, _ = append(append(ShardState("s"), manifest(0, 10, "a"))[0], manifest(10, 20, "b"))
     batch = replace(manifest(0, 20, "f"), shard="f", restored=Restored("s", "older", 20))
 

@@ -135,7 +135,7 @@ def test_closing_takes_everything_that_has_no_later_run(tmp_path: Path) -> None:
     assert freeze.upper is None
 
 
-def test_with_times_from_paths_whole_dates_are_taken_and_the_upper_stops_before_the_rest(tmp_path: Path) -> None:
+def test_with_times_from_paths_whole_dates_are_taken(tmp_path: Path) -> None:
     for name in ("z/2026-01-01.jsonl", "a/2026-01-01.jsonl", "a/2026-01-02.jsonl", "b/2026-01-03.jsonl"):
         drop(tmp_path, name)
     config = collection(tmp_path, "*/{date:%Y-%m-%d}.jsonl", time="path", limits={"max_files": 1})
@@ -201,7 +201,7 @@ def frozen_of(root: Path, path: str = "in/**/*.jsonl") -> FrozenInput:
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])
-def test_a_link_out_of_the_folder_that_was_put_in_after_the_scan_is_not_read(tmp_path: Path, what: str) -> None:
+def test_a_link_put_in_after_the_scan_is_not_read(tmp_path: Path, what: str) -> None:
     secret = drop(tmp_path, "secret/a.jsonl", b"ab", mtime_ms=1_000)
     inside = drop(tmp_path, "in/x/a.jsonl", b"cd", mtime_ms=1_000)
     frozen = frozen_of(tmp_path)
@@ -237,7 +237,7 @@ def test_links_that_stay_inside_are_read_as_before(tmp_path: Path) -> None:
     folder(tmp_path / "in").check(frozen.files)
 
 
-def test_a_feed_that_was_copied_to_another_machine_is_not_changed(tmp_path: Path) -> None:
+def test_a_feed_copied_to_another_machine_is_not_changed(tmp_path: Path) -> None:
     drop(tmp_path, "in/a.jsonl", b"ab", mtime_ms=1_000)
     blob = MemBlob()
     source = FileSource(collection(tmp_path, "in/*.jsonl"), blob)
@@ -248,7 +248,7 @@ def test_a_feed_that_was_copied_to_another_machine_is_not_changed(tmp_path: Path
     assert (again.frozen.files, again.changed) == ((), ())
 
 
-def test_a_frontier_can_be_advanced_again_but_not_past_the_same_files(tmp_path: Path) -> None:
+def test_a_frontier_does_not_pass_the_same_files_twice(tmp_path: Path) -> None:
     drop(tmp_path, "a.jsonl")
     blob = MemBlob()
     source = FileSource(collection(tmp_path), blob)

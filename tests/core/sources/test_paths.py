@@ -175,7 +175,7 @@ def test_stars_match_what_they_match_one_by_one(tokens: list[str], name: list[st
 @pytest.mark.parametrize(
     "path", ["*-*-*-*-*-*.csv", "*-*-*-{date:%Y}-*-*.csv", "**/*-*-*-*-*.csv", "*[-a]*?-*-*x*-.csv"]
 )
-def test_a_hostile_name_takes_no_more_time_than_its_length_explains(path: str) -> None:
+def test_a_hostile_name_takes_time_linear_in_its_length(path: str) -> None:
     pattern, name = parse_pattern(path, "/base"), "-" * 250 + "x"
     start = time.process_time()
     for _ in range(20):  # each star for itself took minutes for one name

@@ -52,7 +52,7 @@ def tree(tmp_path: Path) -> Tree:
     return tree
 
 
-def test_another_root_is_refused_with_both_roots_and_what_to_write(tree: Tree) -> None:
+def test_another_root_is_refused_with_the_remedy(tree: Tree) -> None:
     drop(tree.top, "new/a.jsonl")
     with pytest.raises(ConfigError) as caught:
         tree.pending("new/*.jsonl")

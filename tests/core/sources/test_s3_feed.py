@@ -189,7 +189,7 @@ def test_a_change_in_the_middle_of_a_read_is_seen(bucket: Bucket) -> None:
             source.read()
 
 
-def test_a_frozen_version_can_be_read_when_it_is_no_longer_the_newest(versitygw: S3Server) -> None:
+def test_a_frozen_version_is_readable_after_a_newer_one(versitygw: S3Server) -> None:
     bucket = Bucket(versitygw, is_versioned=True)
     for name in ("a.jsonl", "b.jsonl"):
         bucket.put(name, b"first\n")

@@ -59,7 +59,7 @@ def test_unfinished_files_are_left_alone_and_counted(tmp_path: Path) -> None:
     assert "6 files have names of unfinished files" in freeze.notices()[-1]
 
 
-def test_a_private_folder_is_entered_where_the_path_spells_it_out(tmp_path: Path) -> None:
+def test_a_private_folder_is_entered_if_the_path_names_it(tmp_path: Path) -> None:
     drop(tmp_path, "_export/.v1/a.jsonl")
     freeze = FileSource(collection(tmp_path, "_export/.v1/*.jsonl"), MemBlob()).freeze(None, until=None)
     assert names(freeze) == ["a.jsonl"]

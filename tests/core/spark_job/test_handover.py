@@ -25,7 +25,7 @@ def test_a_driver_in_this_process_gets_its_environment_alone(master: str) -> Non
     assert "hush" not in repr(given)
 
 
-def test_yarn_in_cluster_mode_gets_a_file_and_hides_it_from_its_ui() -> None:
+def test_yarn_in_cluster_mode_gets_a_hidden_file() -> None:
     given = hand_over(LOCATION, master="yarn", deploy_mode=None, conf=CLUSTER)
     assert given.properties == {f"spark.yarn.appMasterEnv.{name}": value for name, value in LOCATION.items()}
     assert given.conf["spark.redaction.regex"].startswith("(?i)secret|password|token|access[.]?key|PERSIST_BLOB_URI|")
@@ -41,7 +41,7 @@ def test_kubernetes_in_cluster_mode_gets_no_secret() -> None:
     assert given.properties == {"spark.kubernetes.driverEnv.PERSIST_BLOB_URI": "s3://b/p"}
 
 
-def test_the_connection_of_a_source_is_handed_over_like_a_location() -> None:
+def test_a_sources_connection_is_handed_over_like_a_location() -> None:
     name, uri = "PERSIST_CONNECTION_VENDOR", "s3://vendor?access_key_id=me&secret_access_key=hush"
     variables = location_environment(PersistLocation("mem:", "mem:", {name: uri}))
     assert variables[name] == uri
@@ -61,7 +61,7 @@ def test_other_clusters_are_refused(master: str) -> None:
         hand_over(LOCATION, master=master, deploy_mode="cluster", conf={})
 
 
-def test_the_file_is_its_owners_alone_and_does_not_outlive_the_job(tmp_path: Path) -> None:
+def test_the_file_is_private_and_ends_with_the_job(tmp_path: Path) -> None:
     base = tmp_path / "spark-defaults.conf"
     base.write_text("spark.a 1")
     values = {"plain": "x=y z", "path": "C:\\new", "lines": "a\nb", "led": " =x"}

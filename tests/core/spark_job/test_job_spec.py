@@ -29,7 +29,7 @@ DESCRIPTION = BatchDescription("t", 0, 5, token="x", checkpoint_id="c", epoch=1,
 SPEC = JobSpec(DESCRIPTION, CONFIG, "attempt")
 
 
-def test_a_spec_is_there_for_its_job_with_the_columns_in_the_files_order() -> None:
+def test_a_spec_has_the_columns_in_the_files_order() -> None:
     blob = MemBlob()
     with stored(blob, SPEC) as argv:
         again = load_spec(blob, argv)
