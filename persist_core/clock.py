@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The clock that the core uses. Tests pass `ManualClock`."""
+    """The clock that the core uses."""
 
     def now_ms(self) -> int:
         """Milliseconds since the Unix epoch, UTC."""
@@ -26,16 +26,3 @@ class SystemClock:
 
     def sleep_ms(self, duration_ms: int) -> None:
         time.sleep(duration_ms / 1000)
-
-
-class ManualClock:
-    """A clock that only `sleep_ms` advances, immediately."""
-
-    def __init__(self, start_ms: int = 0) -> None:
-        self._now_ms = start_ms
-
-    def now_ms(self) -> int:
-        return self._now_ms
-
-    def sleep_ms(self, duration_ms: int) -> None:
-        self._now_ms += duration_ms

@@ -48,25 +48,11 @@ def time_of_uuid7(text: str) -> int | None:
 
 
 class RandomIds:
-    """Ids from the operating system's randomness."""
+    """Ids from the operating system's randomness, or from `source`."""
 
-    def __init__(self, clock: Clock | None = None) -> None:
+    def __init__(self, clock: Clock | None = None, source: random.Random | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._random = random.SystemRandom()
-
-    def uuid7(self) -> str:
-        return _uuid7(self._clock.now_ms(), self._random.getrandbits(74))
-
-    def jitter(self) -> float:
-        return self._random.random()
-
-
-class SeededIds:
-    """Ids that repeat for the same seed: for tests and simulations."""
-
-    def __init__(self, seed: int, clock: Clock) -> None:
-        self._clock = clock
-        self._random = random.Random(seed)
+        self._random = source or random.SystemRandom()
 
     def uuid7(self) -> str:
         return _uuid7(self._clock.now_ms(), self._random.getrandbits(74))

@@ -52,11 +52,16 @@ def files() -> tuple[Path, ...]:
     return tuple(sorted(name for name in names if (ROOT / name).is_file()))
 
 
-def python_files() -> Iterator[tuple[Path, str]]:
+@cache
+def python_files() -> tuple[tuple[Path, str], ...]:
     """Path and text of every Python file."""
-    for path in files():
-        if path.suffix == ".py":
-            yield path, (ROOT / path).read_text()
+    return tuple((path, (ROOT / path).read_text()) for path in files() if path.suffix == ".py")
+
+
+@cache
+def nodes(text: str) -> tuple[ast.AST, ...]:
+    """All nodes of a module."""
+    return tuple(ast.walk(ast.parse(text)))
 
 
 def text_files() -> Iterator[tuple[Path, str]]:
@@ -74,9 +79,9 @@ def report(found: list[str], rule: str) -> None:
         pytest.fail(f"{rule}:\n  " + "\n  ".join(found), pytrace=False)
 
 
-def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+def functions(text: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Every function of a module, including nested ones."""
-    for node in ast.walk(tree):
+    for node in nodes(text):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -89,7 +94,7 @@ def test_files_are_one_idea_long() -> None:
 def test_functions_fit_on_a_screen() -> None:
     found = []
     for path, text in python_files():
-        for function in functions(ast.parse(text)):
+        for function in functions(text):
             lines = (function.end_lineno or 0) - function.lineno + 1
             if lines > MAX_FUNCTION_LINES:
                 found.append(f"{path}:{function.lineno} {function.name}: {lines} lines")
@@ -102,7 +107,7 @@ def test_names_say_what_a_thing_is() -> None:
         names = [(0, part) for part in path.with_suffix("").parts]
         names += [
             (node.lineno, node.name)
-            for node in ast.walk(ast.parse(text))
+            for node in nodes(text)
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         ]
         for line, name in names:
@@ -115,7 +120,7 @@ def test_names_of_tests_are_short() -> None:
     found = [
         f"{path}:{function.lineno} {function.name}: {len(function.name)} characters"
         for path, text in python_files()
-        for function in functions(ast.parse(text))
+        for function in functions(text)
         if function.name.startswith("test_") and len(function.name) > MAX_TEST_NAME_CHARS
     ]
     report(found, f"expected at most {MAX_TEST_NAME_CHARS} characters: say what is tested")
@@ -126,7 +131,7 @@ def test_docstrings_begin_with_a_verb_or_the_thing() -> None:
     found = [
         f"{path}:{node.body[0].lineno}: {said.split()[0]}"
         for path, text in python_files()
-        for node in ast.walk(ast.parse(text))
+        for node in nodes(text)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and (said := ast.get_docstring(node) or "").startswith(avoided)
     ]
@@ -163,11 +168,10 @@ def test_keys_of_blob_storage_are_made_in_one_place() -> None:
     found = []
     for path, text in python_files():
         if path.parts[0] in ("persist_core", "jobs", "plugins") and path != Path("persist_core/keys.py"):
-            tree = ast.parse(text)
-            prose = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+            prose = {node.value for node in nodes(text) if isinstance(node, ast.Expr)}
             found += [
                 f"{path}:{node.lineno} {node.value!r}"
-                for node in ast.walk(tree)
+                for node in nodes(text)
                 if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in prose
                 if folder.search(node.value)
             ]
@@ -185,7 +189,7 @@ _SQL = re.compile(r"\b(?:AS|CASE|WHEN|THEN|AND|NOT)\b|\w+\('")
 
 def bare_times(text: str) -> Iterator[tuple[int, str]]:
     """Line and expression of each time that an f-string prints as an integer."""
-    for template in ast.walk(ast.parse(text)):
+    for template in nodes(text):
         parts = template.values if isinstance(template, ast.JoinedStr) else []
         if any(isinstance(part, ast.Constant) and _SQL.search(str(part.value)) for part in parts):
             continue

@@ -21,13 +21,14 @@ from persist_airflow.embedded.keeper import Process, Program, psutil, read_proce
 from persist_airflow.embedded.kept import KeptProcesses
 from persist_airflow.embedded.ports import require_free
 from persist_airflow.embedded.run import main
-from persist_core.clock import ManualClock, SystemClock
+from persist_core.clock import SystemClock
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.time_text import parse_time
 from tests.core.world import SCHEMA
 from tests.plain_commit import commit
+from tests.virtual import ManualClock
 
 
 @pytest.fixture

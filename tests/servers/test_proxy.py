@@ -11,9 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from persist_core.clock import ManualClock
 from persist_core.errors import InvalidInput
-from persist_core.ids import SeededIds
 from tests.servers.proxy import (
     CUTS,
     Exchange,
@@ -23,6 +21,7 @@ from tests.servers.proxy import (
     ScriptedInjections,
     SeededInjections,
 )
+from tests.virtual import ManualClock, SeededIds
 
 REQUEST = b"x" * 999 + b"\n"
 RESPONSE = b"y" * 1999 + b"\n"

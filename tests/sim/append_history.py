@@ -25,13 +25,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from persist_core.clock import ManualClock
 from persist_core.contents.batch import BatchCounts, BatchDescription, BatchManifest
 from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import Determinate, StorageError
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import manifest_for
-from persist_core.ids import SeededIds
 from persist_core.location.consensus import SCAN_ALL, CaSResult, Consensus, VersionedData
 from persist_core.location.mem import MemBlob
 from persist_core.location.open import OpenLocation
@@ -42,6 +40,7 @@ from persist_core.shard.state import Commit, Committed, ShardState
 from tests.sim.linearize import RecordedConsensus, Recorder, Versions, explain, find_order
 from tests.sim.turns import Pause, SteppedConsensus, take_turns
 from tests.suites.faults import FaultRates, Outcome, SeededFaults, UnreliableConsensus
+from tests.virtual import ManualClock, SeededIds
 
 ROUGH = FaultRates(lost_answer=0.12, lost_request=0.08, refused=0.08, late=0.08)
 SMOOTH = FaultRates(lost_answer=0, lost_request=0, refused=0)  # for stores that fail on their own

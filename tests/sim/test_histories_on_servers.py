@@ -12,8 +12,6 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import settings
 
-from persist_core.clock import ManualClock
-from persist_core.ids import SeededIds
 from persist_core.location.consensus import Consensus
 from persist_core.location.mem import MemBlob
 from persist_core.location.open import open_consensus, s3_settings
@@ -24,6 +22,7 @@ from tests.servers.s3 import S3Server
 from tests.sim.append_history import SMOOTH, Told, append_history
 from tests.sim.simulator.shrink import check_seeds
 from tests.sim.simulator.simulation import Parts
+from tests.virtual import ManualClock, SeededIds
 
 HISTORIES = {"dev": 10, "ci": 10, "nightly": 2_000}
 SIMULATIONS = {"dev": 4, "ci": 4, "nightly": 1_000}

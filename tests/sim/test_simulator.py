@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from persist_core.clock import ManualClock
 from persist_core.errors import InvalidInput
 from tests.sampling import is_long
 from tests.sim.planted import PLANTED
@@ -22,6 +21,7 @@ from tests.sim.simulator.scheduler import Crashed, Scheduler, ScriptedDecisions
 from tests.sim.simulator.script import Action, Scenario, Script, Step
 from tests.sim.simulator.shrink import check_seeds, explain, shrink
 from tests.sim.simulator.simulation import Outcome, replay, simulate, simulate_seed
+from tests.virtual import ManualClock
 
 SIMULATIONS = {"dev": 150, "ci": 150, "nightly": 10_000}  # `python -m tests.sim` goes on for as long as one likes
 MAX_SIMULATIONS_TO_FIND = 400  # within which a planted defect has to show itself; they need 10 on average, seldom 40

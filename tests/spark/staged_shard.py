@@ -8,11 +8,9 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from persist_core.clock import ManualClock
 from persist_core.contents.batch import STASH_OPERATOR, BatchDescription, BatchManifest, SourceFrontier
 from persist_core.contents.operator_state import StateArtifact
 from persist_core.handles.client import PersistClient
-from persist_core.ids import SeededIds
 from persist_core.keys import attempt_prefix, manifest_key
 from persist_core.location.blob import Blob
 from persist_core.location.file.blob import FileBlob
@@ -23,6 +21,7 @@ from persist_core.shard.state import Committed
 from persist_spark.upsert.batch import UpsertRequest, stage_upserts
 from tests.oracle.upsert import Record
 from tests.spark.upsert_cases import to_records
+from tests.virtual import ManualClock, SeededIds
 
 SHARD = "things"
 

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from persist_core.clock import ManualClock, SystemClock
+from persist_core.clock import SystemClock
 from persist_core.compaction.merge import Merge
 from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
-from persist_core.ids import SeededIds
 from persist_core.maintenance.maintain import maintain
 from persist_core.shard.replace import NotReplaced, Replaced
 from persist_core.spark_job.launch import Ended, merge_by_job
@@ -31,6 +30,7 @@ from tests.core.compaction.kill_driver import SHARD, opened
 from tests.sampling import is_long
 from tests.sim.simulator.reachable import reachable
 from tests.spark.merge_kill_driver import OF_JVM, POINTS
+from tests.virtual import ManualClock, SeededIds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,12 +9,10 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from persist_core.clock import ManualClock
 from persist_core.config.view import ViewConfig
 from persist_core.contents.batch import BatchDescription, BatchManifest
 from persist_core.contents.stats import DryRun
 from persist_core.handles.client import PersistClient
-from persist_core.ids import SeededIds
 from persist_core.keys import dry_run_key, manifest_key
 from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemConsensus
@@ -27,6 +25,7 @@ from persist_core.spark_job.spec import JobSpec
 from persist_spark.view.job import run_view_job
 from tests.oracle.consolidate import canonical_bytes
 from tests.plain_commit import ErrUpdate, Update, commit
+from tests.virtual import ManualClock, SeededIds
 
 
 class ViewShards:

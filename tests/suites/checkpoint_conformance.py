@@ -18,10 +18,9 @@ import pytest
 
 from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState, SavedOperator
-from persist_core.clock import ManualClock
 from persist_core.errors import CorruptArtifact, InvalidInput
-from persist_core.ids import SeededIds
 from persist_core.keys import state_path
+from tests.virtual import ManualClock, SeededIds
 
 
 def checkpoint_ids(count: int, seed: int = 1) -> list[str]:

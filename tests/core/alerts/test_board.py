@@ -15,7 +15,6 @@ from persist_core.alerts.conditions import Health
 from persist_core.alerts.deliver import MAX_FAILURES, Delivered, Target, deliver
 from persist_core.alerts.record import MAX_UNSENT_OF_ONE_KEY, RECORD_KEY, Notice, ShardWatch, WatchRecord
 from persist_core.alerts.words import Words, make_notice
-from persist_core.clock import ManualClock
 from persist_core.config.thresholds import Threshold
 from persist_core.errors import CorruptArtifact, InvalidInput
 from persist_core.handles.client import PersistClient
@@ -25,6 +24,7 @@ from persist_core.location.open import OpenLocation
 from persist_core.maintenance.drop import drop
 from persist_core.maintenance.fsck import fsck
 from tests.suites.faults import Outcome, ScriptedFaults, UnreliableConsensus
+from tests.virtual import ManualClock
 
 NOW = 1_800_000_000_000
 RULES = {"fruit": {"errors": Threshold(warn=1, fail=10)}}

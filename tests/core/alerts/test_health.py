@@ -11,7 +11,6 @@ import pytest
 from persist_core.alerts.board import WatchBoard
 from persist_core.alerts.conditions import Health, checked
 from persist_core.alerts.health import healths, open_alerts
-from persist_core.clock import ManualClock
 from persist_core.config.thresholds import DEFAULTS
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.inspector import Inspector
@@ -24,6 +23,7 @@ from persist_core.maintenance.fsck import fsck, remember
 from persist_core.schema import CollectionSchema, Column
 from persist_core.time_text import DAY_MS
 from tests.plain_commit import commit
+from tests.virtual import ManualClock
 
 NOW = 40 * DAY_MS
 KEYED = CollectionSchema(key=(Column("id", "bigint", nullable=False),), values=(Column("name", "string"),))

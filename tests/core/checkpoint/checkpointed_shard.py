@@ -10,19 +10,18 @@ from typing import TypeVar
 from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain
 from persist_core.checkpoint.recovery import recover
-from persist_core.clock import ManualClock
 from persist_core.config.shard import RetentionConfig
 from persist_core.contents.batch import BatchDescription, SourceFrontier
 from persist_core.contents.operator_state import OperatorState, StateArtifact
 from persist_core.errors import Indeterminate
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import stage_manifest
-from persist_core.ids import SeededIds
 from persist_core.location.blob import BlobMetadata
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.shard.state import Committed
 from tests.core.world import KEYS as SCHEMA
+from tests.virtual import ManualClock, SeededIds
 
 KEEP_ALL = RetentionConfig(keep_last=1000)
 KEEP_ONE = RetentionConfig(keep_last=1, keep_daily=0, keep_weekly=0)

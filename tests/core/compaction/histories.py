@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 
 from persist_core.checkpoint.publish import publish_missing
-from persist_core.clock import ManualClock
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.config.collection import FILE_POSITION
 from persist_core.contents.batch import BatchDescription, HollowBatch
@@ -21,7 +20,6 @@ from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.history import advance_since, set_history
 from persist_core.handles.read import ReadHandle
-from persist_core.ids import SeededIds
 from persist_core.location.mem import MemBlob
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.fsck import fsck
@@ -32,6 +30,7 @@ from persist_core.shard.replace import Replaced
 from persist_core.shard.state import Committed, ShardState, expire_leases
 from tests.core.compaction.expected import Contents, Expected, Row
 from tests.sim.simulator.write_stage import ArrowParts
+from tests.virtual import ManualClock, SeededIds
 
 KEYED = CollectionSchema(
     key=(Column("id", "bigint", nullable=False), Column("region", "string", nullable=False)),

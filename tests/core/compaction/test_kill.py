@@ -8,11 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from persist_core.clock import ManualClock
 from persist_core.handles.client import PersistClient
-from persist_core.ids import SeededIds
 from tests.core.compaction.histories import KEYED, History
 from tests.core.compaction.kill_driver import INPUTS, SHARD, count_writes, merge, opened
+from tests.virtual import ManualClock, SeededIds
 
 BATCHES = 7
 SECONDS = 120  # a bound on each process, which takes about one

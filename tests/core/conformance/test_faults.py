@@ -14,9 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from persist_core.clock import ManualClock
 from persist_core.errors import Determinate, Indeterminate, InvalidInput, InvalidName, InvalidSeqNo, StorageError
-from persist_core.ids import SeededIds
 from persist_core.location import (
     Blob,
     CaSResult,
@@ -38,6 +36,7 @@ from tests.suites.faults import (
     UnreliableBlob,
     UnreliableConsensus,
 )
+from tests.virtual import ManualClock, SeededIds
 
 KEY = "shard"
 WRITERS = 3

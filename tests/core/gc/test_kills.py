@@ -8,11 +8,9 @@ from pathlib import Path
 
 from hypothesis import settings
 
-from persist_core.clock import ManualClock
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
-from persist_core.ids import SeededIds
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
@@ -21,6 +19,7 @@ from tests.dying_store import DyingStore, kill_process
 from tests.plain_commit import commit
 from tests.servers.backends import blob_uri_beside, on_each_consensus
 from tests.sim.simulator.reachable import reachable
+from tests.virtual import ManualClock, SeededIds
 
 KILLS = {"dev": 4, "ci": 6, "nightly": 400}  # a collector makes some 60 calls in mark and sweep
 MAX_CALLS = 100

@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persist_core.clock import ManualClock
 from persist_core.contents.batch import BatchDescription, BatchManifest
 from persist_core.contents.key_range import KeyRange, exactly
 from persist_core.contents.parts import errs_schema, updates_schema
@@ -28,13 +27,13 @@ from persist_core.handles.client import PersistClient
 from persist_core.handles.read import ReadHandle
 from persist_core.handles.since import SinceHandle
 from persist_core.handles.write import WriteHandle
-from persist_core.ids import SeededIds
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema, Column
 from persist_core.shard.history import advance_since, set_history
 from persist_core.shard.state import Committed
 from tests.plain_commit import table_of
+from tests.virtual import ManualClock, SeededIds
 
 SCHEMA = CollectionSchema(
     key=(Column("id", "bigint", nullable=False), Column("region", "string", nullable=False)),

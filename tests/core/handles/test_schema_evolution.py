@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from persist_core.checkpoint.publish import publish_missing
-from persist_core.clock import ManualClock
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.contents.evolution import changes_between
 from persist_core.contents.schema_versions import SchemaVersions
@@ -18,7 +17,6 @@ from persist_core.errors import InvalidInput, OutsideFrontiers, SchemaMismatch
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import in_schema
-from persist_core.ids import SeededIds
 from persist_core.inspection.debt import merge_due
 from persist_core.inspection.rows import Cut, rows_as_of
 from persist_core.location.mem import MemBlob, MemConsensus
@@ -28,6 +26,7 @@ from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.schema import CollectionSchema, Column
 from tests.plain_commit import commit
+from tests.virtual import ManualClock, SeededIds
 
 SHARD = "things"
 KEY = (Column("id", "int", nullable=False),)

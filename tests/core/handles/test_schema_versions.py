@@ -14,7 +14,6 @@ import pytest
 
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.cli.main import run_command
-from persist_core.clock import ManualClock
 from persist_core.compaction import files
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.contents import pieces
@@ -24,7 +23,6 @@ from persist_core.contents.parts import updates_schema
 from persist_core.errors import CorruptArtifact, InvalidInput, InvariantViolation, SchemaMismatch
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import stage_manifest
-from persist_core.ids import SeededIds
 from persist_core.inspection.rows import Cut, changes_between, rows_as_of
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation, open_location
@@ -37,6 +35,7 @@ from persist_core.shard.state import Committed
 from tests import two_versions
 from tests.plain_commit import commit
 from tests.two_versions import CHANGES, ERRORS_1, ERRORS_2, ROWS_1, ROWS_2, SHARD, VERSION_1, VERSION_2, WIDE, by_number
+from tests.virtual import ManualClock, SeededIds
 
 
 @pytest.fixture

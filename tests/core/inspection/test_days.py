@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from persist_core.clock import ManualClock
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.contents.parts import errs_schema, updates_schema
 from persist_core.handles.client import PersistClient
@@ -24,6 +23,7 @@ from persist_core.sources.source import ConsumedInput
 from persist_core.time_text import DAY_MS, parse_time
 from tests.core.sources.drop_folder import collection, drop
 from tests.plain_commit import ErrUpdate, Update, commit
+from tests.virtual import ManualClock
 
 KEYED = CollectionSchema(key=(Column("id", "bigint", nullable=False),), values=(Column("name", "string"),))
 FIRST = parse_time("2026-01-01")

@@ -11,7 +11,6 @@ import pytest
 
 from persist_core.alerts.facts import problems_of
 from persist_core.checkpoint.publish import publish_missing
-from persist_core.clock import ManualClock
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.compaction.plan import next_merge
 from persist_core.contents.batch import BatchDescription
@@ -29,6 +28,7 @@ from persist_core.shard.receive import move_away
 from persist_core.shard.state import UpperMismatch
 from persist_core.time_text import parse_time
 from tests.plain_commit import commit
+from tests.virtual import ManualClock
 
 DAY = 86_400_000
 DAY_1 = parse_time("2026-01-01")

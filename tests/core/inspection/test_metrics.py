@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from persist_core.clock import ManualClock
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.facts import ATTENTION
@@ -32,6 +31,7 @@ from persist_core.time_text import parse_time
 from tests import real_parts
 from tests.core.world import SCHEMA
 from tests.plain_commit import commit
+from tests.virtual import ManualClock
 
 DAY = 86_400_000
 DAY_1 = parse_time("2026-01-01")

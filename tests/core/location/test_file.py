@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from persist_core.clock import ManualClock, SystemClock
+from persist_core.clock import SystemClock
 from persist_core.errors import Determinate, Indeterminate, InvalidName, StorageError
 from persist_core.location import BlobMetadata, FileBlob
 from persist_core.location.file.blob import MAX_RENAME_ATTEMPTS, ORPHAN_AGE_MS, TEMPORARY
+from tests.virtual import ManualClock
 
 HOUR_MS = 3_600_000
 

@@ -11,9 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from persist_core.clock import ManualClock
 from persist_core.errors import InvalidName, InvalidSeqNo
-from persist_core.ids import SeededIds
 from persist_core.location import (
     MAX_SEQNO,
     Blob,
@@ -26,6 +24,7 @@ from persist_core.location import (
     VersionedData,
     open_blob,
 )
+from tests.virtual import ManualClock, SeededIds
 
 CONSENSUS_KEYS = st.sampled_from(["k", "K", "k ", "k/1", "\u00e9"])
 SEQNOS = st.one_of(st.integers(0, 12), st.sampled_from([MAX_SEQNO - 1, MAX_SEQNO]))

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from persist_core.clock import ManualClock
 from persist_core.errors import Corruption, Determinate, Indeterminate, InvalidUri, StorageError, UnknownVersion
-from persist_core.ids import RandomIds, SeededIds
+from persist_core.ids import RandomIds
 from persist_core.location import CaSResult, S3Consensus, VersionedData, open_consensus
 from persist_core.location.s3.consensus import KEEP_MS, TRUST_MS
 from persist_core.location.s3.log import MAX_TRIES
@@ -20,6 +19,7 @@ from persist_core.location.s3.probe import probe_once
 from tests.core.location.s3_wire import Lost, Meanwhile, Wire
 from tests.servers.s3 import S3Server
 from tests.servers.s3_raw import raw_folder, raw_names
+from tests.virtual import ManualClock, SeededIds
 
 COMMITTED, MISMATCH = CaSResult.COMMITTED, CaSResult.EXPECTATION_MISMATCH
 HOUR_MS = 3_600_000

@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 from botocore.awsrequest import AWSResponse
 
-from persist_core.clock import ManualClock
 from persist_core.errors import StorageError
-from persist_core.ids import SeededIds
 from persist_core.location import CaSResult, S3Consensus, VersionedData, s3_settings
 from persist_core.location.s3 import consensus as s3_consensus
 from persist_core.location.s3.uri import S3Settings
@@ -27,6 +25,7 @@ from tests.sampling import is_long
 from tests.servers.s3 import S3Server
 from tests.sim.linearize import Recorder, explain, find_order
 from tests.sim.turns import Pause, SteppedConsensus, take_turns
+from tests.virtual import ManualClock, SeededIds
 
 FAULTS = 0.25  # the share of requests with a fault
 HISTORIES = 300 if is_long() else 12

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 from botocore.awsrequest import AWSResponse
 
-from persist_core.clock import ManualClock
 from persist_core.errors import Determinate, Indeterminate
-from persist_core.ids import SeededIds
 from persist_core.location import CaSResult, S3Consensus, VersionedData, open_consensus
 from persist_core.location.s3.log import MAX_TRIES
 from tests.core.location.s3_wire import (
@@ -25,6 +23,7 @@ from tests.core.location.s3_wire import (
     unreachable,
 )
 from tests.servers.s3 import S3Server
+from tests.virtual import ManualClock, SeededIds
 
 OLD, OURS, THEIRS = VersionedData(3, b"old"), VersionedData(7, b"ours"), VersionedData(9, b"theirs")
 

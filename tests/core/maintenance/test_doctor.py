@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from persist_core.cli.main import run_command
-from persist_core.clock import Clock, ManualClock, SystemClock
+from persist_core.clock import Clock, SystemClock
 from persist_core.errors import Determinate, Indeterminate
-from persist_core.ids import SeededIds
 from persist_core.location import (
     Blob,
     BlobMetadata,
@@ -32,6 +31,7 @@ from tests.servers.postgres import PgBouncer, PostgresServer, start_postgres
 from tests.servers.postgres_store import PostgresStore
 from tests.suites.consensus_conformance import fill
 from tests.suites.faults import Outcome, ScriptedFaults, UnreliableConsensus
+from tests.virtual import ManualClock, SeededIds
 
 CLOCK: Clock = SystemClock()
 ONE = VersionedData(1, b"one")

@@ -9,12 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persist_core.clock import ManualClock
 from persist_core.contents.batch import BatchDescription, SourceFrontier
 from persist_core.contents.parts import PARQUET, errs_schema, updates_schema
 from persist_core.errors import CorruptArtifact, Indeterminate
 from persist_core.handles.client import PersistClient
-from persist_core.ids import SeededIds
 from persist_core.location.blob import BlobMetadata
 from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
@@ -28,6 +26,7 @@ from tests.core.handles.test_read import SCHEMA, history
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.plain_commit import table_of
 from tests.sim.simulator.write_stage import ArrowParts
+from tests.virtual import ManualClock, SeededIds
 
 Row = tuple[Any, ...]
 

@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from persist_core.cli.main import run_command
-from persist_core.clock import ManualClock
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.compaction.plan import next_merge
 from persist_core.gc.collect import GRACE_MS, INTENT_MS
 from persist_core.handles.client import PersistClient
 from persist_core.handles.history import set_history
-from persist_core.ids import SeededIds
 from persist_core.inspection.debt import TASK_BATCHES, TASK_ROWS, TASK_SINCE_MS, Debt, DueMerge, debt_of, whole_debt_of
 from persist_core.keys import part_key
 from persist_core.location.mem import MemBlob, MemConsensus
@@ -27,6 +25,7 @@ from tests.core.compaction.histories import KEYED, History
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.oracle.upsert import Record
 from tests.plain_commit import commit
+from tests.virtual import ManualClock, SeededIds
 
 
 def shard_with(batches: int) -> History:

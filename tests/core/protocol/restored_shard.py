@@ -13,13 +13,11 @@ from typing import Any
 import pyarrow as pa
 
 from persist_core.checkpoint.checkpointer import Checkpointer
-from persist_core.clock import ManualClock
 from persist_core.config.collection import CollectionConfig
 from persist_core.contents.batch import STASH_OPERATOR, BatchDescription
 from persist_core.contents.operator_state import OperatorState, StateArtifact
 from persist_core.contents.parts import errs_schema, updates_schema
 from persist_core.handles.client import PersistClient
-from persist_core.ids import SeededIds
 from persist_core.keys import part_key
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
@@ -46,6 +44,7 @@ from tests.oracle.consolidate import Err, Slot, UpsertDiff, Value, as_of, canoni
 from tests.oracle.strategies import SCHEMA
 from tests.oracle.upsert import Record, drain_sealed_input
 from tests.sim.simulator.write_stage import ArrowParts
+from tests.virtual import ManualClock, SeededIds
 
 SHARD = "things"
 KEEP_ALL = {"keep_last": 1000, "snapshot_every": 3}

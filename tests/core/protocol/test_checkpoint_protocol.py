@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from persist_core.clock import ManualClock
 from persist_core.config.collection import CollectionConfig
 from persist_core.contents.batch import STASH_OPERATOR, BatchDescription
 from persist_core.contents.operator_state import OperatorState, StateArtifact
 from persist_core.errors import CorruptArtifact
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import stage_manifest
-from persist_core.ids import SeededIds
 from persist_core.keys import part_key
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
@@ -23,6 +21,7 @@ from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted
 from persist_core.shard.state import Committed
+from tests.virtual import ManualClock, SeededIds
 
 SNAPSHOT_EVERY = 4
 

@@ -11,20 +11,19 @@ import pyarrow as pa
 import pytest
 
 from persist_core.checkpoint import publish
-from persist_core.clock import ManualClock
 from persist_core.config.collection import CollectionConfig
 from persist_core.contents.batch import BatchDescription
 from persist_core.contents.parts import updates_schema
 from persist_core.errors import AlreadyCommitted, InvalidInput, OutdatedDescription, SchemaMismatch
 from persist_core.frontier import CLOSED, Frontier
 from persist_core.handles.client import PersistClient
-from persist_core.ids import SeededIds
 from persist_core.location.open import OpenLocation, open_blob, open_consensus
 from persist_core.protocol import stages
 from persist_core.protocol.conflicts import list_conflicts
 from persist_core.protocol.stages import Conflict, Minted, NothingToDo
 from persist_core.shard.state import Committed
 from persist_core.sources.input_file import FrozenInput
+from tests.virtual import ManualClock, SeededIds
 
 DAY_MS = 86_400_000
 

@@ -12,7 +12,6 @@ from persist_core.compaction.merge import Merge, merge_here
 from persist_core.contents.batch import STASH_OPERATOR
 from persist_core.errors import InvalidInput, RunFailed, StorageError
 from persist_core.handles.client import PersistClient
-from persist_core.ids import SeededIds
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
@@ -27,6 +26,7 @@ from tests.dying_store import Crash, DyingStore
 from tests.oracle.upsert import Record
 from tests.sim.simulator.write_stage import ArrowParts
 from tests.suites.faults import FaultRates, SeededFaults, UnreliableBlob, UnreliableConsensus
+from tests.virtual import SeededIds
 
 A, B, C = ("eu", 1), ("eu", 2), ("", 0)
 MAX_CALLS = 200

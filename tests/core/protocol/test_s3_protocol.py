@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from persist_core.handles.client import PersistClient
-from persist_core.ids import SeededIds
 from persist_core.location import PersistLocation, S3Consensus, open_location
 from persist_core.location.s3.probe import probe_once
 from persist_core.maintenance.fsck import fsck
@@ -19,6 +18,7 @@ from persist_core.shard.state import Committed
 from tests.core.location.s3_wire import Wire
 from tests.core.protocol.test_protocol import DAY_MS, World
 from tests.servers.s3 import S3Server
+from tests.virtual import SeededIds
 
 DAYS = 5
 

@@ -7,7 +7,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persist_core.clock import ManualClock
 from persist_core.config.view import ViewConfig
 from persist_core.contents.batch import BatchCounts, BatchDescription, BatchManifest
 from persist_core.contents.parts import updates_schema
@@ -16,7 +15,6 @@ from persist_core.frontier import CLOSED, Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.history import advance_since, set_history
 from persist_core.handles.write import manifest_for, stage_manifest
-from persist_core.ids import SeededIds
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.drop import create_again, drop
@@ -30,6 +28,7 @@ from persist_core.shard.state import Committed
 from persist_core.sources.frozen import load_frozen
 from persist_core.sources.shards import FrozenShards, Refreshed, ShardSource, check_closable
 from persist_core.time_text import MAX_TIME
+from tests.virtual import ManualClock, SeededIds
 
 SCHEMA = CollectionSchema(key=(), values=(Column("n", "bigint"),))
 

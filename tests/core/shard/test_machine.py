@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from persist_core.clock import ManualClock, SystemClock
+from persist_core.clock import SystemClock
 from persist_core.contents.batch import BatchCounts, BatchManifest
 from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import Corruption, Determinate, Indeterminate, ShardNotFound, StorageError
 from persist_core.frontier import Frontier
-from persist_core.ids import RandomIds, SeededIds
+from persist_core.ids import RandomIds
 from persist_core.location.consensus import CaSResult, VersionedData
 from persist_core.location.mem import MemConsensus
 from persist_core.shard import state as transitions
@@ -22,6 +22,7 @@ from persist_core.shard.machine import Machine
 from persist_core.shard.register import MAX_STORE_TRIES
 from persist_core.shard.state import Committed, ShardState, UpperMismatch
 from tests.core.world import KEYS
+from tests.virtual import ManualClock, SeededIds
 
 SCHEMA = SchemaVersions().placed(KEYS)
 

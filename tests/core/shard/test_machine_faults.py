@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from persist_core.clock import ManualClock
 from persist_core.contents.batch import BatchCounts, BatchManifest
 from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import StorageError
-from persist_core.ids import SeededIds
 from persist_core.location import MemConsensus
 from persist_core.shard import state as transitions
 from persist_core.shard.machine import Machine
@@ -20,6 +18,7 @@ from persist_core.shard.state import Committed, UpperMismatch
 from tests.core.world import KEYS
 from tests.sim.turns import Pause, SteppedConsensus, take_turns
 from tests.suites.faults import FaultRates, Outcome, SeededFaults, UnreliableConsensus
+from tests.virtual import ManualClock, SeededIds
 
 SCHEMA = SchemaVersions().placed(KEYS)
 WRITERS = 3

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from persist_core.clock import ManualClock
 from persist_core.ids import Ids
+from tests.virtual import ManualClock
 
 _OFFSETS_MS = (0, 1_000, -1_000, 3_600_000, -3_600_000, 5 * 86_400_000, -5 * 86_400_000, 400 * 86_400_000)
 _RATE = 0.05  # of readings that find another offset

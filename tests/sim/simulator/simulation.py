@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from persist_core.checkpoint.checkpointer import Checkpointer
-from persist_core.clock import Clock, ManualClock
+from persist_core.clock import Clock
 from persist_core.contents.batch import BatchDescription
 from persist_core.errors import OutdatedDescription
 from persist_core.frontier import Frontier
@@ -65,6 +65,7 @@ from tests.sim.simulator.world import (
     linger,
 )
 from tests.sim.simulator.write_stage import ArrowParts
+from tests.virtual import ManualClock
 
 START_MS = 1_700_000_000_000
 SLOW_MINT_MS = 600_000

@@ -13,13 +13,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from persist_core.clock import Clock, ManualClock
+from persist_core.clock import Clock
 from persist_core.config.collection import CollectionConfig
-from persist_core.ids import SeededIds
 from persist_core.sources.natural_order import natural_key
 from tests.oracle.consolidate import Slot, Value
 from tests.oracle.upsert import TOMBSTONE, TRUNCATE, Record
 from tests.sim.simulator.script import Scenario
+from tests.virtual import ManualClock, SeededIds
 
 SHARD = "things"
 INTERVAL_ENDS = (15, 30, 40)  # of the dag runs; times are small so that records meet
