@@ -179,6 +179,11 @@ def show_duration(duration_ms: int, *, units: int = 2) -> str:
     return " ".join(f"{count} {unit}" for count, unit in named if count) or "0 seconds"
 
 
+def show_ago(time: int, now_ms: int) -> str:
+    """`3 hours ago`, `2 days ahead`: the largest unit alone."""
+    return f"{show_duration(abs(now_ms - time), units=1)} {'ago' if time <= now_ms else 'ahead'}"
+
+
 def format_time(time: int) -> str:
     """`time` (ms) as ISO 8601 in UTC, or as the integer if ISO has no year for it. `parse_time` reads it back."""
     if time > LAST_ISO_MS:

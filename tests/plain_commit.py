@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
 from persist_core.contents.batch import BatchDescription
 from persist_core.contents.parts import errs_schema, updates_schema
+from persist_core.contents.stats import BatchWarning
 from persist_core.handles.client import PersistClient
 from persist_core.schema import ERR_POSITION, CollectionSchema
 from persist_core.shard.state import Committed
@@ -27,6 +29,7 @@ def commit(
     *,
     writer: str = "rogue",
     stats: Mapping[str, int] | None = None,
+    warnings: tuple[BatchWarning, ...] = (),
 ) -> None:
     """One batch from the shard's upper up to `upper`. `stats`: what its manifest says that the run counted."""
     state = client.ensure_shard(shard)
@@ -57,6 +60,8 @@ def commit(
         pa.Table.from_pylist(bad, schema=narrow),
         stats=stats,
     )
+    if warnings:
+        client.blob.set(key, replace(client.staged_manifest(key), warnings=warnings).encode())
     assert isinstance(handle.compare_and_append(client.staged_manifest(key), key), Committed)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from persist_core.alerts.record import LastCheck, ShardWatch
-from persist_core.config.thresholds import CONDITIONS, CONFLICTS, ERRORS, FILE, FRESHNESS, FSCK, STASH_AGE
+from persist_core.config.thresholds import CONDITIONS, CONFLICTS, ERRORS, FILE, FRESHNESS, FSCK, STASH_AGE, WARNINGS
 from persist_core.time_text import DAY_MS
 
 CONFLICTS_MS = DAY_MS  # conflicts are counted over so long
@@ -17,10 +17,10 @@ class Health:
     """Findings about one shard. Times are in ms.
 
     `upper` is `None` if it is closed, and 0 before the first commit. `has_commit` is False also if the shard does not
-    exist. `has_stash`: records wait for their time. `conflicts`: of the last day. `findings` counts damage,
-    with the result of the last fsck only after `checked`. Other counts that are `None` are
-    unknown. `is_defined`: its file is correct; if not, nothing else is known. `notes` says more about a
-    condition, for people.
+    exist. `has_stash`: records wait for their time. `warnings`: of the newest run. `conflicts`: of the last day.
+    `findings` counts damage, with the result of the last fsck only after `checked`. Other counts that are `None` are
+    unknown. `is_defined`: its file is correct; if not, nothing else is known. `notes` says more about a condition, for
+    people.
     """
 
     shard: str
@@ -30,6 +30,7 @@ class Health:
     is_defined: bool = True
     has_stash: bool = False
     errors: int | None = 0
+    warnings: int | None = None
     conflicts: int | None = 0
     findings: int | None = None
     committed_ms: int | None = None
@@ -55,6 +56,7 @@ def values_of(health: Health, watch: ShardWatch, now_ms: int) -> dict[str, int |
     return {
         FRESHNESS: _lateness(health, watch.unwritten_ms or now_ms, now_ms),
         ERRORS: health.errors,
+        WARNINGS: health.warnings,
         STASH_AGE: max(0, now_ms - (watch.stash_ms or now_ms)) if health.has_stash else 0,
         CONFLICTS: health.conflicts,
         FSCK: findings,

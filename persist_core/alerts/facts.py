@@ -22,10 +22,12 @@ Urgency = Literal["fail", "warn", "note"]
 URGENCIES: tuple[Urgency, ...] = ("fail", "warn", "note")  # the most urgent first
 _WORDS: dict[str, tuple[Urgency, str, str]] = {
     "unreadable": ("fail", "unreadable", "The state can't be read: run persist fsck"),
+    "damaged": ("fail", "damaged", "A manifest or record can't be read, the page says which: run persist fsck"),
     "future_upper": ("fail", "upper in the future", "The shard accepts nothing before its upper"),
     "failed": ("fail", "last run failed", "The newest dag run of a DAG that writes the shard failed"),
     "behind": ("warn", "behind", "The upper is behind the DAG's schedule"),
     "errors": ("warn", "errors", "Records that could not be decoded are alive"),
+    "warnings": ("warn", "warnings", "Rows of the newest run fail a check, or had a bad value set to null"),
     "conflicts": ("warn", "conflicts", "Appends were lost in the last 7 days; no data was"),
     "moved": ("note", "moved", "The shard was moved to another location, and accepts no commits here"),
     "paused": ("note", "paused", "A DAG that writes the shard is paused"),

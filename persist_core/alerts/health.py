@@ -1,9 +1,9 @@
 """The facts that alerts need, of many shards, and the open alerts with their values of now.
 
-    Inspector -> upper, errors, stash           (of a view or a stash also one manifest, which counts them)
+    Inspector -> upper, errors, stash, warnings     (from the state, and manifests of the newest run: most often one)
     listing of conflict records -> how many are new: their bytes are not read
 
-200 shards cost 200 heads and 200 listings, side by side.
+200 shards cost 200 heads, 200 listings and the newest manifests, side by side.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from persist_core.alerts.board import WatchBoard
 from persist_core.alerts.conditions import CONFLICTS_MS, Health
 from persist_core.alerts.facts import AlertFacts, alerts_at
 from persist_core.config.collection import FILES
-from persist_core.config.thresholds import ERRORS, FSCK
+from persist_core.config.thresholds import ERRORS, FSCK, WARNINGS
 from persist_core.contents.err_groups import lines_of
 from persist_core.errors import Corruption, ShardNotFound
 from persist_core.handles.client import PersistClient
@@ -57,6 +57,8 @@ def _health(inspector: Inspector, shard: str) -> Health | None:
     notes = {FSCK: found.error} if found.error else {}
     if found.errors:
         notes |= _note(inspector.client, inspector.state(shard))
+    if found.warnings:
+        notes[WARNINGS] = ", ".join(f"{each.name}: {each.count}" for each in inspector.warnings(shard))
     newest = found.newest_commit
     return Health(
         shard,
@@ -64,6 +66,7 @@ def _health(inspector: Inspector, shard: str) -> Health | None:
         has_commit=newest is not None,
         has_stash=found.stash != 0,
         errors=found.errors,
+        warnings=found.warnings,
         conflicts=_recent_conflicts(inspector.client, shard),
         findings=1 if found.error else None,
         committed_ms=newest.committed_ms if newest else None,

@@ -6,7 +6,17 @@ from dataclasses import dataclass
 
 from persist_core.alerts.conditions import Health
 from persist_core.alerts.record import Alert, Notice, NoticeKind
-from persist_core.config.thresholds import CONFLICTS, DURATIONS, ERRORS, FILE, FRESHNESS, FSCK, STASH_AGE, Level
+from persist_core.config.thresholds import (
+    CONFLICTS,
+    DURATIONS,
+    ERRORS,
+    FILE,
+    FRESHNESS,
+    FSCK,
+    STASH_AGE,
+    WARNINGS,
+    Level,
+)
 from persist_core.time_text import format_time, show_duration
 
 GUIDE = "docs/operations.md"  # where the documents are, unless a project says otherwise
@@ -37,6 +47,13 @@ _TEXTS = {
         "records-that-could-not-be-decoded",
         "{shard} holds {value} records that could not be decoded (limit {limit}).",
         "{shard}: errors are below the limit again, {value} now.",
+    ),
+    WARNINGS: _Texts(
+        "warnings in the newest run",
+        "persist describe {shard}",
+        "warnings",
+        "{shard}: {value} rows of the newest run have a warning (limit {limit}).",
+        "{shard}: warnings of the newest run are below the limit again, {value} now.",
     ),
     STASH_AGE: _Texts(
         "records wait in the stash",

@@ -22,7 +22,7 @@ from persist_core.maintenance import actions
 from persist_core.protocol.conflicts import ConflictRecord
 from persist_core.schema import CollectionSchema, show_order
 from persist_core.shard.history import HISTORY
-from persist_core.time_text import format_time, show_time
+from persist_core.time_text import format_time, show_ago, show_time
 
 UNREADABLE = "the manifest can't be read"
 _CONFLICTS: output.Columns[ConflictRecord] = (
@@ -42,24 +42,38 @@ def shards(session: Session) -> None:
     if session.as_json:
         output.print_ndjson(asdict(each) for each in found)
         return
+    now_ms = session.client.clock.now_ms()
     rows = [
-        (s.shard, s.error, *[""] * 8)
+        (s.shard, s.error, *[""] * 9)
         if "unreadable" in s.attention
         else (
             s.shard,
             s.kind,
             show_time(s.upper),
+            "" if s.lag_ms is None else show_ago(now_ms - s.lag_ms, now_ms),
             s.rows if s.rows is not None else "unknown",
             s.errors if s.errors is not None else "unknown",
             s.stash if s.stash is not None else "unknown",
             s.batches,
             show_bytes(s.size_bytes),
-            format_time(s.newest_commit.committed_ms) if s.newest_commit else "never",
+            show_ago(s.newest_commit.committed_ms, now_ms) if s.newest_commit else "never",
             ", ".join(s.attention),
         )
         for s in found
     ]
-    columns = ("shard", "kind", "upper", "rows", "errors", "stash", "batches", "size", "last commit", "attention")
+    columns = (
+        "shard",
+        "kind",
+        "upper",
+        "age",
+        "rows",
+        "errors",
+        "stash",
+        "batches",
+        "size",
+        "last commit",
+        "attention",
+    )
     output.print_table(columns, rows, empty=session.no_shards)
 
 
@@ -72,7 +86,7 @@ def describe(session: Session, shard: str) -> None:
     if session.as_json:
         output.print_json(asdict(found))
         return
-    output.print_facts(_facts(found))
+    output.print_facts(_facts(found, session.client.clock.now_ms()))
     if found.schema is not None:
         keys, values = found.schema["key"], found.schema["values"]
         rows = [(c["name"], c["type"], "key") for c in keys]
@@ -80,12 +94,15 @@ def describe(session: Session, shard: str) -> None:
         output.print_table(("column", "type", ""), rows)
 
 
-def _facts(found: ShardDescription) -> Iterable[tuple[str, str]]:
+def _facts(found: ShardDescription, now_ms: int) -> Iterable[tuple[str, str]]:
     yield "shard", f"{found.shard} ({found.kind})"
     if found.moved_to is not None:
         yield "moved to", f"{found.moved_to}; it accepts no commits here"
     yield "since", show_time(found.since)
-    yield "upper", show_time(found.upper)
+    yield (
+        "upper",
+        show_time(found.upper) + ("" if found.lag_ms is None else f", {show_ago(now_ms - found.lag_ms, now_ms)}"),
+    )
     grows = " (every change is kept, so stored bytes grow; `history: 30 days` in its file limits that)"
     yield "history", found.history + (grows if found.history_ms is None else "")
     if found.held_back_by is not None:
@@ -98,27 +115,30 @@ def _facts(found: ShardDescription) -> Iterable[tuple[str, str]]:
     yield "batches", f"{found.batches}, {found.updates} updates, {show_bytes(found.size_bytes)}"
     counts = {"rows": found.rows, "errors": found.errors, "in the stash": found.stash}
     yield "contents", ", ".join(f"{'unknown' if n is None else n} {what}" for what, n in counts.items())
-    yield "last commit", _last(found.newest_commit)
+    for each in found.warned:
+        yield "warning", f"{each} (in the newest run)"
+    yield "last commit", _last(found.newest_commit, now_ms)
     yield "maintenance", _due(found)
     yield "state", f"version {found.seqno}"
     for name, progress in found.sources.items():
         yield f"source {name}", _progress(progress)
-    for each in found.held:
-        if each.kind == "fork":
-            yield f"fork {each.holder}", each.about
-        elif each.kind != HISTORY:
-            ends = "" if each.expires_ms is None else f", until {format_time(each.expires_ms)}"
-            yield f"{each.kind} {each.holder}", f"holds {show_time(each.since)}{ends}"
+    for held in found.held:
+        if held.kind == "fork":
+            yield f"fork {held.holder}", held.about
+        elif held.kind != HISTORY:
+            ends = "" if held.expires_ms is None else f", until {format_time(held.expires_ms)}"
+            yield f"{held.kind} {held.holder}", f"holds {show_time(held.since)}{ends}"
     if found.attention:
         yield "attention", ", ".join(found.attention)
     if found.error:
         yield "not readable", found.error
 
 
-def _last(commit: LastCommit | None) -> str:
+def _last(commit: LastCommit | None, now_ms: int) -> str:
     if commit is None:
         return "never"
-    return f"{format_time(commit.committed_ms)} by {commit.writer}, checkpoint {commit.checkpoint_id}"
+    made = f"{format_time(commit.committed_ms)}, {show_ago(commit.committed_ms, now_ms)}"
+    return f"{made}, by {commit.writer}, checkpoint {commit.checkpoint_id}"
 
 
 def _due(found: ShardDescription) -> str:

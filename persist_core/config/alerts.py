@@ -3,6 +3,7 @@
     freshness: {warn: 2h, fail: 6h}        how far the upper may be behind the clock
     alerts:
       errors: {warn: 1, fail: 1000}        errors alive
+      warnings: {warn: 1}                  rows of the newest run with a warning
       stash_age: {warn: 7 days}            how long records have been waiting in the stash
       conflicts: {warn: 5, fail: 50}       lost appends in 24 hours
       fsck: off                            findings of the last fsck
@@ -100,6 +101,7 @@ class AlertsConfig(ConfigModel):
     """The thresholds of the conditions other than freshness. What is left out has the project's, or the default."""
 
     errors: CountThreshold | None = None
+    warnings: CountThreshold | None = None
     stash_age: DurationThreshold | None = None
     conflicts: CountThreshold | None = None
     fsck: CountThreshold | None = None

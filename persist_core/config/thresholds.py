@@ -12,11 +12,12 @@ Level = Literal["warn", "fail"]
 
 FRESHNESS = "freshness"
 ERRORS = "errors"
+WARNINGS = "warnings"
 STASH_AGE = "stash_age"
 CONFLICTS = "conflicts"
 FSCK = "fsck"
 FILE = "file"
-CONDITIONS = (FRESHNESS, ERRORS, STASH_AGE, CONFLICTS, FSCK, FILE)
+CONDITIONS = (FRESHNESS, ERRORS, WARNINGS, STASH_AGE, CONFLICTS, FSCK, FILE)
 DURATIONS = (FRESHNESS, STASH_AGE)  # their values are milliseconds; the others are counts
 
 
@@ -43,6 +44,7 @@ OFF = Threshold()
 DEFAULTS: Mapping[str, Threshold] = {
     FRESHNESS: OFF,  # only users know how late a feed may be
     ERRORS: Threshold(warn=1),
+    WARNINGS: Threshold(warn=1),  # the rows are in the table: a fail only where a user sets one
     STASH_AGE: Threshold(warn=7 * DAY_MS),
     CONFLICTS: Threshold(warn=5, fail=50),  # a single one is harmless
     FSCK: Threshold(fail=1),

@@ -1,7 +1,7 @@
 """The calendar of a shard: one `DayFacts` for each day that its commits, its input and its schedule cover. Pure.
 
-A day is a UTC day. Its files have its date in their path; if the source has no dates in its paths, the commits of the
-day have read them. What a day is:
+A day is one of the collection's time zone, so it may have 23 or 25 hours. Its files have its date in their path; if
+the source has no dates in its paths, the commits of the day have read them. What a day is:
 
     failed      the day is over, no commit covers it, and its dag run failed
     missing     the day is over, and no commit covers it; or other days have dated files, and this one has none
@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 from persist_core.inspection.facts import CommitFacts, DayFacts, DayState, FileFacts
 from persist_core.sources.source import ConsumedInput
-from persist_core.time_text import DAY_MS
+from persist_core.time_text import DAY_MS, UTC_ZONE, first_instant, local_of
 
 MAX_DAYS = 366
 MAX_FILES = 20  # names of one day; the rest are counted
@@ -35,12 +36,20 @@ class Loaded:
 
 
 def days_of(
-    loads: Sequence[Loaded], *, upper: int | None, due: int, now_ms: int, failed: Collection[int] = (), limit: int
+    loads: Sequence[Loaded],
+    *,
+    upper: int | None,
+    due: int,
+    now_ms: int,
+    limit: int,
+    failed: Collection[int] = (),
+    zone: str = UTC_ZONE,
 ) -> tuple[DayFacts, ...]:
     """The newest `limit` days up to today, oldest first; none for a shard whose times are not clock times.
 
     `loads` are the newest commits, oldest first. `upper` is the shard's (`None`: closed). `due`: all days that end at
-    or before it should be covered by now. `failed` has the start of each day whose newest dag run failed.
+    or before it should be covered by now. `failed` has the start of each day whose newest dag run failed. `zone` is the
+    collection's: see `day_of`.
     """
     timed = [load for load in loads if load.commit.upper is None or load.commit.upper >= DAY_MS]
     if not timed:
@@ -49,22 +58,23 @@ def days_of(
     by_day: dict[int, list[Loaded]] = defaultdict(list)
     files: dict[int, list[tuple[ConsumedInput, CommitFacts]]] = defaultdict(list)
     for load in timed:
-        own = _day(load.commit.committed_ms if load.commit.upper is None else load.commit.upper - 1)
+        own = day_of(load.commit.committed_ms if load.commit.upper is None else load.commit.upper - 1, zone)
         by_day[own].append(load)
         for each in load.inputs:
-            files[own if each.date_ms is None else _day(each.date_ms)].append((each, load.commit))
+            files[own if each.date_ms is None else day_of(each.date_ms, zone)].append((each, load.commit))
     covered = now_ms if upper is None else upper
-    today = _day(now_ms)
-    first = max(min([*by_day, *files]), today - (limit - 1) * DAY_MS)
+    today = day_of(now_ms, zone)
+    day = max(min([*by_day, *files]), _moved(today, 1 - limit, zone))
     shown = []
-    for day in range(first, today + DAY_MS, DAY_MS):
+    while day <= today:  # at most `limit` days
+        end = _moved(day, 1, zone)
         commits = [load.commit for load in by_day.get(day, ())]
         found = files.get(day, [])
-        late = sum(commit.lower >= day + DAY_MS for _, commit in found)
-        is_covered = covered >= day + DAY_MS
+        late = sum(commit.lower >= end for _, commit in found)
+        is_covered = covered >= end
         state: DayState
         if not is_covered:
-            state = "failed" if day in failed else "missing" if day + DAY_MS <= due else "open"
+            state = "failed" if day in failed else "missing" if end <= due else "open"
         elif any(commit.restored_from for commit in commits):
             state = "corrected"
         elif is_dated and not found:
@@ -73,12 +83,24 @@ def days_of(
             state = "late" if late else "loaded"
         counts = {name: sum(getattr(commit, name) or 0 for commit in commits) for name in _COUNTS}
         named = tuple(
-            FileFacts(each.name, each.size_bytes, commit.committed_ms, commit.lower >= day + DAY_MS)
+            FileFacts(each.name, each.size_bytes, commit.committed_ms, commit.lower >= end)
             for each, commit in found[:MAX_FILES]
         )
-        shown.append(DayFacts(day, state, len(commits), **counts, files=named, files_total=len(found), files_late=late))
+        date = local_of(day, zone).date().isoformat()
+        shown.append(
+            DayFacts(
+                date, day, end, state, len(commits), **counts, files=named, files_total=len(found), files_late=late
+            )
+        )
+        day = end
     return tuple(shown)
 
 
-def _day(time_ms: int) -> int:
-    return time_ms - time_ms % DAY_MS
+def day_of(time_ms: int, zone: str) -> int:
+    """The first instant of the day in which the clocks of `zone` are at `time_ms`."""
+    return first_instant(local_of(time_ms, zone).replace(hour=0, minute=0, second=0, microsecond=0), zone)
+
+
+def _moved(day: int, days: int, zone: str) -> int:
+    date = local_of(day, zone).replace(hour=0, minute=0, second=0, microsecond=0)
+    return first_instant(date + timedelta(days=days), zone)

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from persist_core.contents.err_groups import ErrGroup
+from persist_core.contents.stats import BatchWarning
 from persist_core.inspection.debt import DueMerge
 from persist_core.inspection.holders import Holders
 
 UNREADABLE = "unreadable"
-ATTENTION = (UNREADABLE, "errors", "conflicts", "future_upper", "moved")  # the words of `ShardSummary.attention`
+# The words of `ShardSummary.attention`.
+ATTENTION = (UNREADABLE, "damaged", "errors", "warnings", "conflicts", "future_upper", "moved")
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,13 @@ class ShardSummary:
 
     `kind` is `collection`, `view`, `dropped`, or `other` (no source yet). `forked_from` is the shard that owns files
     of this one; `moved_to` is the location that has taken its place and accepts its commits. `rows` and `errors`
-    count what the newest contents hold; `stash` counts records that wait for their time. `lag_ms` is how far the
-    upper is behind the clock. `conflicts_7d` counts lost appends of the last 7 days; `None` if there are too many to
-    read. `holders` counts leases and holds, and `held_at` is the earliest time that they keep. `attention` has a word
-    for each problem: `unreadable`, `errors`, `conflicts`, `future_upper`, or only `moved`: the other location has its
-    problems. `error` says what could not be read; with `unreadable` all other facts are `None`, 0 or empty.
+    count what the newest contents hold; `stash` counts records that wait for their time; `warnings` counts rows of the
+    newest run that fail a check or had a bad value set to null. `lag_ms` is how far the upper is behind the clock.
+    `conflicts_7d` counts lost appends of the last 7 days; `None` if there are too many to read. `holders` counts leases
+    and holds, and `held_at` is the earliest time that they keep. `attention` has a word for each problem: `unreadable`,
+    `damaged`, `errors`, `warnings`, `conflicts`, `future_upper`, or only `moved`: the other location has its problems.
+    `error` says what could not be read: with `unreadable` the state, and all other facts are `None`, 0 or empty; with
+    `damaged` something else.
     """
 
     shard: str
@@ -58,6 +62,7 @@ class ShardSummary:
     rows: int | None = None
     errors: int | None = None
     stash: int | None = None
+    warnings: int | None = None
     updates: int = 0
     batches: int = 0
     size_bytes: int = 0
@@ -77,12 +82,14 @@ class ShardDescription(Holders, ShardSummary):
     """One shard: the fields of its summary and of its holders, and what a page about it needs besides lists.
 
     `schema` is `CollectionSchema.to_json()`. `sources` is the progress by source, with long lists as their length.
-    `definition` is a view's, as its newest refresh had it (SQL or `module:function`).
+    `definition` is a view's, as its newest refresh had it (SQL or `module:function`). `warned` are the warnings of the
+    newest run; their samples are keys and values of rows.
     """
 
     schema: Mapping[str, Any] | None = None
     sources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     definition: str | None = None
+    warned: tuple[BatchWarning, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -145,12 +152,14 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class DayFacts:
-    """One UTC day of a shard: its state, the sums of its commits, and its files.
+    """One day of a shard: its date and bounds in the shard's time zone, its state, the sums of its commits, its files.
 
     A commit belongs to the day of the last time that it covers. `files` has the first 20; `files_total` counts all.
     """
 
+    date: str
     day_ms: int
+    end_ms: int
     state: DayState
     commits: int
     inserts: int = 0

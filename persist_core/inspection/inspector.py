@@ -17,7 +17,8 @@ from threading import Lock
 
 from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.checkpoint.manifest import CheckpointManifest
-from persist_core.contents.batch import BatchManifest, SourceFrontier, last_time
+from persist_core.contents.batch import BatchManifest, HollowBatch, SourceFrontier, last_time
+from persist_core.contents.stats import BatchWarning
 from persist_core.errors import CorruptArtifact, Corruption, ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.handles.side_by_side import side_by_side
@@ -34,6 +35,7 @@ from persist_core.inspection.facts import (
     StoredBytes,
 )
 from persist_core.inspection.holders import list_holders
+from persist_core.inspection.newest import newest_of
 from persist_core.keys import check_shard_name, owner_of
 from persist_core.location.consensus import VersionedData
 from persist_core.protocol.conflicts import ConflictRecord, list_conflicts
@@ -55,7 +57,7 @@ MAX_CONFLICTS = 1_000  # records of one shard that are read to count the recent 
 MAX_MANIFESTS = 4_096  # remembered
 MAX_STATES = 8  # remembered whole: the shards that users look at; one of 10,000 batches takes 10 MB
 MAX_OBJECTS = 50_000  # of one shard that are listed: 50 requests of S3
-MAX_SEALS = 8  # commits that are looked through for the newest one that counted
+MAX_CHECKED, MAX_CHECKED_OF_ONE = 4, 256  # newest batches whose manifests are read: in a list, and of one shard
 WEEK_MS = 7 * DAY_MS
 
 
@@ -121,19 +123,27 @@ class Inspector:
         definition: str | None = None
         error: str | None = None
         try:
+            side_by_side(self._manifest, state.batches[-MAX_CHECKED_OF_ONE:], threads=self._threads)
             refreshed = Refreshed.of(state.sources)
             if refreshed is not None:
                 definition = load_frozen(self.client.blob, refreshed.input_key, FrozenShards).definition
         except Corruption as damage:
             error = _said(damage)
         summary = self.summary(shard)
-        known = vars(list_holders(self.client, state)) | vars(summary) | {"error": summary.error or error}
+        error = summary.error or error
+        words = dict.fromkeys([*(["damaged"] if error else []), *summary.attention])
+        known = vars(list_holders(self.client, state)) | vars(summary) | {"error": error, "attention": tuple(words)}
         return ShardDescription(
             **known,
             schema=state.schema.to_json() if state.schema else None,
             sources=summaries.progress_of(state.sources),
             definition=definition,
+            warned=self.warnings(shard),
         )
+
+    def warnings(self, shard: str) -> tuple[BatchWarning, ...]:
+        """The warnings of the newest run; their samples are keys and values of rows."""
+        return newest_of(self.state(shard), self._manifest).warnings or ()
 
     def commits(self, shard: str, *, before: int | None = None, limit: int = DEFAULT_COMMITS) -> CommitsPage:
         """The newest commits, or the newest before version `before` of the state; at most `MAX_COMMITS`."""
@@ -245,11 +255,15 @@ class Inspector:
             return known[1]
         remembered = self._states.get(shard)
         state = remembered[1] if remembered and remembered[0] == digest else read_version(shard, head)
+        found = newest_of(state, self._manifest)
         try:
-            made = summaries.summary_of(state, self._counted(state), is_clipped=self._is_clipped(state))
-        except Corruption as error:  # of a manifest; not remembered, because it may be repaired
-            return replace(summaries.summary_of(state, None), error=_said(error))
-        self._summaries[shard] = digest, made
+            for batch in state.batches[-MAX_CHECKED:]:
+                self._manifest(batch)
+            made = summaries.summary_of(state, found, is_clipped=self._is_clipped(state))
+        except Corruption as error:
+            made = summaries.summary_of(state, replace(found, damage=_said(error)))
+        if made.error is None:  # else it may be repaired
+            self._summaries[shard] = digest, made
         return made
 
     def _head(self, shard: str) -> VersionedData:
@@ -259,15 +273,6 @@ class Inspector:
                 f"no shard {shard!r} in {self.client.location.consensus.uri}; `persist shards` lists the existing ones"
             )
         return head
-
-    def _counted(self, state: ShardState) -> BatchManifest | None:
-        """The newest manifest with the count that the summary needs. Seals count nothing, so a few may be passed."""
-        needed = summaries.needs_counts(state)
-        for commit in reversed(state.commits[-MAX_SEALS:] if needed else ()):
-            manifest = self._manifest(commit)
-            if needed in manifest.stats:
-                return manifest
-        return None
 
     def _is_clipped(self, state: ShardState) -> bool:
         """True if the fork shares only a part of a run: its counts are then the whole run's."""
@@ -296,15 +301,15 @@ class Inspector:
         except Corruption as error:
             return summaries.commit_facts(commit, None, _said(error))
 
-    def _manifest(self, commit: Commit) -> BatchManifest:
+    def _manifest(self, of: HollowBatch | Commit) -> BatchManifest:
         with self._lock:
-            known = self._manifests.get(commit.manifest_sha256)
+            known = self._manifests.get(of.manifest_sha256)
             if known is not None:
-                self._manifests.move_to_end(commit.manifest_sha256)
+                self._manifests.move_to_end(of.manifest_sha256)
                 return known
-        manifest = self.client.manifest(commit)
+        manifest = self.client.manifest(of)
         with self._lock:
-            self._manifests[commit.manifest_sha256] = manifest
+            self._manifests[of.manifest_sha256] = manifest
             while len(self._manifests) > MAX_MANIFESTS:
                 self._manifests.popitem(last=False)
         return manifest

@@ -1,4 +1,4 @@
-"""Facts about a shard from its state, and from at most one manifest. Pure.
+"""Facts about a shard from its state, and from its newest manifests. Pure.
 
 Rows and errors need no reading: the state counts insertions and retractions of each batch, and of a keyed shard their
 difference is what is there. A multiset may hold a row many times in one stored row, so there (views) the counts are
@@ -20,6 +20,7 @@ from persist_core.inspection.facts import (
     LastCommit,
     ShardSummary,
 )
+from persist_core.inspection.newest import Newest, is_multiset
 from persist_core.keys import owner_of
 from persist_core.shard.state import Commit, ShardState
 from persist_core.sources.registry import kind_of
@@ -29,14 +30,14 @@ from persist_core.time_text import DAY_MS
 FUTURE_MS = 3_600_000  # an upper further ahead than this accepts nothing until then
 
 
-def summary_of(state: ShardState, counted: BatchManifest | None, *, is_clipped: bool = False) -> ShardSummary:
-    """A summary of the state, independent of the clock. `counted` is the manifest that `needs_counts` asks for, if any.
+def summary_of(state: ShardState, found: Newest, *, is_clipped: bool = False) -> ShardSummary:
+    """A summary of the state, independent of the clock. `found` is what its newest manifests say.
 
     `is_clipped`: a fork shares a part of a run, and the state has the counts of the whole run.
     """
     newest, due = state.newest_commit, merge_due(state)
     held = [lease.since for lease in state.leases.values()] + [hold.since for hold in state.holds.values()]
-    stats = counted.stats if counted else {}
+    stats = found.counted.stats if found.counted else {}
     rows, errors = (None, None) if is_clipped else _living(state.batches)
     if is_multiset(state):
         rows, errors = stats.get("rows"), stats.get("errs")
@@ -53,6 +54,7 @@ def summary_of(state: ShardState, counted: BatchManifest | None, *, is_clipped: 
         rows=rows,
         errors=errors,
         stash=stats.get("stashed") if STASH_OPERATOR in state.operators else 0,
+        warnings=None if found.warnings is None else sum(each.count for each in found.warnings),
         updates=sum(batch.counts.updates for batch in state.batches),
         batches=len(state.batches),
         size_bytes=sum(batch.size_bytes for batch in state.batches),
@@ -62,6 +64,7 @@ def summary_of(state: ShardState, counted: BatchManifest | None, *, is_clipped: 
         holders=len(held),
         held_at=min((since.time for since in held if since.time is not None), default=None),
         inputs=tuple(sorted(refreshed.uppers)) if refreshed else (),
+        error=found.damage,
     )
 
 
@@ -72,7 +75,9 @@ def at_time(summary: ShardSummary, *, now_ms: int, conflicts_7d: int | None) -> 
         {"moved": True}
         if summary.moved_to
         else {
+            "damaged": bool(summary.error),
             "errors": bool(summary.errors),
+            "warnings": bool(summary.warnings),
             "conflicts": conflicts_7d != 0,
             "future_upper": upper is not None and upper > now_ms + FUTURE_MS,
         }
@@ -88,18 +93,6 @@ def at_time(summary: ShardSummary, *, now_ms: int, conflicts_7d: int | None) -> 
 def lag(upper: int | None, now_ms: int) -> int | None:
     """How far a clock time is behind `now_ms`; `None` for a closed upper and for counters."""
     return None if upper is None or upper < DAY_MS else max(0, now_ms - upper)
-
-
-def is_multiset(state: ShardState) -> bool:
-    """True if the shard has no key, and so may hold a row many times."""
-    return state.schema is not None and not state.schema.key
-
-
-def needs_counts(state: ShardState) -> str | None:
-    """The number in `BatchManifest.stats` that a summary needs and the state does not have, if any."""
-    if is_multiset(state):
-        return "rows"
-    return "stashed" if STASH_OPERATOR in state.operators else None
 
 
 def _living(batches: tuple[HollowBatch, ...]) -> tuple[int | None, int | None]:

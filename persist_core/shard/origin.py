@@ -59,7 +59,8 @@ class Origin:
             raise ShardMoved(
                 f"shard {shard} was moved to {self.moved_to}, by `persist copy --move`. It can be read here, and"
                 " accepts no commits: use that location (PERSIST_BLOB_URI and PERSIST_CONSENSUS_URI, or the connection)"
-                ". If it is this one, the move has not ended: run it again"
+                ". If it is this one, the move has not ended: wait for that command, or run it again at the old"
+                " location, then clear the dag run"
             )
 
     def moved(self, shard: str, place: str) -> Origin:

@@ -5,6 +5,7 @@ neither kill -9 nor many backfills stop it. One Airflow for both tests: to start
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
@@ -148,9 +149,10 @@ def test_up_survives_backfills_and_kill_9(up: Up) -> None:
 
 
 @contextlib.contextmanager
-def load(processes: int) -> Iterator[None]:
-    """So many processes beside it that are always busy."""
-    busy = [subprocess.Popen(["nice", sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+def load(wanted: int) -> Iterator[None]:
+    """Processes beside it that are always busy: as many as the machine's load, others' included, lacks of `wanted`."""
+    count = max(0, wanted - round(os.getloadavg()[0]))
+    busy = [subprocess.Popen(["nice", sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
     finally:

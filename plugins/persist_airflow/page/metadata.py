@@ -25,7 +25,7 @@ from persist_airflow.compat import asset_tables
 from persist_airflow.metrics import SECONDS_XCOM
 from persist_airflow.provider import CONNECTION_TYPE
 from persist_core.config.alerts import DurationThreshold
-from persist_core.time_text import DAY_MS
+from persist_core.inspection.days import day_of
 
 _YAML = re.compile(r"```yaml\n(.*?)\n```", re.DOTALL)
 _SHARD_URI = re.compile(r"persist://([^/?#]+)/([A-Za-z0-9][A-Za-z0-9._-]*)")
@@ -125,8 +125,8 @@ def stage_seconds(session: Any, commit_writers: Iterable[str]) -> dict[str, dict
     return dict(found)
 
 
-def failed_days(session: Any, dag_ids: Collection[str], *, after_ms: int) -> dict[int, tuple[str, str]]:
-    """The UTC days (ms) whose newest dag run failed, each with that run (DAG id, run id).
+def failed_days(session: Any, dag_ids: Collection[str], *, after_ms: int, zone: str) -> dict[int, tuple[str, str]]:
+    """The days of `zone` (first instant, ms) whose newest dag run failed, each with that run (DAG id, run id).
 
     A dag run is of the day in which its data interval ends, or of the day before if it ends at midnight.
     """
@@ -140,7 +140,7 @@ def failed_days(session: Any, dag_ids: Collection[str], *, after_ms: int) -> dic
     newest: dict[int, tuple[str, str, str]] = {}
     for dag_id, run_id, state, end in session.execute(statement):
         last_ms = (_ms(end) or 1) - 1
-        newest.setdefault(last_ms - last_ms % DAY_MS, (dag_id, run_id, str(getattr(state, "value", state))))
+        newest.setdefault(day_of(last_ms, zone), (dag_id, run_id, str(getattr(state, "value", state))))
     return {day: (dag_id, run_id) for day, (dag_id, run_id, state) in newest.items() if state == "failed"}
 
 

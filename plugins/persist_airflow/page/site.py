@@ -34,6 +34,7 @@ from persist_core.inspection.days import days_of
 from persist_core.inspection.facts import RowsPage, ShardSummary
 from persist_core.inspection.inspector import Inspector
 from persist_core.inspection.rows import Cut
+from persist_core.sources.ledger import zone_of
 from persist_core.time_text import DAY_MS
 
 FRESH_MS = 2_000  # a list of summaries is this old at most
@@ -142,12 +143,14 @@ class Site:
             others = readable.intersection(metadata.known_dags(session, [*ids, *LOCATION_DAGS]))
         inspector = self._inspector(conn_id)
         description = _without_address(inspector.description(shard), is_seen=access.reads_connection(conn_id))
-        alerts = _open_alerts(inspector)
+        alerts, shows_rows = _open_alerts(inspector), self._shows_rows(access, conn_id, ids)
+        if not shows_rows:
+            description = replace(description, warned=tuple(replace(each, samples=()) for each in description.warned))
         facts = _looked_at(description, _known(ids, known, readable), _by_shard(alerts)[shard])
         return asdict(description) | {
             "conn_id": conn_id,
             "now_ms": self._clock.now_ms(),
-            "shows_rows": self._shows_rows(access, conn_id, ids),
+            "shows_rows": shows_rows,
             "alerts": _shown(alerts, lambda each: each == shard),
             "problems": facts["problems"],
             "airflow": facts["airflow"]
@@ -176,17 +179,19 @@ class Site:
         now_ms = self._clock.now_ms()
         with create_session() as session:
             ids = self._allowed(session, access, conn_id, shard)
+            inspector = self._inspector(conn_id)
+            state = inspector.state(shard)
+            zone = zone_of(state)
             seen = access.readable_dags().intersection(ids)
             dags = metadata.dags(session, seen)
-            failed = metadata.failed_days(session, seen, after_ms=now_ms - limit * DAY_MS)
+            failed = metadata.failed_days(session, seen, after_ms=now_ms - limit * DAY_MS, zone=zone)
         expected = [dag.expected_upper for dag in dags.values() if dag.expected_upper is not None]
-        inspector, due = self._inspector(conn_id), min(expected, default=now_ms)
-        state = inspector.state(shard)
+        due = min(expected, default=now_ms)
         loads = inspector.loads(state, check=check)
-        found = days_of(loads, upper=state.upper.time, due=due, now_ms=now_ms, failed=failed, limit=limit)
+        found = days_of(loads, upper=state.upper.time, due=due, now_ms=now_ms, limit=limit, failed=failed, zone=zone)
         if not self._shows_rows(access, conn_id, ids):
             found = tuple(replace(day, files=()) for day in found)
-        return {"days": [asdict(day) for day in found], "airflow": {"failed_runs": failed}}
+        return {"timezone": zone, "days": [asdict(day) for day in found], "airflow": {"failed_runs": failed}}
 
     def storage(self, access: Access, conn_id: str, shard: str, check: Callable[[], None]) -> Json:
         """`StoragePage`."""

@@ -18,6 +18,7 @@ from persist_core.compaction.merge import Merge, merge_here
 from persist_core.config.thresholds import ERRORS, FRESHNESS, Threshold
 from persist_core.contents.batch import BatchDescription
 from persist_core.contents.parts import errs_schema, updates_schema
+from persist_core.contents.stats import BatchWarning
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.inspector import Inspector
 from persist_core.location.open import open_location
@@ -179,6 +180,18 @@ def fill_damaged(client: PersistClient) -> None:
         rows: list[Update] = [((day, "customer", "Oslo", "1.00"), day * DAY_MS, 1)]
         commit(client, "damaged", CUSTOMERS, (day + 1) * DAY_MS, _decimal(rows), [])
     client.blob.set(client.state("damaged").commits[1].manifest_key, b"damaged")
+
+
+def fill_warned(client: PersistClient) -> None:
+    """A shard whose newest run has warnings."""
+    day = client.clock.now_ms() // DAY_MS - 1
+    found = (
+        BatchWarning("check known_city", 12, ('{"id":1}', '{"id":2}')),
+        BatchWarning("column balance", 1, (f'{{"id":3}}: "{SCRIPT}"',)),
+    )
+    rows: list[Update] = [((1, "customer", "Oslo", "1.00"), day * DAY_MS, 1)]
+    stats = {"inserts": 1, "updates": 0, "deletes": 0, "errors": 0, "warnings": 13}
+    commit(client, "warned", CUSTOMERS, (day + 1) * DAY_MS, _decimal(rows), stats=stats, warnings=found)
 
 
 def fill_dated(client: PersistClient, feed: Path) -> None:

@@ -121,6 +121,11 @@ def test_a_phone_shows_cards_and_breaks_no_name(page: Page, url: str) -> None:
 
 def test_a_damaged_manifest_hides_nothing_but_its_own_counts(page: Page, url: str, tmp_path: Path) -> None:
     with shop.connected(tmp_path, "troubled", shop.fill_damaged):
+        page.goto(f"{url}{BASE}/persist/")
+        line = page.locator("table.list tbody tr").filter(has_text="manifest")
+        assert line.locator(".badge.fail").inner_text() == "damaged"
+        assert "batches/" in line.inner_text(), "it names the manifest"
+        shoot(page, "damaged-list")
         page.goto(f"{url}{BASE}/persist/?conn_id=troubled&shard=damaged")
         page.locator(DRAWN).first.wait_for()
         page.get_by_role("alert").filter(has_text="1 of 3 commits cannot be read").wait_for()
@@ -135,6 +140,27 @@ def test_a_damaged_manifest_hides_nothing_but_its_own_counts(page: Page, url: st
         shoot(page, "damaged-rows", full_page=True)
 
 
+def test_warnings_of_the_newest_run_are_on_the_page(
+    page: Page, url: str, tmp_path: Path, browse: Browse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shop.connected(tmp_path, "warned", shop.fill_warned):
+        page.goto(f"{url}{BASE}/persist/")
+        line = page.locator("table.list tbody tr").filter(has=page.get_by_role("link", name="warned", exact=True))
+        assert line.locator(".badge.warn").inner_text() == "warnings"
+        page.goto(f"{url}{BASE}/persist/?conn_id=warned&shard=warned")
+        rows = page.locator("#warnings tbody tr")
+        rows.first.wait_for()
+        first, second = rows.all_inner_texts()
+        assert first.split() == ["check", "known_city", "12", '{"id":1}', '{"id":2}']
+        assert shop.SCRIPT in second
+        shoot(page, "warnings", full_page=True)
+        page.get_by_role("tab", name="History").click()
+        page.locator("#commits td[data-label=Warnings]").get_by_text("13").wait_for()
+        monkeypatch.setenv("AIRFLOW__PERSIST__PAGE_ROWS", "False")
+        answer = browse("ADMIN").get("/persist/api/shard", params={"conn_id": "warned", "shard": "warned"}).json()
+        assert [(each["count"], each["samples"]) for each in answer["warned"]] == [(12, []), (1, [])]
+
+
 def test_days_that_are_late_missing_or_corrected_look_so(page: Page, url: str, tmp_path: Path) -> None:
     with shop.connected(tmp_path, "dated", lambda client: shop.fill_dated(client, tmp_path / "feed")):
         page.goto(f"{url}{BASE}/persist/?conn_id=dated&shard=orders")
@@ -145,6 +171,10 @@ def test_days_that_are_late_missing_or_corrected_look_so(page: Page, url: str, t
         days.first.click()
         page.locator("#days .day-detail table").wait_for()
         shoot(page, "days", full_page=True)
+        page.set_viewport_size({"width": 390, "height": 844})
+        page.get_by_role("tab", name="Storage").click()
+        page.locator("#holders table").wait_for()
+        shoot(page, "phone-storage", full_page=True)
 
 
 def _labels(found: Any) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from persist_core.alerts.board import WatchBoard
 from persist_core.alerts.conditions import Health, checked
 from persist_core.alerts.health import healths, open_alerts
 from persist_core.config.thresholds import DEFAULTS
+from persist_core.contents.stats import BatchWarning
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.inspector import Inspector
 from persist_core.keys import conflict_key
@@ -55,7 +56,9 @@ def test_the_facts_of_shards(client: PersistClient) -> None:
             "fruit", upper=39 * DAY_MS, has_commit=True, errors=1, conflicts=1, committed_ms=NOW, writer="dag/run"
         ),
         "missing": Health("missing"),
-        "view": Health("view", upper=39 * DAY_MS, has_commit=True, errors=4, committed_ms=NOW, writer="rogue"),
+        "view": Health(
+            "view", upper=39 * DAY_MS, has_commit=True, errors=4, warnings=0, committed_ms=NOW, writer="rogue"
+        ),
     }
 
 
@@ -92,6 +95,39 @@ def test_a_damaged_shard_hides_no_other(client: PersistClient) -> None:
     assert found["other"].is_readable
 
 
+def test_warnings_are_those_of_the_newest_run_that_counted(client: PersistClient) -> None:
+    """A run may make several commits; one that counts nothing changes nothing; a later run without any ends it."""
+    rules, counts = {"fruit": DEFAULTS}, {"records_read": 1}
+
+    def run(writer: str, *found: BatchWarning, stats: Mapping[str, int] = counts) -> list[tuple[str, str, int]]:
+        day = client.machine.fetch("fruit")
+        upper = (day.upper.time or 0) if day else 0
+        commit(client, "fruit", KEYED, upper + DAY_MS, writer=writer, stats=stats, warnings=found)
+        WatchBoard(client).turn(rules, lambda: healths(Inspector(client), rules))
+        return [(each.alert, each.level, each.value) for each in open_alerts(Inspector(client))]
+
+    assert run("dag/1") == []
+    assert run("dag/2", BatchWarning("check size", 2, ('{"id":7}',))) == [("warnings", "warn", 2)]
+    assert run("dag/2", BatchWarning("check size", 3, ('{"id":8}',))) == [("warnings", "warn", 5)]
+    assert run("dag/seal", stats={}) == [("warnings", "warn", 5)]
+    (notice,) = WatchBoard(client).read().unsent
+    assert "first: check size: 2" in notice.text
+    assert '"id"' not in notice.text, "a sample is a part of a row"
+    summary = Inspector(client).description("fruit")
+    assert (summary.warnings, summary.attention) == (5, ("warnings",))
+    assert summary.warned == (BatchWarning("check size", 5, ('{"id":8}', '{"id":7}')),)
+    assert run("dag/3") == []
+
+
+def test_a_damaged_manifest_is_an_alert_and_hides_no_other_fact(client: PersistClient) -> None:
+    for day in range(1, 4):
+        commit(client, "fruit", KEYED, day * DAY_MS, [((day, "a"), day * DAY_MS - 1, 1)])
+    client.blob.set(client.state("fruit").commits[-1].manifest_key, b"damaged")
+    found = healths(Inspector(client), ["fruit"])["fruit"]
+    assert (found.findings, found.warnings, found.errors) == (1, None, 0)
+    assert "manifest" in (found.notes or {})["fsck"]
+
+
 def test_a_look_at_many_shards_reads_states_and_listings_alone(
     client: PersistClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,5 +152,6 @@ def test_a_look_at_many_shards_reads_states_and_listings_alone(
             monkeypatch.setattr(store, method, counted)
     rules = dict.fromkeys(names, DEFAULTS)
     WatchBoard(client).turn(rules, lambda: healths(Inspector(client), rules))
-    assert calls == {"head": 200 + 9 + 1, "list_keys_and_metadata": 200, "get": 9}  # a manifest of each with errors
+    manifests = 2 * 9  # of the newest run, and of the newest errors
+    assert calls == {"head": 200 + 9 + 1, "list_keys_and_metadata": 200, "get": manifests}
     assert len(open_alerts(Inspector(client))) == 9

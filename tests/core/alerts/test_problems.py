@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from persist_core.alerts.facts import AlertFacts, problems_of
+from persist_core.alerts.facts import URGENCIES, AlertFacts, problems_of
 from persist_core.inspection.facts import ATTENTION
 
 AIRFLOW = ("behind", "failed", "paused")
@@ -38,9 +38,12 @@ def urgencies(words: tuple[str, ...], *alerts: AlertFacts) -> dict[str, str]:
 
 def test_every_word_has_an_urgency() -> None:
     found = urgencies((*ATTENTION, *AIRFLOW))
-    assert [word for word, urgency in found.items() if urgency == "fail"] == ["unreadable", "future_upper", "failed"]
-    assert [word for word, urgency in found.items() if urgency == "warn"] == ["errors", "conflicts", "behind"]
-    assert [word for word, urgency in found.items() if urgency == "note"] == ["moved", "paused"]
+    by_urgency = {urgency: [word for word in found if found[word] == urgency] for urgency in URGENCIES}
+    assert by_urgency == {
+        "fail": ["unreadable", "damaged", "future_upper", "failed"],
+        "warn": ["errors", "warnings", "conflicts", "behind"],
+        "note": ["moved", "paused"],
+    }
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,23 @@ def test_a_restore_corrects_its_day() -> None:
 
 def test_a_closed_shard_has_no_missing_day() -> None:
     assert states([load(1, ConsumedInput("a"))], upper=None) == ["loaded"] * 6 + ["open"]
+
+
+def test_days_are_those_of_the_collections_zone() -> None:
+    """The second day has 23 hours: Berlin's clocks go forward. A commit up to local midnight is of the day before."""
+    starts = [parse_time(f"2026-03-{number}", zone="Europe/Berlin") for number in range(28, 32)]
+    bounds = list(pairwise(starts))
+    facts = load(1).commit
+    loads = [
+        Loaded(replace(facts, lower=lower, upper=upper), (ConsumedInput("a", 1, lower),)) for lower, upper in bounds
+    ]
+    found = shown(loads, now_ms=starts[-1] + 1, due=starts[-1], zone="Europe/Berlin")
+    assert [(each.date, each.day_ms, each.end_ms) for each in found[:3]] == [
+        (f"2026-03-{28 + number}", *bound) for number, bound in enumerate(bounds)
+    ]
+    assert [each.state for each in found] == ["loaded", "loaded", "loaded", "open"]
+    assert [(each.end_ms - each.day_ms) // 3_600_000 for each in found] == [24, 23, 24, 24]
+    assert len(shown(loads, now_ms=starts[-1] + 1, zone="Europe/Berlin", limit=2)) == 2
 
 
 def test_counters_have_no_days() -> None:

@@ -256,10 +256,12 @@ def test_the_next_move_ends_one_that_stopped(monkeypatch: pytest.MonkeyPatch) ->
         patch.setattr("persist_core.maintenance.copy.move_away", None)
         with pytest.raises(TypeError):
             copy_all(source, target, is_move=True)
-    with pytest.raises(ShardMoved, match="the move has not ended: run it again"):
+    with pytest.raises(ShardMoved, match="has not ended: wait for that command, or run it again"):
         make_garbage(target, 2)
     make_garbage(source, 2)
     copy_all(source, target, is_move=True)
+    with pytest.raises(ShardMoved, match="accepts no commits: use that location"):
+        make_garbage(source, 3)
     make_garbage(target, 3)
 
 

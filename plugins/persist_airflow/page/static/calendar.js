@@ -1,9 +1,8 @@
-// The calendar of days: one cell for each UTC day, in columns of weeks, and what is known of the day that is chosen.
+// The calendar of days: one cell for each day of the shard's time zone, in columns of weeks, and what is known of the day that is chosen.
 import { h, table } from "./dom.js";
 import { runLink } from "./links.js";
 import { bytes, count, timeElement } from "./words.js";
 
-const DAY = 86400000;
 const STATES = {
   loaded: ["", "commits cover the day"],
   late: ["↻", "files of the day came after it was covered"],
@@ -20,11 +19,11 @@ export function calendar(shard, body, pick) {
     for (const each of cells) each.setAttribute("aria-pressed", String(each === cells[body.days.indexOf(day)]));
     detail.replaceChildren(...describe(shard, body, day, pick));
   }));
-  const weekday = (day) => (new Date(day.day_ms).getUTCDay() + 6) % 7;
+  const weekday = (day) => (new Date(day.date).getUTCDay() + 6) % 7;
   const columns = [];
   for (const [i, day] of body.days.entries()) {
     if (!columns.length || weekday(day) === 0) columns.push({ month: "", cells: Array.from({ length: 7 }, () => h("span", { class: "day none" })) });
-    const date = new Date(day.day_ms);
+    const date = new Date(day.date);
     if (i === 0 || date.getUTCDate() === 1) columns.at(-1).month = date.toLocaleDateString("en-US", { month: "short", year: i === 0 || date.getUTCMonth() === 0 ? "numeric" : undefined, timeZone: "UTC" });
     columns.at(-1).cells[weekday(day)] = cells[i];
   }
@@ -32,6 +31,7 @@ export function calendar(shard, body, pick) {
   const known = body.days.reduce((sum, day) => sum + day.commits, 0);
   return h("div", { class: "calendar" },
     known < shard.commits && h("p", { class: "muted" }, `Of the newest ${count(known)} commits of ${count(shard.commits)}; older ones are under History.`),
+    body.timezone !== "UTC" && h("p", { class: "muted" }, `Days of ${body.timezone}.`),
     h("p", { class: "legend-line" }, counts.filter(([, number]) => number).map(([state, number]) =>
       h("span", { class: "legend-item", title: STATES[state][1] }, h("span", { class: `day ${state}`, "aria-hidden": "true" }, STATES[state][0]), ` ${state} ${count(number)}`))),
     h("div", { class: "scroll weeks", role: "group", "aria-label": `The last ${body.days.length} days`, tabindex: "0" },
@@ -39,15 +39,11 @@ export function calendar(shard, body, pick) {
     detail);
 }
 
-function name(day) {
-  return new Date(day.day_ms).toISOString().slice(0, 10);
-}
-
 function cell(day, choose) {
   const [mark] = STATES[day.state], files = `${count(day.files_total)} files`;
   return h("button", {
-    type: "button", class: `day ${day.state}`, "aria-pressed": "false", onclick: choose, title: `${name(day)}: ${day.state}, ${files}`, "aria-label": `${name(day)}: ${day.state}, ${files}`,
-  }, mark || new Date(day.day_ms).getUTCDate());
+    type: "button", class: `day ${day.state}`, "aria-pressed": "false", onclick: choose, title: `${day.date}: ${day.state}, ${files}`, "aria-label": `${day.date}: ${day.state}, ${files}`,
+  }, mark || new Date(day.date).getUTCDate());
 }
 
 function describe(shard, body, day, pick) {
@@ -57,11 +53,11 @@ function describe(shard, body, day, pick) {
   const rows = day.files.map((file) => [file.name, bytes(file.size_bytes), timeElement(file.committed_ms, shard.now_ms), file.is_late ? "late" : "in time"]);
   const more = day.files_total - day.files.length;
   return [
-    h("h3", {}, `${name(day)}: ${day.state}`),
+    h("h3", {}, `${day.date}: ${day.state}`),
     h("p", {}, `${STATES[day.state][1]}. ${facts}. `, run && ["The dag run: ", runLink(run[0], run[1], run[1])]),
-    table(`Files of ${name(day)}`, columns, rows, { empty: "No files." }),
+    table(`Files of ${day.date}`, columns, rows, { empty: "No files." }),
     more > 0 && h("p", { class: "muted" }, `and ${count(more)} more files`),
-    pick && shard.upper !== null && day.day_ms + DAY <= shard.upper && day.day_ms >= (shard.since ?? 0)
-      && h("button", { type: "button", onclick: () => pick(day.day_ms + DAY - 1) }, "Rows at the end of this day"),
+    pick && shard.upper !== null && day.end_ms <= shard.upper && day.day_ms >= (shard.since ?? 0)
+      && h("button", { type: "button", onclick: () => pick(day.end_ms - 1) }, "Rows at the end of this day"),
   ].filter(Boolean);
 }

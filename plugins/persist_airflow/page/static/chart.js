@@ -50,14 +50,15 @@ function draw(host, at, series, options) {
   // A stack is drawn from the back: each bar is as high as all below it and itself.
   const stacked = options.shape === "bars" ? series.map((_, k) => at.map((_, i) => series.slice(0, k + 1).reduce((sum, each) => sum + (each.values[i] ?? 0), 0))).reverse() : series.map((each) => each.values);
   const order = options.shape === "bars" ? [...series].reverse() : series;
-  const paths = { bars: () => uPlot.paths.bars({ size: [0.8, 30] }), step: () => uPlot.paths.stepped({ align: 1 }), line: () => uPlot.paths.linear() }[options.shape]();
+  const narrow = Math.min(30, Math.max(1, (0.5 * (width - 80)) / at.length)); // after a restore two commits lie 1 ms apart
+  const paths = { bars: () => uPlot.paths.bars({ size: [0.8, 30, narrow] }), step: () => uPlot.paths.stepped({ align: 1 }), line: () => uPlot.paths.linear() }[options.shape]();
   const shown = order.map((each) => ({
     label: each.name, stroke: color(each.color), fill: options.shape === "bars" ? color(each.color) : undefined, width: options.shape === "bars" ? 0 : 2,
     paths, points: { show: options.shape !== "bars" && at.length < 40, size: 5 }, value: (_, __, ___, i) => (i === null ? "" : each.values[i] === null ? "unknown" : options.show(each.values[i])),
   }));
   const limits = options.limits.map((each) => ({ label: each.name, stroke: color(each.color), dash: [6, 4], width: 1.5, points: { show: false }, value: () => options.show(each.value) }));
   const axis = { stroke: color("--muted"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line"), width: 1 }, font: "11px system-ui, sans-serif" };
-  const pad = at.length > 1 ? (at.at(-1) - at[0]) / (at.length - 1) / 2 : 1; // half of a bar
+  const pad = at.length > 1 ? (at.at(-1) - at[0]) / (at.length - 1) / 2 : isTime ? TIME_FROM / 2 : 1; // half of a bar
   host.replaceChildren();
   const plot = new uPlot({
     width, height: HEIGHT, ms: 1, tzDate: (ms) => uPlot.tzDate(new Date(ms), "Etc/UTC"),

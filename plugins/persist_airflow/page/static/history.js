@@ -38,11 +38,11 @@ function commitsPart(shard, page, pick) {
 function commitsTable(shard, commits, pick) {
   const dagIds = shard.airflow.dags.map((dag) => dag.dag_id);
   const number = (name, title) => ({ name, number: true, title });
-  const columns = [{ name: "Upper", head: true }, { name: "Committed" }, number("Inserts"), number("Updates"), number("Deletes"), number("Errors"), number("Rows", "Rows after the commit"),
+  const columns = [{ name: "Upper", head: true }, { name: "Committed" }, number("Inserts"), number("Updates"), number("Deletes"), number("Errors"), number("Warnings", "Rows that a check or a column warns of"), number("Rows", "Rows after the commit"),
     number("Stash", "Records left in the stash"), number("Size"), number("Lag", "From the upper to the commit"), { name: "Writer" }, { name: "Read" }];
   const rows = [...commits].reverse().map((c) => [
-    time(c.upper), timeElement(c.committed_ms, shard.now_ms),
-    ...(c.error ? [h("span", { class: "bad", title: c.error }, "unreadable"), "", "", ""] : [count(c.inserts), count(c.updates), count(c.deletes), count(c.errors)]),
+    h("time", {}, time(c.upper)), timeElement(c.committed_ms, shard.now_ms),
+    ...(c.error ? [h("span", { class: "bad", title: c.error }, "unreadable"), "", "", "", ""] : [count(c.inserts), count(c.updates), count(c.deletes), count(c.errors), count(c.stats.warnings ?? 0)]),
     c.rows === null ? "" : count(c.rows), c.stash === null ? "" : count(c.stash), c.size_bytes === null ? "" : bytes(c.size_bytes), c.lag_ms === null ? "" : duration(c.lag_ms),
     [writerLink(c.writer, dagIds), c.restored_from && h("span", { class: "mark" }, ` restored from ${c.restored_from}`)],
     pick && c.upper !== null && c.upper - 1 >= (shard.since ?? 0) ? h("button", { type: "button", "aria-label": `Rows as of ${time(c.upper - 1)}`, onclick: () => pick(c.upper - 1) }, "Rows") : "",

@@ -2,7 +2,7 @@
 import { actionButton } from "./actions.js";
 import { calendar } from "./calendar.js";
 import { chart, chartGroup } from "./chart.js";
-import { h, orAlert, section } from "./dom.js";
+import { h, orAlert, section, table } from "./dom.js";
 import { assetLink, dagLink, shardLink, writerLink } from "./links.js";
 import { bytes, count, duration, seconds, time, timeElement } from "./words.js";
 
@@ -11,6 +11,7 @@ const STAGES = [["mint_batch_descriptions", "--c1"], ["write_batches", "--c2"], 
 export function overview({ shard, commits, days }, pick) {
   return [
     factsOf(shard),
+    shard.warned.length > 0 && section("warnings", "Warnings of the newest run", warningsOf(shard)),
     section("charts", "Over time", orAlert(commits, (page) => charts(shard, page, pick))),
     section("days", "Days", orAlert(days, (body) => calendar(shard, body, pick))),
     section("actions", "Actions", actions(shard)),
@@ -41,6 +42,13 @@ function factsOf(shard) {
     ["state", `version ${shard.seqno}`],
   ];
   return section("facts", "Facts", h("dl", {}, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])));
+}
+
+// The rows are in the table: a check does not hold for them, or a bad value of a column became null.
+function warningsOf(shard) {
+  const columns = [{ name: "Check or column", head: true }, { name: "Rows", number: true }, { name: "For example" }];
+  const hidden = "your roles do not show rows";
+  return table("Rows that a check or a column warns of", columns, shard.warned.map((each) => [each.name, count(each.count), shard.shows_rows ? each.samples.map((text) => h("code", {}, text)) : hidden]), { hasCaption: false });
 }
 
 function progressText(progress) {

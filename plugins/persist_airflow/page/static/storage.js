@@ -36,7 +36,7 @@ function batchesPart(shard, page) {
   const number = (name, title) => ({ name, number: true, title });
   const columns = [{ name: "From", head: true }, { name: "Up to" }, { name: "Kind" }, number("Insertions"), number("Retractions"), number("Errors", "Insertions less retractions of errors"), number("History", "Rows that only reads of the past open"), number("Size")];
   const rows = [...page.batches].reverse().map((b) => [
-    time(b.lower), time(b.upper), [b.is_run ? "run" : "batch", b.owner !== shard.shard && ` of ${b.owner}`],
+    h("time", {}, time(b.lower)), h("time", {}, time(b.upper)), [b.is_run ? "run" : "batch", b.owner !== shard.shard && ` of ${b.owner}`],
     count(b.insertions), count(b.retractions), count(b.err_insertions - b.err_retractions), count(b.history), bytes(b.size_bytes),
   ]);
   const shown = page.batches.length < page.total ? `The newest ${page.batches.length} of ${count(page.total)} batches` : `${count(page.total)} batches`;
@@ -55,5 +55,5 @@ function batchesChart(batches) {
 function holders(shard) {
   const rows = shard.held.map((each) => [each.holder, each.kind, each.kind === "fork" ? "" : time(each.since), each.expires_ms ? time(each.expires_ms) : "", each.about, each.remedy]);
   const columns = [{ name: "Holder", head: true }, { name: "Kind" }, { name: "Holds since at" }, { name: "Until" }, { name: "What it is" }, { name: "What ends it" }];
-  return section("holders", "Holders", table("Who keeps history and files", columns, rows));
+  return section("holders", "Holders", table("Who keeps history and files", columns, rows, { kind: "cards" }));
 }
