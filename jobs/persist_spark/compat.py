@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pyspark
 from pyspark.errors import PySparkException
@@ -25,6 +27,7 @@ READS_ARROW = SPARK_VERSION >= (4, 0)  # `createDataFrame` of an Arrow table
 READS_ZSTD_TEXT = SPARK_VERSION >= (4, 3)
 WRITES_TO_S3 = SPARK_VERSION >= (4, 0)  # on 3.5 the magic committer leaves no report of what it has committed
 
+_ANSI = "spark.sql.ansi.enabled"
 ENGINE_ERRORS: tuple[type[Exception], ...] = (PySparkException,)
 if importlib.util.find_spec("py4j"):
     ENGINE_ERRORS = (PySparkException, importlib.import_module("py4j.protocol").Py4JJavaError)
@@ -33,6 +36,22 @@ if importlib.util.find_spec("py4j"):
 def is_connect(session: SparkSession) -> bool:
     """True for a session of a Spark Connect server."""
     return type(session).__module__.startswith("pyspark.sql.connect")
+
+
+@contextmanager
+def failing(session: SparkSession) -> Iterator[None]:
+    """Within it, an expression that is analyzed fails where it cannot be computed: the default from Spark 4 on.
+
+    No effect in a Spark Connect server of 3.5, which analyzes a plan when it runs.
+    """
+    if HAS_TRY_CAST:
+        yield
+        return
+    session.conf.set(_ANSI, "true")
+    try:
+        yield
+    finally:
+        session.conf.set(_ANSI, "false")
 
 
 def try_cast(value: SparkColumn, type_name: str) -> SparkColumn:

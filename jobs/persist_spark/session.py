@@ -68,6 +68,8 @@ FASTER = {
     "spark.sql.maxConcurrentOutputFileWriters": "8",  # four kinds of parts: without it each task sorts by kind
     "spark.sql.autoBroadcastJoinThreshold": "-1",  # we decide what to broadcast, from the description
 }
+# For a sample of a few records: to compile code for them takes as long as to plan them.
+_INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 # For plans that are ours alone, in which inferred filters skip nothing. To search for them took a tenth of the time of
 # all rules of the analyzer and the optimizer. Queries of users keep the default.
 OUR_PLANS = {"spark.sql.constraintPropagation.enabled": "false"}
@@ -122,7 +124,7 @@ def own_session(spark: SparkSession, spec: JobSpec) -> Iterator[SparkSession]:
             limit_retries(own, connect_timeout_s(os.environ))
         apply_conf(own, spec.spark_conf)
         _forget(own)
-        use(own, {**FASTER, **REQUIRED})
+        use(own, {**FASTER, **REQUIRED, **(_INTERPRETED if spec.is_sample else {})})
         title = f"{spec.description.shard} {spec.description.interval}"
         if is_connect(own):
             own.addTag(f"persist {title}".replace(",", " "))

@@ -21,9 +21,12 @@ import click
 from persist_core.cli import output
 from persist_core.cli.run import DEFAULT_COLLECTIONS, ENV_COLLECTIONS
 from persist_core.config.collection import Format
-from persist_core.errors import InvalidInput
+from persist_core.errors import ConfigError, InvalidInput
 from persist_core.keys import check_shard_name
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation, location_from
 from persist_core.sample.propose import found_by, propose
+from persist_core.sources.feeds import feed_at
 
 DAG_FILES = tuple(f"persist_{name}.py" for name in ("actions", "collections", "maintenance", "views", "watch"))
 _CONFIG = """\
@@ -130,8 +133,14 @@ def project_files(folder: Path) -> dict[str, str]:
 @click.option("--format", "format_", type=click.Choice(get_args(Format)), help="Their format (default: found out).")
 @click.option("--name", help="Write it as the collection file NAME.yaml (default: print it).")
 @click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files, for --name.")
+@click.option("--connection", help="For s3://: the source.connection to read with (default: the location's rights).")
 def init(
-    folder: tuple[str, ...], feed: str | None, format_: Format | None, name: str | None, collections: Path | None
+    folder: tuple[str, ...],
+    feed: str | None,
+    format_: Format | None,
+    name: str | None,
+    collections: Path | None,
+    connection: str | None,
 ) -> None:
     """Create a project in FOLDER: a collection with two days of changes, a view, a config file, a README.
 
@@ -139,16 +148,20 @@ def init(
     reason for it. Read it, then look with `persist preview`. No file that exists is changed.
     """
     if feed is not None:
-        _propose([feed, *folder], format_, name, collections)
+        _propose([feed, *folder], format_, name, collections, connection)
         return
-    if len(folder) != 1 or (format_, name, collections) != (None, None, None):
+    if len(folder) != 1 or {format_, name, collections, connection} != {None}:
         raise InvalidInput("persist init: expected one FOLDER; or --from FILES, with --format and --name")
     _create(Path(folder[0]))
 
 
-def _propose(globs: Sequence[str], format_: Format | None, name: str | None, collections: Path | None) -> None:
+def _propose(
+    globs: Sequence[str], format_: Format | None, name: str | None, collections: Path | None, connection: str | None
+) -> None:
     where = collections or Path(os.environ.get(ENV_COLLECTIONS) or DEFAULT_COLLECTIONS)
-    text = propose(found_by(globs), folder=None if name is None else where, format=format_)
+    with open_location(_location()) as location:  # only to know how to reach a bucket
+        found = found_by(globs, lambda pattern: feed_at(location, pattern, connection), connection)
+        text = propose(found, folder=None if name is None else where, format=format_)
     if name is None:
         sys.stdout.write(text)
         return
@@ -160,6 +173,14 @@ def _propose(globs: Sequence[str], format_: Format | None, name: str | None, col
     except FileExistsError:
         raise InvalidInput(f"{path}: exists already; nothing was written. Choose another --name") from None
     output.print_line(f"wrote {path}; read it, then look: persist preview {name}")
+
+
+def _location() -> PersistLocation:
+    """The location that is configured, if one is: a feed may be looked at before."""
+    try:
+        return location_from()
+    except ConfigError:
+        return location_from("mem:", "mem:")
 
 
 def _create(folder: Path) -> None:

@@ -102,7 +102,7 @@ def _lines(empty: SampledFile, opened: Any, limit: int, max_bytes: int) -> Sampl
 
 
 def copied(config: CollectionConfig, found: Sequence[SampledFile], folder: Path) -> CollectionConfig:
-    """Write the sample below `folder`: the collection with it as its source, and without limits."""
+    """Write the sample below `folder`: the collection with it as its source, without limits; no check ends its run."""
     source, root = config.source, config.source_pattern().root
     for each in found:
         path = folder / relative_to(each.file.path, root)
@@ -121,7 +121,11 @@ def copied(config: CollectionConfig, found: Sequence[SampledFile], folder: Path)
     }
     changed |= {"moved_from": (), "replaces": ()}
     limits = config.limits.model_copy(update={"max_errors": None, "max_files": MAX_FILES, "max_bytes": None})
-    return config.model_copy(update={"source": source.model_copy(update=changed), "limits": limits})
+    checks = {
+        name: check.model_copy(update={"on_fail": "warn"}) if check.on_fail == "fail" else check
+        for name, check in config.checks.items()
+    }
+    return config.model_copy(update={"source": source.model_copy(update=changed), "limits": limits, "checks": checks})
 
 
 def _write(path: Path, lines: Sequence[bytes]) -> None:

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from persist_core.config.collection import FILES, CollectionConfig
+from persist_core.config.error_limits import reached_limit
 from persist_core.contents.err_groups import grouped
+from persist_core.contents.stats import BatchWarning
 from persist_core.errors import PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.rows import in_key_order
@@ -72,7 +74,7 @@ class NextRun:
 
 @dataclass(frozen=True)
 class Preview:
-    """The findings. `stops`: the error that would end a run of the sample; then there are no rows."""
+    """The findings. `stops`: why a run of the sample would commit nothing; after an error there are no rows."""
 
     shard: str
     next_run: NextRun
@@ -81,6 +83,7 @@ class Preview:
     rows: tuple[Mapping[str, Any], ...] = ()
     row_count: int = 0
     stats: Mapping[str, int] = field(default_factory=dict)
+    warnings: tuple[BatchWarning, ...] = ()
     records: Mapping[str, Any] = field(default_factory=dict)
     unread: tuple[Mapping[str, Any], ...] = ()
     hints: tuple[str, ...] = ()
@@ -94,6 +97,7 @@ class Preview:
         ]
         return {
             **plain,
+            "warnings": [asdict(each) for each in self.warnings],
             "next_run": asdict(self.next_run),
             "sample": sample,
             **self.records,
@@ -131,7 +135,8 @@ def preview(
         sampled = copied(config, found, Path(scratch, "in"))
         location = PersistLocation(f"file://{scratch}/blob", f"sqlite:///{scratch}/consensus.db")
         with open_location(location) as opened:
-            return _tried(PersistClient(opened, client.clock), sampled, start(location), until, empty, rows)
+            tried = _tried(PersistClient(opened, client.clock), sampled, start(location), until, empty, rows)
+            return replace(tried, stops=tried.stops or _refusal(config, tried))
 
 
 def _next_run(source: FileSource, config: CollectionConfig, state: ShardState | None, until: int | None) -> Any:
@@ -166,11 +171,13 @@ def _tried(
     spec = JobSpec(minted.description, config, client.ids.uuid7(), is_sample=True)
     stops, table = None, None
     stats: Mapping[str, int] = {}
+    warnings: tuple[BatchWarning, ...] = ()
     try:
         run_job(client, spec, start)
         result = stages.append(client, minted.description, spec.answer_key)
         assert isinstance(result, Committed)  # this process is the only writer
-        stats = client.manifest(result.commit).stats
+        manifest = client.manifest(result.commit)
+        stats, warnings = manifest.stats, manifest.warnings
         table = in_key_order(client.state(config.name), client.open_reader(config.name).snapshot())
     except PersistError as error:
         stops = str(error)
@@ -180,10 +187,22 @@ def _tried(
         empty,
         stops=stops,
         stats=stats,
+        warnings=warnings,
         rows=() if table is None else tuple(json_rows(table.slice(0, rows))),
         row_count=0 if table is None else len(table),
         records=_findings([json.loads(line) for line in lines.splitlines()], position),
     )
+
+
+def _refusal(config: CollectionConfig, tried: Preview) -> str | None:
+    """Why a run would refuse rows that can be shown: the limits of errors, and checks that no row may fail."""
+    fatal = {f"check {name}" for name, check in config.checks.items() if check.on_fail == "fail"}
+    failed = [str(each) for each in tried.warnings if each.name in fatal]
+    if failed:
+        return f"{'; '.join(failed)} (on_fail: fail)"
+    errors, eligible = (tried.stats.get(name, 0) for name in ("errors", "eligible"))
+    limit = reached_limit(config.limits.max_errors, errors=errors, bad_records=errors, records=eligible)
+    return limit and f"{errors} of {eligible} processed records of the sample are errors; {limit} (limits.max_errors)"
 
 
 def _findings(records: list[dict[str, Any]], position: Sequence[str]) -> dict[str, Any]:

@@ -10,20 +10,20 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from persist_core.config.collection import NEVER_KEYS, PLAIN_FORMATS, Format
-from persist_core.config.path_pattern import S3, parse_pattern
+from persist_core.config.path_pattern import S3, PathPattern, parse_pattern
 from persist_core.errors import InvalidInput
 from persist_core.sample.detect import Detected, detect, path_of, stated_types
 from persist_core.sample.files import take
 from persist_core.sample.guess import Guess, guess
 from persist_core.sample.rows import DMS_OP, RawRow, rows_of, value_at
 from persist_core.schema import MAX_COLUMNS, RESERVED_PREFIX
-from persist_core.sources.feed import LocalFeed, Wanted
+from persist_core.sources.feed import Feed, LocalFeed, Wanted
 from persist_core.sources.input_file import InputFile
 from persist_core.sources.natural_order import natural_key
 from persist_core.sources.root import join
@@ -78,26 +78,45 @@ class _Feed:
         return self.detected.format in PLAIN_FORMATS
 
 
-def found_by(globs: Sequence[str]) -> list[str]:
-    """The files that these globs name, with the rules of `source.path`. Raises `InvalidInput`, `StorageError`."""
-    paths = []
-    for text in globs:
-        if text.startswith(S3):
-            raise InvalidInput(f"--from {text}: expected files on this machine; copy some of them from the bucket")
-        pattern = parse_pattern(text, str(Path.cwd()))
-        paths += [join(pattern.root, each.below_root) for each in LocalFeed(pattern).scan(Wanted()).found]
-    return sorted(dict.fromkeys(paths), key=natural_key)
+@dataclass(frozen=True)
+class FoundFiles:
+    """Files of one folder tree or bucket, in natural order, and where they are read."""
+
+    feed: Feed
+    files: Sequence[InputFile]
+    connection: str | None = None
 
 
-def propose(paths: Sequence[str], *, folder: Path | None, format: Format | None = None) -> str:
-    """The text of a collection file for the files at `paths`. It is written to `folder`; `None`: it is only shown.
+def found_by(
+    globs: Sequence[str], feed_at: Callable[[PathPattern], Feed] = LocalFeed, connection: str | None = None
+) -> FoundFiles:
+    """The files that these globs name, with the rules of `source.path`. `connection`: its name, for a bucket.
 
-    Raises `InvalidInput` if there are no files, or no record is found in them.
+    Raises `InvalidInput` for files in several stores, and for none; `StorageError`.
     """
-    if not paths:
+    found: dict[str, InputFile] = {}
+    patterns = [parse_pattern(text, str(Path.cwd())) for text in globs]
+    stores = {each.root.removeprefix(S3).partition("/")[0] if each.root.startswith(S3) else "" for each in patterns}
+    if len(stores) > 1:
+        raise InvalidInput("--from: found files in several stores; expected those of one folder tree, or of one bucket")
+    feeds = [feed_at(pattern) for pattern in patterns]
+    for pattern, feed in zip(patterns, feeds, strict=True):
+        for each in feed.scan(Wanted()).found:
+            path = join(pattern.root, each.below_root)
+            facts = (each.size_bytes, each.mtime_ms, each.ctime_ns, None, natural_key(path))
+            found[path] = InputFile(path, path, *facts, etag=each.etag)
+    if not found:
         raise InvalidInput("--from: found no file; expected a path, or a glob in quotes")
-    files, pattern = [_input_file(path) for path in paths], path_of(paths)
-    found = take(LocalFeed(parse_pattern(pattern, "/")), files, MAX_RECORDS, header=True)
+    return FoundFiles(feeds[0], sorted(found.values(), key=lambda each: each.order), connection)
+
+
+def propose(given: FoundFiles, *, folder: Path | None, format: Format | None = None) -> str:
+    """The text of a collection file for these files. It is written to `folder`; `None`: it is only shown.
+
+    Raises `InvalidInput` if no record is found in them.
+    """
+    files, pattern = given.files, path_of([each.path for each in given.files])
+    found = take(given.feed, files, MAX_RECORDS, header=True)
     problems = [f"{each.file.path}: {each.problem}" for each in found if each.problem]
     if not any(each.records for each in found):
         raise InvalidInput(f"--from: found no record in {len(files)} files. {' '.join(problems[:1])}".strip())
@@ -110,20 +129,15 @@ def propose(paths: Sequence[str], *, folder: Path | None, format: Format | None 
         "# a guess says why, and a QUESTION is for you. `persist preview` tries it.",
         *[f"# {_one_line(problem)}" for problem in problems],
     ]
-    return "\n".join([*head, *_source(feed, shown), *_key(feed), *_columns(feed), *_rest(feed, shown)]) + "\n"
-
-
-def _input_file(path: str) -> InputFile:
-    try:
-        facts = Path(path).stat()
-    except OSError as error:
-        raise InvalidInput(f"--from {path}: {error.strerror}; name files that are there") from error
-    return InputFile(path, path[1:], facts.st_size, facts.st_mtime_ns // 10**6, 0, None, natural_key(path[1:]))
+    return (
+        "\n".join([*head, *_source(feed, shown, given.connection), *_key(feed), *_columns(feed), *_rest(feed, shown)])
+        + "\n"
+    )
 
 
 def _relative(pattern: str, folder: Path | None) -> str:
     """Relative to the collection file, if the feed is not far from it."""
-    if folder is None:
+    if folder is None or pattern.startswith(S3):
         return pattern
     relative = os.path.relpath(pattern, folder.absolute())
     return pattern if relative.startswith("../../../") else relative
@@ -193,10 +207,12 @@ def _asked(found: Guess, values: Sequence[Any]) -> Guess:
     return Guess("string", "QUESTION: texts that may be base64. A decimal(p,s), with decimals: precise?")
 
 
-def _source(feed: _Feed, pattern: str) -> Iterator[str]:
+def _source(feed: _Feed, pattern: str, connection: str | None) -> Iterator[str]:
     found = feed.detected
     yield "source:"
     yield f"  path: {_scalar(pattern)}"
+    if connection is not None:
+        yield f"  connection: {_scalar(connection)}"
     yield f"  format: {found.format} # {found.reason}"
     if found.format.endswith("csv"):
         if found.delimiter != ",":

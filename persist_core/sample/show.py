@@ -34,6 +34,7 @@ def _of_records(found: Preview) -> Iterator[str]:
     yield f"records: {_counts(records['operations']) or 'none'}"
     if found.stats:
         yield f"a run would report: {_counts(found.stats)}"
+    yield from (f"warning {each}" for each in found.warnings)
     keys = records["keys"]
     most = ", ".join(f"{show_key(each['key'])} in {each['records']}" for each in keys["most"])
     yield f"keys: {keys['distinct']} distinct, {keys['repeated']} in several records{': ' if most else ''}{most}"

@@ -18,6 +18,7 @@ import zstandard
 
 from persist_core.alerts.health import healths
 from persist_core.config.thresholds import ERRORS
+from persist_core.contents.err_groups import lines_of
 from persist_core.errors import SourceChanged, UnreadableFiles
 from persist_core.inspection.inspector import Inspector
 from persist_core.keys import attempt_prefix
@@ -97,6 +98,26 @@ def test_one_commit_without_bad_files_of_each_kind_and_they_heal(spark: SparkSes
 
 def _packed(name: str, data: bytes) -> bytes:
     return PACKERS[Path(name).suffix](data)
+
+
+def test_what_a_user_sees_of_one_bad_file_among_500(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    things = Dying(tmp_path)
+    for number in range(500):
+        (tmp_path / "in" / f"{number}.json").write_bytes(lines(number, 1))
+    (tmp_path / "in" / "77.json").unlink()
+    (tmp_path / "in" / "77.json.gz").write_bytes(gzip.compress(noisy(2_000))[:-100])
+    stats = things.commit(spark, things.mint(UNTIL))
+    assert (stats["inserts"], stats["errors"], len(things.names())) == (500, 1, 499)
+    commit = things.client.state("things").newest_commit
+    assert commit is not None
+    (line,) = lines_of(things.client.manifest(commit).err_groups)
+    said = "Compressed file ended before the end-of-stream marker was reached"
+    assert line.startswith("1 file: ")
+    assert said in line
+    assert "77.json.gz" in line
+    assert [said in text and "77.json.gz" in text for text in caplog.messages if "set aside" in text] == [True]
 
 
 @pytest.mark.parametrize("format_name", ["parquet", "csv"])

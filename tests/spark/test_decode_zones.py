@@ -164,6 +164,9 @@ def test_another_time_zone_database_in_java_is_refused(spark: SparkSession, monk
     check_zone(spark, "Asia/Tehran")  # Java and Python differ in 1978
     with pytest.raises(ConfigError, match="timezone Mars/Olympus: Java cannot compute with it"):
         check_zone(spark, "Mars/Olympus")
-    monkeypatch.setattr(times, "local_of", lambda time, _: local_of(time, "Europe/London"))
+    monkeypatch.setattr(times, "local_of", None)
+    check_zone(spark.newSession(), BERLIN)  # once for a server and a zone
+    monkeypatch.setattr(times, "_CHECKED", set())
+    monkeypatch.setattr(times, "local_of", lambda time, z: local_of(time, z if z == "UTC" else "Europe/London"))
     with pytest.raises(ConfigError, match=r"timezone Europe/Berlin: at 200\d.* in Java and .* update Java"):
         check_zone(spark, BERLIN)

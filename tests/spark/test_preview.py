@@ -23,8 +23,10 @@ from persist_core.protocol.run import bring_up_to_date, default_until
 from persist_core.sample.preview import Preview, preview
 from persist_core.sample.propose import found_by, propose
 from persist_core.sample.show import lines_of
+from persist_core.sources.feeds import feed_at
 from persist_core.spark_job.launch import Ended, Start, write_batch
 from persist_spark import __main__ as job
+from tests.core.sources.bucket import Bucket
 
 ROOT = Path(__file__).parents[2]
 US = 1_767_225_600_000_000  # 2026-01-01
@@ -215,5 +217,50 @@ def test_no_file_and_no_folder(look: Look, tmp_path: Path) -> None:
     (tmp_path / "in" / "a.jsonl").unlink()
     assert lines_of(look(config))[1:] == ["sample: no file matches source.path"]
     (tmp_path / "in").rmdir()
-    with pytest.raises(StorageError, match="in"):
+    with pytest.raises(StorageError) as told:
         look(config)
+    assert str(told.value) == (
+        f"source folder {tmp_path}/in (of source.path 'in/*.jsonl*') does not exist or is not a folder; create or"
+        " mount it, or correct source.path"
+    )
+
+
+def test_what_checks_would_find(look: Look, tmp_path: Path) -> None:
+    checks = {
+        "small": "id < 3",
+        "paid": {"sql": "status = 'paid'", "on_fail": "warn"},
+        "first": {"sql": "id = 1", "on_fail": "fail"},
+    }
+    found = look(orders(tmp_path, [*CHANGES, order(7, 1), order(8, 2)], checks=checks))
+    assert [row["id"] for row in found.rows] == [1, 2], "rows are shown, whatever would stop the run"
+    lines = lines_of(found)
+    assert 'a run would stop: check first: 1, for example {"id":2} (on_fail: fail)' in lines
+    assert 'warning check paid: 1, for example {"id":2}' in lines
+    (told,) = (line for line in lines if line.startswith("error check/small, 1 records: "))
+    assert told.endswith("check 'small' is not true: id < 3 (the first: a.jsonl, line 5)")
+    assert json.loads(json.dumps(found.to_json()))["warnings"][0]["name"] == "check paid"
+
+
+def test_a_sample_that_a_run_would_refuse(look: Look, tmp_path: Path) -> None:
+    lines = [order(number, number, at="x" if number % 10 else US) for number in range(200)]
+    found = look(orders(tmp_path, lines))
+    assert found.row_count == 20
+    wanted = "180 of 200 processed records of the sample are errors; at most 5 % are allowed (limits.max_errors)"
+    assert found.stops == wanted
+    assert look(orders(tmp_path, lines, limits={"max_errors": None})).stops is None
+
+
+def test_a_feed_in_a_bucket(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> None:
+    bucket = Bucket(request.getfixturevalue("versitygw"), is_versioned=True)
+    bucket.put("2026-01-01/a.jsonl", b'{"id":1,"v":"one"}\n{"id":2,"v":"two"}\n')
+    bucket.put("2026-01-02/b.jsonl.gz", gzip.compress(b'{"id":1,"v":"new"}\n{"id":"x"}\n'))
+    location = PersistLocation("mem:", "mem:", bucket.connections)
+    with open_location(location) as opened:
+        config = bucket.collection("{date:%Y-%m-%d}/*", time="path")
+        found = preview(PersistClient(opened), config, starter(spark), limit=100, rows=10)
+        given = found_by([f"s3://{bucket.name}/feed/*/*"], lambda each: feed_at(opened, each, "vendor"), "vendor")
+        text = propose(given, folder=tmp_path)
+    assert [(row["id"], row["v"]) for row in found.rows] == [(1, "new"), (2, "two")]
+    assert (found.next_run.files, found.next_run.upper is not None) == (2, True)
+    assert [each["position"] for each in found.records["errors"]] == ["2026-01-02/b.jsonl.gz, line 2"]
+    assert f'  path: "s3://{bucket.name}/feed/{{date:%Y-%m-%d}}/*.jsonl*"\n  connection: vendor\n' in text

@@ -80,7 +80,9 @@ def test_a_check_makes_errs_warns_and_heals(spark: SparkSession, tmp_path: Path)
     assert things.errors() == []
 
 
-@pytest.mark.parametrize("sql", ["balance >= 0", "1 / balance > 0", "CAST(country AS INT) > 0"])
+@pytest.mark.parametrize(
+    "sql", ["balance >= 0", "1 / balance > 0", "CAST(country AS INT) > 0", "balance - 9223372036854775807 - 1 <> 0"]
+)
 def test_a_check_that_must_not_fail_commits_nothing(spark: SparkSession, tmp_path: Path, sql: str) -> None:
     things = things_with(tmp_path, {"sound": {"sql": sql, "on_fail": "fail"}})
     things.drop("a.json", {"id": 1, "balance": 1, "country": "1"}, {"id": 2, "balance": -1, "country": "x"})

@@ -29,7 +29,7 @@ from persist_core.schema import (
     INHERITED,
     Column,
 )
-from persist_spark.compat import ENGINE_ERRORS
+from persist_spark.compat import ENGINE_ERRORS, failing
 from persist_spark.frame import OP, UPSERT, canonical_key, named, quoted, spark_type
 from persist_spark.view.gate import check_query
 
@@ -107,9 +107,10 @@ def with_failed_checks(config: CollectionConfig, records: DataFrame) -> DataFram
         return records
     whens = "".join(f" WHEN {failed_sql(check.sql)} THEN '{name}'" for name, check in checks.items())
     schema = config.collection_schema()
-    judged = records.withColumn(
-        _FAILED, F.expr(f"CASE WHEN {ERR_KIND} IS NULL AND {OP} = '{UPSERT}' THEN CASE{whens} END END")
-    )
+    with failing(records.sparkSession):
+        judged = records.selectExpr(
+            "*", f"CASE WHEN {ERR_KIND} IS NULL AND {OP} = '{UPSERT}' THEN CASE{whens} END END AS {_FAILED}"
+        )
     failed = F.col(_FAILED)
     is_failed = failed.isNotNull()
     is_err = F.col(ERR_KIND).isNotNull() | is_failed

@@ -11,13 +11,14 @@ from pyspark.sql import functions as F
 
 from persist_core.config.column import Unit
 from persist_core.errors import ConfigError
-from persist_core.time_text import UTC_ZONE, first_instant, format_time, local_of
+from persist_core.time_text import UTC_ZONE, format_time, local_of
 from persist_spark.compat import ENGINE_ERRORS, try_cast, try_cast_integer, whole_to_bigint
 from persist_spark.decode.encoding import Hint
 from persist_spark.decode.exact import bounded, exact_decimal
 
 _MICROS: dict[Unit, int] = {"s": 1_000_000, "ms": 1_000, "us": 1, "days": 86_400_000_000}
 _WEEK, _FIRST_CHECKED, _LAST_CHECKED = 7 * 86_400, 946_684_800, 2_145_916_800  # in seconds
+_CHECKED: set[tuple[str, str]] = set()  # servers, each with a zone that `check_zone` has accepted there
 _DAY_MICROS = _MICROS["days"]
 _INTEGER = r"^\s*[+-]?\d{1,19}\s*$"
 _DATE = r"^([+-]?\d{4,7}-\d{2}-\d{2})(?:[T ]00:00(?::00(?:\.0++)?+)?)?Z?$"
@@ -85,28 +86,31 @@ def midnight_ms(date: SparkColumn, zone: str) -> SparkColumn:
 def check_zone(spark: SparkSession, zone: str) -> None:
     """Refuse a zone of which Java and Python have other rules: paths and values would be read in two ways.
 
-    Compares one instant a week from 2000 to 2037: of older times the two databases keep different corrections. Raises
-    `ConfigError`.
+    Compares one instant a week from 2000 to 2037: of older times the two databases keep different corrections. A
+    process does it once for each server, without a Spark job: the optimizer computes it. Raises `ConfigError`.
     """
-    if zone == UTC_ZONE:
+    server = "" if zone == UTC_ZONE else str(spark.conf.get("spark.app.id", ""))
+    if zone == UTC_ZONE or (server, zone) in _CHECKED:
         return
-    local = F.from_utc_timestamp(F.timestamp_seconds("id"), zone)
-    weeks = spark.range(_FIRST_CHECKED, _LAST_CHECKED, _WEEK, 1).select("id", F.unix_millis(local).alias("local"))
+    instants = range(_FIRST_CHECKED, _LAST_CHECKED, _WEEK)
+    shown = f"unix_millis(from_utc_timestamp(timestamp_seconds(each), '{zone}'))"
+    weeks = f"sequence({instants[0]}L, {instants[-1]}L, {_WEEK}L)"
     try:
-        rows = weeks.collect()
+        (row,) = spark.sql(f"SELECT transform({weeks}, each -> {shown}) AS shown FROM VALUES (1)").collect()
     except ENGINE_ERRORS as error:
         raise ConfigError(
             f"timezone {zone}: Java cannot compute with it: {str(error)[:200]}. Update Java, or name another zone of"
             " its rules"
         ) from error
-    for row in rows:
-        known = local_of(row.id * 1000, zone)
-        if first_instant(known, UTC_ZONE) != row.local:
+    for second, local in zip(instants, row.shown, strict=True):
+        known = local_of(second * 1000, zone)
+        if known != local_of(local, UTC_ZONE):
             raise ConfigError(
-                f"timezone {zone}: at {format_time(row.id * 1000)} its clocks show {format_time(max(0, row.local))} in"
+                f"timezone {zone}: at {format_time(second * 1000)} its clocks show {format_time(max(0, local))} in"
                 f" Java and {known.isoformat()} in Python. One of them has an older time zone database: update Java, or"
                 " the Python package tzdata and the system's zoneinfo"
             )
+    _CHECKED.add((server, zone))
 
 
 def iso_timestamp(text: SparkColumn) -> SparkColumn:

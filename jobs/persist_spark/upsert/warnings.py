@@ -19,6 +19,7 @@ from persist_core.contents.batch import BatchDescription
 from persist_core.contents.stats import BatchWarning
 from persist_core.errors import CheckFailed
 from persist_core.schema import RESERVED_PREFIX
+from persist_spark.compat import failing
 from persist_spark.counted import as_json
 from persist_spark.decode.row_checks import failed_sql
 from persist_spark.frame import quoted
@@ -53,10 +54,11 @@ def observed(ranked: DataFrame, read: Observation, counts: Mapping[str, str], ar
         f"{acts} AS {_hidden('acts')}",
         f"{comes} AS {_hidden('comes')}",
     )
-    judged = renamed.selectExpr(
-        *[f"{_hidden(name)} AS {name}" for name in names],
-        *[f"{_told(each)} AS told_{number}" for number, each in enumerate(arguments.watched)],
-    )
+    with failing(renamed.sparkSession):
+        judged = renamed.selectExpr(
+            *[f"{_hidden(name)} AS {name}" for name in names],
+            *[f"{_told(each)} AS told_{number}" for number, each in enumerate(arguments.watched)],
+        )
     key = f"to_json(struct({', '.join(f'{plain} AS {quoted(column.name)}' for plain, column in users)}))"
     warned = dict(counts)
     for number in range(len(arguments.watched)):
