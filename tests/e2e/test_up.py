@@ -1,5 +1,6 @@
 """`make up` as a user calls it: new collections wait; it does all that an Airflow does, and views start each other;
-neither kill -9 nor many backfills stop it. One Airflow for both tests: to start one takes half a minute.
+days are those of a time zone; neither kill -9 nor many backfills stop it. One Airflow for all: to start one takes half
+a minute.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from persist_core.location.open import open_location
 from tests import real_parts
 from tests.airflow.sinks import HttpSink, http_sink
 from tests.airflow.statsd_sink import StatsdSink, statsd_sink
-from tests.e2e import operation, view_chain
+from tests.e2e import clocks, operation, view_chain
 from tests.sampling import is_long, sample
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,6 +95,7 @@ def write_files(root: Path) -> None:
     (dags / "collections" / f"{operation.SHARD}.yaml").write_text(watched)
     (dags / "collections" / "wrong.yaml").write_text(text.replace("format: json", "format: jsn"))
     view_chain.write_files(dags, root / "feed" / "chain")
+    clocks.write_files(dags, root / "feed")
 
 
 def embedded(root: Path, *arguments: str) -> tuple[int, str]:
@@ -129,6 +131,12 @@ def test_up_serves_the_ui_and_reads_dag_files_on_loopback_alone(up: Up) -> None:
     for pid in (process.pid for process in airflow.kept.all()):
         assert listens_at(pid) <= {"127.0.0.1"}, (pid, listens_at(pid))
     assert (airflow.home / "simple_auth_manager_passwords.json.generated").exists()
+
+
+def test_days_of_23_and_25_hours(up: Up) -> None:
+    """A year at night: see `clocks`."""
+    with open_location(up.airflow.location) as opened:
+        clocks.check(up.airflow, PersistClient(opened))
 
 
 def test_up_survives_backfills_and_kill_9(up: Up) -> None:
@@ -177,7 +185,8 @@ def check_what_is_paused(airflow: LocalAirflow, out: str) -> None:
     paused = {dag_id: is_paused for dag_id, is_paused, *_ in found}
     mine = {dag_id for dag_id in paused if "mine" in dag_id}
     assert len(mine) == len(list((airflow.dags / "collections").glob("mine_*.yaml")))
-    waits = mine | {operation.STARTER, f"persist_upsert__{operation.SHARD}", *view_chain.DAG_IDS}
+    own = {*view_chain.DAG_IDS, *clocks.DAG_IDS}
+    waits = mine | own | {operation.STARTER, f"persist_upsert__{operation.SHARD}"}
     assert {dag_id for dag_id, is_paused in paused.items() if is_paused} == waits
     assert {"persist_upsert__customers", "persist_view__regions", "persist_watch"} <= {*paused} - waits
     assert all(dag_id in out for dag_id in waits - {operation.STARTER})
@@ -230,7 +239,10 @@ def backfill_at_once(project: Path, airflow: LocalAirflow) -> None:
             airflow.command(*command)
     else:
         airflow.commands(*create)
-    made = airflow.query("select dag_id, count(*) from dag_run where run_type = 'backfill' group by dag_id order by 1")
+    counted = (
+        "select dag_id, count(*) from dag_run where run_type = 'backfill' and dag_id = any(%s) group by 1 order by 1"
+    )
+    made = airflow.query(counted, dags)
     assert made == [(dag_id, count) for dag_id in dags]
     wait_for_runs(airflow, 1)
     assert [process for process in airflow.kept.all() if process.ends or process.state != RUNS] == []
@@ -266,7 +278,8 @@ def is_another(airflow: LocalAirflow, name: str, pid: int) -> bool:
 
 
 def count_ended(airflow: LocalAirflow) -> int:
-    ((count,),) = airflow.query("select count(*) from dag_run where run_type = 'backfill' and state = 'success'")
+    backfills = "select count(*) from dag_run where run_type = 'backfill' and dag_id like 'persist_upsert__mine%'"
+    ((count,),) = airflow.query(f"{backfills} and state = 'success'")
     return int(count)
 
 
