@@ -40,7 +40,7 @@ def is_connect(session: SparkSession) -> bool:
 
 @contextmanager
 def failing(session: SparkSession) -> Iterator[None]:
-    """Within it, an expression that is analyzed fails where it cannot be computed: the default from Spark 4 on.
+    """Let expressions that are analyzed within it fail if they cannot be computed: the default from Spark 4 on.
 
     No effect in a Spark Connect server of 3.5, which analyzes a plan when it runs.
     """

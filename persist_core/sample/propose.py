@@ -98,7 +98,7 @@ def found_by(
     patterns = [parse_pattern(text, str(Path.cwd())) for text in globs]
     stores = {each.root.removeprefix(S3).partition("/")[0] if each.root.startswith(S3) else "" for each in patterns}
     if len(stores) > 1:
-        raise InvalidInput("--from: found files in several stores; expected those of one folder tree, or of one bucket")
+        raise InvalidInput("--from: found files in several stores; expected one folder tree, or one bucket")
     feeds = [feed_at(pattern) for pattern in patterns]
     for pattern, feed in zip(patterns, feeds, strict=True):
         for each in feed.scan(Wanted()).found:

@@ -114,9 +114,10 @@ def records(day: date) -> list[dict[str, object]]:
 
 
 def check(airflow: LocalAirflow, client: PersistClient) -> None:
-    """All dag runs succeed, with the data intervals of the clocks; every day of the tables is that of a replay."""
+    """All dag runs succeed, with the data intervals of the clocks; every day of the tables equals a replay."""
     daily, backfilled = tables()
-    days = ("--from-date", str(backfilled.days[0]), "--to-date", str(backfilled.days[-1]))
+    first, last = (moment.isoformat() for moment in (backfilled.midnights[0], backfilled.midnights[-2]))
+    days = ("--from-date", first, "--to-date", last)  # a date alone would be a midnight of UTC
     api = view_chain.api_of(airflow)
     for dag_id in DAG_IDS:
         api.pause(dag_id, is_paused=False)
@@ -144,7 +145,7 @@ def check_runs(airflow: LocalAirflow, table: Table) -> None:
 
 
 def check_table(client: PersistClient, table: Table) -> None:
-    """Each commit ends at a midnight of the zone; as of each of them, rows and errs are those of the replay."""
+    """Each commit ends at a midnight of the zone; as of each of them, rows and errs equal the replay."""
     ends = [round(moment.timestamp() * 1000) for moment in table.midnights[1:]]
     uppers = [commit.upper for commit in client.state(table.name).commits]
     assert uppers == ends[-len(uppers) :]

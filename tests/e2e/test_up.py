@@ -1,6 +1,7 @@
 """`make up` as a user calls it: new collections wait; it does all that an Airflow does, and views start each other;
-days are those of a time zone; neither kill -9 nor many backfills stop it. One Airflow for all: to start one takes half
-a minute.
+days follow the clocks of a time zone; neither kill -9 nor many backfills stop it.
+
+One Airflow for all: to start one takes half a minute.
 """
 
 from __future__ import annotations
