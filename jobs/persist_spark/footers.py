@@ -53,7 +53,7 @@ def footers_of(blob: Blob, files: Sequence[BlobMetadata], schema: CollectionSche
     return side_by_side(lambda file: _footer(file, lambda file: _opened(ends, file), schema), files, threads=THREADS)
 
 
-def rows_of(blob: Blob, file: BlobMetadata, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
+def read_rows(blob: Blob, file: BlobMetadata, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
     """These columns of a file that was just staged, at most `rows` rows at a time. Fetches no other columns."""
     source: str | io.RawIOBase | io.BytesIO
     if blob.uri.startswith("file:"):

@@ -41,7 +41,7 @@ from persist_core.keys import attempt_prefix
 from persist_core.location.blob import Blob, BlobMetadata
 from persist_core.schema import PART, CollectionSchema
 from persist_spark import progress, s3a
-from persist_spark.footers import Footer, digests_of, footers_of, rows_of
+from persist_spark.footers import Footer, digests_of, footers_of, read_rows
 from persist_spark.frame import with_field_ids
 from persist_spark.order_memory import MEMORY_COLUMNS, facts_of
 from persist_spark.read.damage import named_damage
@@ -278,7 +278,7 @@ def _artifact(blob: Blob, schema: CollectionSchema, number: int, file: StagedFil
     """A file of operator state, with what it holds."""
     found, orders = file.footer, None
     if file.kind == ORDER_INDEX_OPERATOR:
-        entries = rows_of(blob, BlobMetadata(file.key, file.size_bytes), MEMORY_COLUMNS, ROWS_AT_ONCE)
+        entries = read_rows(blob, BlobMetadata(file.key, file.size_bytes), MEMORY_COLUMNS, ROWS_AT_ONCE)
         orders = facts_of(entries, schema, found.first_time or 0, found.last_time or 0)
     return StateArtifact(
         partition_id=number,

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from persist_core.contents.err_groups import MAX_READ
 from persist_core.location.blob import Blob, BlobMetadata
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, TIME
-from persist_spark.footers import rows_of
+from persist_spark.footers import read_rows
 
 _MAX_FILES = 16  # of one attempt, the largest: each costs a round trip or two
 _ROWS_AT_ONCE = 1_000
@@ -21,7 +21,7 @@ def inserted_errs(blob: Blob, files: Sequence[BlobMetadata]) -> Iterator[Mapping
     """At most `MAX_READ` errs that the files insert, as rows by the names of their columns."""
     left = MAX_READ
     for file in sorted(files, key=lambda file: -file.size_bytes)[:_MAX_FILES]:
-        for table in rows_of(blob, file, _COLUMNS, _ROWS_AT_ONCE):
+        for table in read_rows(blob, file, _COLUMNS, _ROWS_AT_ONCE):
             found = table.filter(pc.greater(table[DIFF], 0)).slice(0, left)
             left -= len(found)
             yield from found.to_pylist()

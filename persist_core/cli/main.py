@@ -53,7 +53,7 @@ from persist_core.inspection.rows import (
     in_time_order,
     key_of,
 )
-from persist_core.inspection.values import rows_of
+from persist_core.inspection.values import json_rows
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_PAYLOAD, MISSING_ORDER, RESERVED_PREFIX, TIME
 from persist_core.sources.ledger import zone_of
 from persist_core.spark_job.answer import newest_rejected
@@ -186,9 +186,9 @@ def _print_rows(session: Session, found: tuple[pa.Table, int], empty: str) -> No
     """Rows as NDJSON, or as a table with its system columns under short names, and how many rows were left out."""
     shown, total = found
     if session.as_json:
-        output.print_ndjson(rows_of(shown))
+        output.print_ndjson(json_rows(shown))
         return
-    rows = (_row_for_people(row) for row in rows_of(shown))
+    rows = (_row_for_people(row) for row in json_rows(shown))
     output.print_table([_short(name, shown.column_names) for name in shown.column_names], rows, empty=empty)
     if len(shown) < total:
         output.print_line(f"{total - len(shown)} more rows; --limit {total} shows all, --json too")

@@ -29,9 +29,7 @@ from persist_core.protocol.run import (
     RunReport,
     Wanted,
     bring_all_up_to_date,
-    default_until,
     describe_dry_run,
-    input_noun,
 )
 from persist_core.sources.shards import check_closable
 from persist_core.spark_job.launch import Start, dry_run_view, write_batches
@@ -124,7 +122,7 @@ def _is_read_only(config: ShardConfig) -> bool:
 def _wanted(session: Session, config: ShardConfig, until: str | None, force: bool, close: bool) -> Wanted:
     frontier = session.time(until, "--until", config.timezone)
     if frontier is None and not close:
-        frontier = default_until(config, session.client.clock.now_ms())
+        frontier = config.default_until(session.client.clock.now_ms())
     return Wanted(config, frontier, force)
 
 
@@ -294,7 +292,7 @@ def _print_run(session: Session, config: ShardConfig, report: RunReport) -> None
     for done in report.rounds:
         counts = ", ".join(f"{name} {value}" for name, value in done.stats.items() if value and name not in _DIGESTS)
         output.print_line(
-            f"{report.shard} {done.interval}: {done.input_files} {input_noun(config)}; {counts or 'no records'}"
+            f"{report.shard} {done.interval}: {done.input_files} {config.input_noun}; {counts or 'no records'}"
         )
         for line in lines_of(done.err_groups):
             output.print_line(f"  {line}")

@@ -9,20 +9,18 @@ A file has a long form (the models below) and shorthands for common settings: `k
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic_core import PydanticCustomError
 
 from persist_core.config import checks
 from persist_core.config.column import Binary, ColumnConfig, Decimals, Unit
 from persist_core.config.error_limits import DEFAULT as DEFAULT_ERRORS
 from persist_core.config.error_limits import DEFAULT_CHANGED, ErrorLimits, read_limits
-from persist_core.config.files import load_folder, read_mapping
+from persist_core.config.files import expanded, load_folder, read_mapping
 from persist_core.config.model import ConfigModel
 from persist_core.config.order import BESIDE, OrderConfig, check_sequence, has_eras, order_columns, order_fields
 from persist_core.config.path_pattern import S3, PathPattern, parse_pattern
@@ -229,6 +227,8 @@ class LimitsConfig(ConfigModel):
 class CollectionConfig(ShardConfig):
     """A complete collection file. A relative `source.path` lies below `base_dir`."""
 
+    input_noun = "files"
+
     source: SourceConfig
     key: tuple[str, ...]
     columns: dict[str, ColumnConfig]
@@ -321,6 +321,20 @@ class CollectionConfig(ShardConfig):
         """The type in its `source:`."""
         return self.source.type
 
+    @property
+    def stays_open(self) -> bool:
+        """True unless it says `end_of_input: close`."""
+        return self.end_of_input != "close"
+
+    @property
+    def input_uris(self) -> tuple[str, ...]:
+        """Its path."""
+        return (self.source.path,)
+
+    def default_until(self, now_ms: int) -> int:
+        """Now, or the start of the period that paths are dated by: the files of a day are read when it is over."""
+        return self.source_pattern().period_start(now_ms) if self.time.source == "path" else now_ms
+
     def order_fields(self) -> dict[str, ColumnConfig]:
         """In `sequence` order by fields: each field with its type, most significant first; else empty."""
         return order_fields(self.order, self.columns)
@@ -368,26 +382,15 @@ def load_collection(path: Path, base_dir: Path | None = None) -> CollectionConfi
     that in turn). Raises `ConfigError`: one line per mistake, with file, field, value found and value expected.
     """
     body = read_mapping(path, base_dir, first_fields="source:, key:, columns:")
-    if isinstance(body.get("source"), dict):
-        body["source"] = {name: _expanded(path, name, value) for name, value in body["source"].items()}
+    source = body.get("source")
+    if isinstance(source, dict):
+        source |= {name: expanded(path, f"source.{name}", source[name]) for name in PATH_FIELDS if name in source}
     try:
         config = CollectionConfig.model_validate(body)
     except ValidationError as error:
         raise ConfigError(explain(error, CollectionConfig, str(path))) from None
     inheriting = {column.name for column in config.collection_schema().values if column.inherits}
     return config.model_copy(update={"checks": parsed_checks(path, config.checks, tuple(config.columns), inheriting)})
-
-
-def _expanded(file: Path, name: Any, value: Any) -> Any:
-    """A field of `source:` with the environment's variables in it, if it holds paths."""
-    if name not in PATH_FIELDS or not isinstance(value, str | list):
-        return value
-    texts = [value] if isinstance(value, str) else value
-    try:
-        expanded = [checks.expand_variables(text, os.environ) if isinstance(text, str) else text for text in texts]
-    except PydanticCustomError as error:
-        raise ConfigError(f"{file}: source.{name}: {error.message()}") from None
-    return expanded[0] if isinstance(value, str) else expanded
 
 
 def load_collections(folder: Path, *, only: str | None = None) -> tuple[list[CollectionConfig], list[ConfigError]]:

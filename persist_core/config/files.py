@@ -8,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic_core import PydanticCustomError
+
+from persist_core.config import checks
 from persist_core.config.problems import refuse, show
 from persist_core.config.yaml_text import MAX_BYTES, YamlError, parse_yaml
 from persist_core.errors import ConfigError
@@ -72,6 +75,18 @@ def read_fields(path: Path, *, first_fields: str) -> dict[str, Any]:
 def config_files(folder: Path) -> list[Path]:
     """The files of a folder by name; files that start with a dot are skipped. Raises `OSError`."""
     return sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and not path.name.startswith("."))
+
+
+def expanded(file: Path, name: str, value: Any) -> Any:
+    """A path, or a list of paths, with the environment's variables in it. `name` is the field, for messages."""
+    if not isinstance(value, str | list):
+        return value
+    texts = [value] if isinstance(value, str) else value
+    try:
+        found = [checks.expand_variables(text, os.environ) if isinstance(text, str) else text for text in texts]
+    except PydanticCustomError as error:
+        raise ConfigError(f"{file}: {name}: {error.message()}") from None
+    return found[0] if isinstance(value, str) else found
 
 
 def load_folder(

@@ -84,6 +84,15 @@ class PathPattern:
         folders = ["(?:[^/]*/)*" if s.any_depth else f"{part}/" for s, part in zip(self.segments, parts, strict=True)]
         return re.compile("".join(folders[:-1]) + parts[-1])
 
+    def period_start(self, now_ms: int) -> int:
+        """The start of the hour, day, month or year of `now_ms`, as fine as the dates are; `now_ms` without dates."""
+        if self.date_format is None:
+            return now_ms
+        local = local_of(now_ms, self.zone)
+        fields = (("%m", local.month, 1), ("%d", local.day, 1), ("%H", local.hour, 0))
+        month, day, hour = (value if text in self.date_format else first for text, value, first in fields)
+        return first_instant(datetime(local.year, month, day, hour), self.zone)
+
     def date_ms(self, below_root: str) -> int | None:
         """When the file at this path (relative to `root`) is dated, or `None` if its date cannot be parsed.
 

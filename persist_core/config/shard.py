@@ -6,7 +6,7 @@ Collections and views build on them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -39,6 +39,8 @@ class ShardConfig(ConfigModel):
     where a column of their type is new.
     """
 
+    input_noun: ClassVar[str] = "inputs"  # the plural of one input
+
     name: str
     description: Annotated[str, Field(max_length=10_000)] = ""
     schedule: str | None = "@daily"
@@ -58,6 +60,25 @@ class ShardConfig(ConfigModel):
     def source_type(self) -> str:
         """The kind of its input, as its progress names it: a key of `persist_core.sources.registry.KINDS`."""
         raise InvalidInput(f"{self.name}: {type(self).__name__} has no input; expected a collection or a view")
+
+    @property
+    def stays_open(self) -> bool:
+        """True if the shard must not be closed at the end of its input."""
+        return False
+
+    @property
+    def input_uris(self) -> tuple[str, ...]:
+        """Where its jobs read files."""
+        return ()
+
+    @property
+    def follows_inputs(self) -> bool:
+        """True if a dag run's interval means nothing: the run was started by an append to an input, or by hand."""
+        return False
+
+    def default_until(self, now_ms: int) -> int | None:  # noqa: ARG002 - a collection needs it
+        """The time before which the input is final; `None`: as far as its inputs go."""
+        return None
 
     @field_validator("name")
     @classmethod

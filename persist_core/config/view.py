@@ -73,6 +73,11 @@ class ViewConfig(ShardConfig):
         """Other shards."""
         return SHARDS
 
+    @property
+    def follows_inputs(self) -> bool:
+        """True without a schedule of its own."""
+        return self.schedule in (None, ON_INPUT)
+
     @field_validator("schedule")
     @classmethod
     def _check_schedule(cls, schedule: str | None) -> str | None:

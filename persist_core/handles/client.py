@@ -21,6 +21,7 @@ from persist_core.ids import Ids, RandomIds
 from persist_core.keys import check_key_name, is_shard_name
 from persist_core.location.blob import Blob
 from persist_core.location.open import OpenLocation
+from persist_core.shard import history
 from persist_core.shard.machine import Machine
 from persist_core.shard.state import Commit, ShardState
 
@@ -112,3 +113,18 @@ class PersistClient:
         """A writer of the shard, which is created if it is new."""
         self.ensure_shard(shard)
         return WriteHandle(self.machine, self.blob, self.clock, shard, part_format=self.part_format)
+
+    def set_history(self, shard: str, history_ms: int | None) -> tuple[ShardState, int | None]:
+        """Keep `history_ms` of history from now on (`None`: all); returns the newest state and what it was before.
+
+        Writes a version only if it differs.
+        """
+        return self.machine.apply(shard, lambda state: history.set_history(state, history_ms))
+
+    def advance_since(self, shard: str) -> history.Advance:
+        """Move the shard's `since` as far as its history and its holders allow; says what holds it back.
+
+        Writes a version only if `since` moves or a lease has expired. Safe at any time, beside anything.
+        """
+        _, advance = self.machine.apply(shard, lambda state: history.advance_since(state, now_ms=self.clock.now_ms()))
+        return advance

@@ -1,6 +1,6 @@
 """`SinceHandle`: a critical, permanent hold on a shard's `since`, moved by compare-and-downgrade.
 
-It holds `since` back and never moves it: `handles.history` does.
+It holds `since` back and never moves it: `PersistClient.advance_since` does.
 """
 
 from __future__ import annotations

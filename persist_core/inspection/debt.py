@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 
-from persist_core.compaction.plan import next_merge
+from persist_core.compaction.due import next_merge
 from persist_core.contents.batch import HollowBatch
 from persist_core.gc.collect import due_since_ms
 from persist_core.handles.client import PersistClient
@@ -71,7 +71,7 @@ def debt_of(state: ShardState, *, now_ms: int) -> Debt:
     after, advance = advance_since(state, now_ms=now_ms)
     behind_ms = (advance.since.time or 0) - (advance.before.time or 0)
     return Debt(
-        None if due is None else DueMerge(len(due), rows_of(due)),
+        None if due is None else DueMerge(len(due), rows_to_merge(due)),
         tuple(sorted(state.leases.keys() - after.leases.keys())),
         behind_ms,
         state.history_ms,
@@ -99,6 +99,6 @@ def merge_due(state: ShardState) -> tuple[HollowBatch, ...] | None:
     return next((each for each in due if each is not None), None)
 
 
-def rows_of(batches: tuple[HollowBatch, ...]) -> int:
+def rows_to_merge(batches: tuple[HollowBatch, ...]) -> int:
     """The rows of a merge, without history: it is mostly carried over as files."""
     return sum(batch.counts.rows for batch in batches)

@@ -136,7 +136,7 @@ class Inspector:
         return ShardDescription(
             **known,
             schema=state.schema.to_json() if state.schema else None,
-            sources=summaries.progress_of(state.sources),
+            sources=summaries.shown_progress(state.sources),
             definition=definition,
             warned=self.warnings(shard),
         )

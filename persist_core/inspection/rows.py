@@ -22,7 +22,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.handles.limited import LimitedReader, ReadBudget
 from persist_core.handles.read import check_as_of, schema_of
 from persist_core.inspection.facts import ColumnFacts, RowsPage
-from persist_core.inspection.values import rows_of
+from persist_core.inspection.values import json_rows
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, MISSING_ORDER, TIME
 from persist_core.shard.state import ShardState
 
@@ -221,7 +221,7 @@ def _page(state: ShardState, found: tuple[pa.Table, int], after: int | None, as_
             ColumnFacts(field.name, types.get(field.name, str(field.type)), field.name in keys)
             for field in shown.schema
         ),
-        rows=tuple(_cells(row.values(), cut.cell_chars) for row in rows_of(shown, rows_at_once=_ROWS_AT_ONCE)),
+        rows=tuple(_cells(row.values(), cut.cell_chars) for row in json_rows(shown, rows_at_once=_ROWS_AT_ONCE)),
         offset=cut.offset,
         total=total,
     )

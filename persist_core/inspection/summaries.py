@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from persist_core.contents.batch import STASH_OPERATOR, BatchManifest, HollowBatch, SourceFrontier
-from persist_core.inspection.debt import DueMerge, merge_due, rows_of
+from persist_core.inspection.debt import DueMerge, merge_due, rows_to_merge
 from persist_core.inspection.facts import (
     BatchesPage,
     BatchFacts,
@@ -60,7 +60,7 @@ def summary_of(state: ShardState, found: Newest, *, is_clipped: bool = False) ->
         size_bytes=sum(batch.size_bytes for batch in state.batches),
         commits=newest.epoch if newest else 0,
         newest_commit=_last(newest) if newest else None,
-        due_merge=DueMerge(len(due), rows_of(due)) if due else None,
+        due_merge=DueMerge(len(due), rows_to_merge(due)) if due else None,
         holders=len(held),
         held_at=min((since.time for since in held if since.time is not None), default=None),
         inputs=tuple(sorted(refreshed.uppers)) if refreshed else (),
@@ -117,7 +117,7 @@ def _last(commit: Commit) -> LastCommit:
     )
 
 
-def progress_of(sources: Mapping[str, SourceFrontier]) -> dict[str, dict[str, Any]]:
+def shown_progress(sources: Mapping[str, SourceFrontier]) -> dict[str, dict[str, Any]]:
     """Each source's progress, with its type, and with lists as their length."""
     return {
         name: {"source_type": source.source_type, **{key: _short(value) for key, value in source.offsets.items()}}

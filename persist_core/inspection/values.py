@@ -32,7 +32,7 @@ def json_value(value: Any) -> Any:
     return str(value)
 
 
-def rows_of(table: pa.Table, *, rows_at_once: int = _ROWS_AT_ONCE) -> Iterator[dict[str, Any]]:
+def json_rows(table: pa.Table, *, rows_at_once: int = _ROWS_AT_ONCE) -> Iterator[dict[str, Any]]:
     """The rows as JSON objects. Error keys and payloads are bytes: text if they are UTF-8, else `{"hex": ...}`."""
     for batch in table.to_batches(max_chunksize=rows_at_once):
         columns = [_column(field, column) for field, column in zip(batch.schema, batch.columns, strict=True)]

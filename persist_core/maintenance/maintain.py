@@ -19,8 +19,7 @@ from persist_core.compaction.merge import Merge, merge_here
 from persist_core.errors import PersistError
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, MAX_KEYS, Collected, collect, due_since_ms
 from persist_core.handles.client import PersistClient
-from persist_core.handles.history import advance_since
-from persist_core.inspection.debt import Debt, debt_of, merge_due, rows_of
+from persist_core.inspection.debt import Debt, debt_of, merge_due, rows_to_merge
 from persist_core.shard.replace import NotReplaced, Replaced
 from persist_core.time_text import show_time
 
@@ -96,20 +95,20 @@ def maintain(
     and what a merge raises; what was done before stays done.
     """
     expired = debt_of(client.state(shard), now_ms=client.clock.now_ms()).expired_leases
-    advance = advance_since(client, shard)
+    advance = client.advance_since(shard)
     state = client.state(shard)
     before, merges, lost, rows = len(state.batches), 0, 0, 0
     while merges + lost < max_merges:
         due = merge_due(state)
-        if due is None or (rows_of(due) > max_rows and merge_elsewhere is None):
+        if due is None or (rows_to_merge(due) > max_rows and merge_elsewhere is None):
             break
         merge = Merge.of(client, state, due)
-        if rows_of(due) > max_rows and merge_elsewhere is not None:
+        if rows_to_merge(due) > max_rows and merge_elsewhere is not None:
             result = merge_elsewhere(merge)
         else:
             result = merge_here(client, merge, attempt=client.ids.uuid7())
         if isinstance(result, Replaced):
-            merges, rows = merges + 1, rows + rows_of(due)
+            merges, rows = merges + 1, rows + rows_to_merge(due)
         else:
             lost += 1
         state = client.state(shard)

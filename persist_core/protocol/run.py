@@ -16,7 +16,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from persist_core.config.collection import CollectionConfig
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig
 from persist_core.contents.batch import BatchDescription
@@ -29,7 +28,7 @@ from persist_core.protocol.stages import Conflict, Minted, NothingToDo
 from persist_core.shard.state import Commit, Committed
 from persist_core.sources.shards import ShardSource
 from persist_core.sources.source import Source
-from persist_core.time_text import first_instant, local_of, show_interval
+from persist_core.time_text import show_interval
 
 MAX_ROUNDS = 10_000  # each round commits whole files; a run that needs more has limits that are far too low
 MAX_CONFLICTS = 10  # in one run; a writer that always wins needs one schedule for both, not more tries
@@ -229,9 +228,9 @@ def bring_all_up_to_date(
 
 def _run_of(client: PersistClient, wanted: Wanted, say: Callable[[str], None], maintain: Maintain) -> Run[RunReport]:
     config = wanted.config
-    if wanted.until is None and isinstance(config, CollectionConfig) and config.end_of_input != "close":
+    if wanted.until is None and config.stays_open:
         raise InvalidInput(
-            f"collection {config.name} must not be closed: end_of_input is {config.end_of_input!r}; write"
+            f"collection {config.name} must not be closed: end_of_input is 'keep_open'; write"
             " end_of_input: close in its file, or give a time"
         )
     done: list[Round] = []
@@ -283,7 +282,7 @@ def _lines(config: ShardConfig, step: Step) -> list[str]:
         described = step.description
         return [
             *step.notices,
-            f"minted {described.interval} of {config.name}: {described.input_files} {input_noun(config)},"
+            f"minted {described.interval} of {config.name}: {described.input_files} {config.input_noun},"
             f" {described.input_bytes} bytes",
         ]
     if isinstance(step, Round):
@@ -302,30 +301,3 @@ def describe_dry_run(client: PersistClient, config: ViewConfig, until: int | Non
     """
     as_of = ShardSource(client, config).dry_run_time(until)
     return as_of, describe.dry_run_description(client, config, as_of)
-
-
-def input_noun(config: ShardConfig) -> str:
-    """The counts of `input_files`."""
-    return "files" if isinstance(config, CollectionConfig) else "inputs"
-
-
-def default_until(config: ShardConfig, now_ms: int) -> int | None:
-    """The time before which the input is final: now, or the start of the current period if times come
-    from the path.
-
-    So the files of a day (hour, month) are read when it is over, and no file is late. `None` for a view: it goes as far
-    as its inputs.
-    """
-    if not isinstance(config, CollectionConfig):
-        return None
-    date_format = config.source_pattern().date_format
-    if config.time.source != "path" or date_format is None:
-        return now_ms
-    start = local_of(now_ms, config.timezone).replace(minute=0, second=0, microsecond=0)
-    if "%H" not in date_format:
-        start = start.replace(hour=0)
-    if "%d" not in date_format:
-        start = start.replace(day=1)
-    if "%m" not in date_format:
-        start = start.replace(month=1)
-    return first_instant(start, config.timezone)

@@ -35,7 +35,6 @@ from persist_core.errors import (
 )
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
-from persist_core.handles.history import set_history
 from persist_core.handles.write import WriteHandle, manifest_for, stage_manifest
 from persist_core.protocol.conflicts import ConflictRecord, record_conflict
 from persist_core.protocol.describe import describe
@@ -122,7 +121,7 @@ def _as_defined(client: PersistClient, config: ShardConfig) -> tuple[ShardState,
     state = client.ensure_shard(config.name)
     if state.history_ms == config.history_ms or state.is_dropped:
         return state, ()
-    after, before = set_history(client, config.name, config.history_ms)
+    after, before = client.set_history(config.name, config.history_ms)
     if not state.commits:
         return after, ()
     kept = f"history of shard {config.name} is now {config.history}; it was {show_history(before)}"

@@ -2,7 +2,7 @@
 
     config, location --next_run--> the files that the next run takes --take--> Sample
     Sample --copied--> a folder --mint, job, append, in a location beside it--> rows, counts, decoded records
-    Sample --rows_of--> fields that no column takes, types that would fit better
+    Sample --raw_rows--> fields that no column takes, types that would fit better
 
 The rows are as a real run would write them to a new shard from the sample alone.
 """
@@ -25,14 +25,13 @@ from persist_core.contents.stats import BatchWarning
 from persist_core.errors import PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.rows import in_key_order
-from persist_core.inspection.values import rows_of as json_rows
+from persist_core.inspection.values import json_rows
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.protocol import stages
-from persist_core.protocol.run import default_until
 from persist_core.sample.files import SampledFile, copied, take
 from persist_core.sample.guess import better
-from persist_core.sample.rows import DMS_OP, RawRow, rows_of, value_at
+from persist_core.sample.rows import DMS_OP, RawRow, raw_rows, value_at
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION
 from persist_core.shard.state import Committed, ShardState
 from persist_core.sources.feeds import feed_of
@@ -122,7 +121,7 @@ def preview(
     """
     state = None if is_other_input else client.machine.fetch(config.name)
     source = FileSource(config, client.blob, feed := feed_of(client.location, config))
-    until = default_until(config, client.clock.now_ms())
+    until = config.default_until(client.clock.now_ms())
     run, files = _next_run(source, config, state, until)
     found = take(feed, files, limit, header="csv" in config.source.format and config.source.header)
     told = _BAD_FILE[config.source.on_bad_file]
@@ -269,7 +268,7 @@ def _raw_findings(config: CollectionConfig, files: Sequence[SampledFile]) -> dic
     if "csv" in source.format and not source.header:
         names = [column.field or name for name, column in config.columns.items()]
         names = [DMS_OP, *names] if source.format == "dms-csv" else names
-    raw = rows_of(files, source.format, delimiter=source.delimiter, names=names)
+    raw = raw_rows(files, source.format, delimiter=source.delimiter, names=names)
     hints = []
     for name, column in config.columns.items():
         path = tuple(column.field.split(".")) if column.field else (name,)

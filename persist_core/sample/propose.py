@@ -1,6 +1,6 @@
 """`persist init --from FILES`: a collection file for files that are there, each guess with its reason as a comment.
 
-    files --take--> Sample --detect--> format --rows_of--> fields --guess--> key, columns, order, deletes --> YAML text
+    files --take--> Sample --detect--> format --raw_rows--> fields --guess--> key, columns, order, deletes --> YAML text
 
 What could not be known is a commented line with a question. Nothing of this is used by a run.
 """
@@ -21,7 +21,7 @@ from persist_core.errors import InvalidInput
 from persist_core.sample.detect import Detected, detect, path_of, stated_types
 from persist_core.sample.files import take
 from persist_core.sample.guess import Guess, guess
-from persist_core.sample.rows import DMS_OP, RawRow, rows_of, value_at
+from persist_core.sample.rows import DMS_OP, RawRow, raw_rows, value_at
 from persist_core.schema import MAX_COLUMNS, RESERVED_PREFIX
 from persist_core.sources.feed import Feed, LocalFeed, Wanted
 from persist_core.sources.input_file import InputFile
@@ -121,7 +121,7 @@ def propose(given: FoundFiles, *, folder: Path | None, format: Format | None = N
     if not any(each.records for each in found):
         raise InvalidInput(f"--from: found no record in {len(files)} files. {' '.join(problems[:1])}".strip())
     detected = detect(found, format)
-    raw = rows_of(found, detected.format, delimiter=detected.delimiter, names=_names(detected, found))
+    raw = raw_rows(found, detected.format, delimiter=detected.delimiter, names=_names(detected, found))
     feed, shown = _feed(detected, raw), _relative(pattern, folder)
     head = [
         f"# Proposed by `persist init --from`, from {len(raw)} records of {len(found)} of {len(files)} files. Read each"

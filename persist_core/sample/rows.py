@@ -35,7 +35,7 @@ class RawRow:
         return _object(self.message.get("payload")) if self.has_schema else self.message
 
 
-def rows_of(
+def raw_rows(
     files: Sequence[SampledFile], format: str, *, delimiter: str = ",", names: Sequence[str] | None = None
 ) -> list[RawRow]:
     """The records of all files. `names`: of the fields of text files without a header line."""

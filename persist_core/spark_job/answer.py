@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from persist_core.config.collection import CollectionConfig
 from persist_core.errors import PersistError, RejectedRecord, RunFailed, StorageError, TooManyErrors
 from persist_core.handles.client import PersistClient
 from persist_core.ids import time_of_uuid7
@@ -79,7 +78,7 @@ def job_failure(
             return error
         cause = find_cause(message.splitlines()) or cause
         told = f"{what} failed; nothing was committed. {kind}: {_cut(message)}"
-    if exit_status not in STOPPED and isinstance(spec.config, CollectionConfig):
+    if exit_status not in STOPPED and spec.input_uris:
         with suppress(StorageError):  # the failure counts
             record_death(client.blob, spec)
             told = f"{told.rstrip()}\nThe next try reads the files apart, to find out if one of them is the cause"

@@ -96,7 +96,7 @@ class JobSpec:
     @property
     def input_uris(self) -> tuple[str, ...]:
         """Where the job reads files."""
-        return (self.config.source.path,) if isinstance(self.config, CollectionConfig) else ()
+        return () if isinstance(self.config, MergeInputs) else self.config.input_uris
 
     def encode(self) -> bytes:
         """Sealed JSON. Keys are not sorted: the order of a collection's columns is the order in its file."""

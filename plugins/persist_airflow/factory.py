@@ -13,7 +13,7 @@ views and views of views chain by themselves. Parsing touches no store and no ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -35,12 +35,12 @@ from persist_airflow.operators import (
 )
 from persist_airflow.watch import notify_of_project
 from persist_airflow.wrong_files import stand_ins
-from persist_core.config.collection import CollectionConfig, load_collections
+from persist_core.config.collection import FILES, CollectionConfig, load_collections
 from persist_core.config.files import config_files
 from persist_core.config.order import AUTO_ORDERS
 from persist_core.config.shard import ShardConfig
 from persist_core.config.tasks import AirflowConfig, TaskConfig
-from persist_core.config.view import ON_INPUT, ViewConfig, load_views
+from persist_core.config.view import ON_INPUT, SHARDS, ViewConfig, load_views
 from persist_core.errors import ConfigError
 
 UPSERT_PREFIX = "persist_upsert__"
@@ -212,7 +212,7 @@ def build_dag(
     ordinary run takes all input that is due, and a backfill makes history in steps. A view that refreshes `on_input`
     goes as far as its inputs.
     """
-    face = _face(config)
+    face = _FACES[config.source_type](config)
     owner = {"owner": config.airflow.owner} if config.airflow.owner else {}
     arguments: dict[str, Any] = {
         "dag_id": f"{face.prefix}{config.name}",
@@ -302,14 +302,6 @@ class _Face:
     document: str
 
 
-def _face(config: ShardConfig) -> _Face:
-    if isinstance(config, ViewConfig):
-        return _view_face(config)
-    if isinstance(config, CollectionConfig):
-        return _collection_face(config)
-    raise ConfigError(f"{config.name}: found a {type(config).__name__}, expected a collection or a view")
-
-
 def _collection_face(config: CollectionConfig) -> _Face:
     plan = "\n".join(f"| {name} | {text} |" for name, text in _plan_of(config).items())
     document = f"""{config.description}
@@ -377,3 +369,6 @@ def _view_face(config: ViewConfig) -> _Face:
 {_definition(config)}
 """
     return _Face(VIEW_PREFIX, "view", f"View of {', '.join(config.inputs)} -> shard {config.name}", document)
+
+
+_FACES: Mapping[str, Callable[[Any], _Face]] = {FILES: _collection_face, SHARDS: _view_face}

@@ -36,7 +36,7 @@ from persist_airflow.notifications import NotifyBy, chosen
 from persist_airflow.spark import RETRIES, RETRY_DELAY, WriteBatchesOperator
 from persist_airflow.turns import wait_for_turn
 from persist_core.config.shard import ShardConfig
-from persist_core.config.view import ON_INPUT, ViewConfig
+from persist_core.config.view import ViewConfig
 from persist_core.contents.batch import BatchDescription
 from persist_core.contents.err_groups import lines_of
 from persist_core.contents.stats import correction_notice, in_words
@@ -121,7 +121,7 @@ class MintBatchDescriptionsOperator(_PersistOperator):
     @measured("mint")
     def _mint(self, context: Context) -> dict[str, Any]:
         with self._client() as client:
-            until = None if _follows_inputs(self.config) else interval_end_ms(context, client.clock)
+            until = None if self.config.follows_inputs else interval_end_ms(context, client.clock)
             if isinstance(self.config, ViewConfig) and is_read_only(self.config, context):
                 return _dry_run(client, self.config, until)
             wait_for_turn(self, context, client, deferrable=self.deferrable)
@@ -139,7 +139,7 @@ class MintBatchDescriptionsOperator(_PersistOperator):
             show_interval(description.lower, description.upper),
             description.shard,
             description.input_files,
-            run.input_noun(self.config),
+            self.config.input_noun,
             description.input_bytes,
         )
         return description.to_json()
@@ -288,11 +288,6 @@ def _asks_for(context: Context, name: str) -> bool:
     """True if the dag run's conf has `name`: true."""
     asked: Any = context["dag_run"].conf or {}
     return asked.get(name) is True
-
-
-def _follows_inputs(config: ShardConfig) -> bool:
-    """True if a dag run's interval means nothing: the run was started by an append to an input, or by hand."""
-    return isinstance(config, ViewConfig) and config.schedule in (None, ON_INPUT)
 
 
 def _dry_run(client: PersistClient, config: ViewConfig, until: int | None) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from persist_airflow.compat import AirflowSkipException
 from persist_airflow.factory import build_upsert_dag, build_view_dag
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
-from persist_core.handles.history import advance_since, set_history
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.conflicts import list_conflicts
@@ -195,8 +194,8 @@ def test_kills_at_every_point_of_a_view_change_nothing(
     commit(client, NAME, fruit.config().collection_schema(), end_ms(0), rows, [("value", b"k", b"raw", at, 1)])
     commit(client, VIEW, LETTERS, START_MS, [(row, 0, 1) for row in (("a", 2), ("x", 1), ("x", 2))])
     client.open_since(NAME, f"view/{VIEW}")
-    set_history(client, NAME, 0)  # so that the view's hold is in the way, and moves
-    advance_since(client, NAME)
+    client.set_history(NAME, 0)  # so that the view's hold is in the way, and moves
+    client.advance_since(NAME)
     assert client.state(NAME).since == Frontier(0)
     kills = {
         "mint_batch_descriptions": list(kill_points.MINT_VIEW),
@@ -227,7 +226,7 @@ def test_kills_at_every_point_of_a_view_change_nothing(
         "retracted": 2,
         "corrections": 3,
     }
-    assert advance_since(client, NAME).since == Frontier(at), "the view's hold has followed"
+    assert client.advance_since(NAME).since == Frontier(at), "the view's hold has followed"
     assert not list_conflicts(client.blob, VIEW)
     assert fsck(client, VIEW).is_clean
     again = DagRunDriver(build_view_dag(config), end_of(0), "again")

@@ -15,7 +15,6 @@ from airflow.timetables.base import TimeRestriction
 
 from persist_airflow.factory import build_dags
 from persist_core.config.collection import load_collection
-from persist_core.protocol.run import default_until
 from tests.airflow.fruit import Fruit
 
 pytestmark = pytest.mark.airflow_2_11
@@ -66,8 +65,8 @@ def test_a_year_of_data_intervals_follows_the_clocks(fruit: Fruit, zone: str, sc
     for start, end in found if schedule == "@daily" else ():
         name = f"date={start.astimezone(ZoneInfo(zone)):%Y-%m-%d}/a.json"
         assert pattern.date_ms(name) == start.timestamp() * 1000
-        assert default_until(config, int(end.timestamp() * 1000) - 1) == start.timestamp() * 1000
-        assert default_until(config, int(end.timestamp() * 1000)) == end.timestamp() * 1000
+        assert config.default_until(int(end.timestamp() * 1000) - 1) == start.timestamp() * 1000
+        assert config.default_until(int(end.timestamp() * 1000)) == end.timestamp() * 1000
 
 
 def test_without_a_zone_days_are_utc(fruit: Fruit) -> None:

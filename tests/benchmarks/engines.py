@@ -26,7 +26,6 @@ from persist_core.contents.batch import BatchDescription
 from persist_core.contents.operator_state import StateArtifact
 from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
-from persist_core.handles.history import set_history
 from persist_core.keys import manifest_key
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
@@ -206,7 +205,7 @@ class WithoutHistory(_Maintained):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        set_history(self._client, SHARD, 0)
+        self._client.set_history(SHARD, 0)
 
     def maintain(self) -> None:
         super().maintain()

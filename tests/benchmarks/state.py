@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from persist_core.compaction.plan import next_merge
+from persist_core.compaction.due import next_merge
 from persist_core.contents.batch import BatchCounts, BatchDescription, BatchManifest, HollowBatch
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient

@@ -35,7 +35,7 @@ from persist_core.spark_job.spec import JobSpec
 from persist_spark import frame, snapshot
 from persist_spark.upsert.batch import UpsertRequest, stage_upserts
 from persist_spark.view.job import run_view_job
-from persist_spark.view.rows import rows_of
+from persist_spark.view.rows import queried
 from tests.benchmarks.sessions import consume, session, timed
 
 ITEMS_PER_ORDER = 4
@@ -191,7 +191,7 @@ class World:
     def query(self, view: ViewConfig) -> DataFrame:
         """The view's query over the newest snapshots of its inputs."""
         inputs = {name: snapshot(self.spark, self.location, name) for name in view.inputs}
-        return rows_of(self.spark, view.name, view.definition, inputs)
+        return queried(self.spark, view.name, view.definition, inputs)
 
     def overwrite(self, view: ViewConfig, target: Path) -> None:
         """The floor: evaluate, and write all rows."""

@@ -16,10 +16,10 @@ from persist_core.config.collection import CollectionConfig, load_collection
 from persist_core.errors import StorageError
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.rows import in_key_order
-from persist_core.inspection.values import rows_of
+from persist_core.inspection.values import json_rows
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
-from persist_core.protocol.run import bring_up_to_date, default_until
+from persist_core.protocol.run import bring_up_to_date
 from persist_core.sample.preview import Preview, preview
 from persist_core.sample.propose import found_by, propose
 from persist_core.sample.show import lines_of
@@ -93,19 +93,19 @@ CHANGES = [order(1, 1), order(2, 2), order(4, 1), order(3, 1, "D"), order(5, 3, 
 
 
 @pytest.mark.parametrize("name", ["customers", "cities"])
-def test_the_rows_of_a_preview_are_those_of_a_run(
+def test_the_json_rows_a_preview_are_those_of_a_run(
     name: str, look: Look, spark: SparkSession, client: PersistClient
 ) -> None:
     config = load_collection(ROOT / "dags" / "collections" / f"{name}.yaml")
     found = look(config, limit=100_000)
     start = starter(spark)(PersistLocation(client.blob.uri, client.location.consensus.uri))
-    until = default_until(config, client.clock.now_ms())
+    until = config.default_until(client.clock.now_ms())
     run = bring_up_to_date(
         client, config, until=until, write=lambda each: write_batch(client, start, config, each), say=lambda _: None
     )
     (done,) = run.rounds
     table = in_key_order(client.state(name), client.open_reader(name).snapshot())
-    assert [dict(row) for row in found.rows] == list(rows_of(table))
+    assert [dict(row) for row in found.rows] == list(json_rows(table))
     assert found.stats == done.stats
     assert sum(found.records["operations"].values()) == done.stats["records_read"]
     assert (found.next_run.files, found.next_run.size_bytes) == (done.input_files, done.input_bytes)

@@ -16,7 +16,6 @@ from persist_core.config.collection import FILE_POSITION
 from persist_core.contents.parts import updates_schema
 from persist_core.errors import InvalidInput, InvariantViolation, OutsideFrontiers, ShardNotFound
 from persist_core.handles.client import PersistClient
-from persist_core.handles.history import advance_since, set_history
 from persist_core.keys import manifest_key
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
@@ -167,8 +166,8 @@ def test_reads_outside_the_frontiers_print_both(spark: SparkSession, tmp_path: P
         persist_spark.snapshot(spark, shard.location, SHARD, 10)
     with pytest.raises(InvalidInput, match="after 5 through 4"):
         persist_spark.changes(spark, shard.location, SHARD, 5, 4)
-    set_history(shard.client, SHARD, 3)
-    advance_since(shard.client, SHARD)
+    shard.client.set_history(SHARD, 3)
+    shard.client.advance_since(SHARD)
     assert persist_spark.snapshot(spark, shard.location, SHARD, 7).count() == 0
     gone = r"\[since 7, upper 10\); the read asked for 6. The history before since is gone.*`persist holds"
     with pytest.raises(OutsideFrontiers, match=gone):

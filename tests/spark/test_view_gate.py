@@ -15,7 +15,7 @@ from persist_core.config.sql_functions import ALLOWED, REFUSED
 from persist_core.errors import ConfigError
 from persist_spark.compat import ENGINE_ERRORS
 from persist_spark.view.gate import check_query
-from persist_spark.view.rows import rows_of
+from persist_spark.view.rows import queried
 from tests.sampling import sample
 from tests.spark.view_histories import QUERIES
 from tests.spark.view_shards import ITEMS, ViewShards, view
@@ -57,7 +57,7 @@ def inputs(spark: SparkSession) -> dict[str, DataFrame]:
 
 def refusal(spark: SparkSession, inputs: dict[str, DataFrame], query: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        rows_of(spark, "v", query, inputs)
+        queried(spark, "v", query, inputs)
     return str(caught.value)
 
 

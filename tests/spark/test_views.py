@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 
 from persist_core.maintenance.fsck import fsck
 from persist_spark.frame import user_fields
-from persist_spark.view.rows import rows_of, shaped
+from persist_spark.view.rows import queried, shaped
 from tests.sampling import sample
 from tests.spark.view_histories import QUERIES, SCHEMAS, History
 from tests.spark.view_shards import ViewShards, texts, view
@@ -37,7 +37,7 @@ class World:
         """The query over plain tables."""
         inputs, query = QUERIES[name]
         tables = {each: self.tables[each, upper] for each in inputs}
-        _, rows = shaped(name, rows_of(self.spark, name, query, tables))
+        _, rows = shaped(name, queried(self.spark, name, query, tables))
         return texts(row.asDict() for row in rows.collect())
 
 

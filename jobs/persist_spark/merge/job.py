@@ -20,7 +20,7 @@ from persist_core.handles.write import stage_manifest
 from persist_core.location.open import OpenLocation
 from persist_core.spark_job.spec import JobSpec, MergeInputs
 from persist_spark import progress
-from persist_spark.merge.plan import Merged, plan_merge
+from persist_spark.merge.versions import Merged, plan_merge
 from persist_spark.read.damage import check_sizes, part_sizes
 from persist_spark.session import listing, own_session, stage_settings, use
 from persist_spark.stage import stage_files

@@ -42,7 +42,7 @@ from persist_spark.read.parts import scan_pieces
 from persist_spark.session import listing, own_session, stage_settings, use
 from persist_spark.stage import stage
 from persist_spark.view.difference import EMPTY, Contents, Installed, Refresh, inherited, install_desired_into_persist
-from persist_spark.view.rows import failed, refused, rows_of, shaped
+from persist_spark.view.rows import failed, queried, refused, shaped
 
 SAMPLE_ROWS = 20  # of a dry run
 _SHOWN_OF_ERRS = (ERR_KIND, ERR_MESSAGE)
@@ -66,7 +66,7 @@ class _View:
         name, as_of = self.config.name, frozen.as_of
         inputs = {each: snapshot(self.spark, self.location, each, as_of) for each in frozen.uppers}
         with refused(name, "the query"):
-            schema, rows = shaped(name, rows_of(self.spark, name, frozen.definition, inputs))
+            schema, rows = shaped(name, queried(self.spark, name, frozen.definition, inputs))
         errs = [
             found.selectExpr(*inherited(each), DIFF)
             for each in frozen.uppers

@@ -42,7 +42,7 @@ _JSON_OPTIONS = (
 )
 
 
-def rows_of(spark: SparkSession, view: str, definition: str, inputs: Mapping[str, DataFrame]) -> DataFrame:
+def queried(spark: SparkSession, view: str, definition: str, inputs: Mapping[str, DataFrame]) -> DataFrame:
     """The rows in Spark's types. `definition`: `ViewConfig.definition`. Raises `ConfigError` if it is not a query.
 
     Nothing is computed yet.

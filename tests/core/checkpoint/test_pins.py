@@ -7,7 +7,6 @@ import pytest
 from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.checkpoint.pins import pin, unpin
 from persist_core.errors import CorruptArtifact, Indeterminate, OutsideFrontiers
-from persist_core.handles.history import advance_since, set_history
 from persist_core.inspection.holders import list_holders, release
 from tests.core.checkpoint.checkpointed_shard import KEEP_ALL, Crashing, Shard
 
@@ -20,8 +19,8 @@ def shard_of(commits: int, blob: Crashing | None = None) -> tuple[Shard, list[st
 
 
 def since_of(shard: Shard, history_ms: int | None) -> int | None:
-    set_history(shard.client, "s", history_ms)
-    return advance_since(shard.client, "s").since.time
+    shard.client.set_history("s", history_ms)
+    return shard.client.advance_since("s").since.time
 
 
 def test_a_pin_holds_since_and_unpin_lets_it_go() -> None:
@@ -48,12 +47,12 @@ def test_a_pin_holds_since_and_unpin_lets_it_go() -> None:
 def test_retention_keeps_what_the_history_reaches_back_to(history_ms: int | None, kept: int) -> None:
     shard, ids = shard_of(8)
     shard.publish()
-    set_history(shard.client, "s", history_ms)
+    shard.client.set_history("s", history_ms)
     shard.publish(KEEP_ALL)
     # upper - history is the first time that is kept; a restore reads from the time before the checkpoint's upper on
     expected = ids if history_ms is None or history_ms > 8 else ids[8 - max(1, history_ms) :]
     assert shard.checkpointer.list_checkpoints() == expected[-kept:]
-    since = advance_since(shard.client, "s").since.time
+    since = shard.client.advance_since("s").since.time
     assert since is not None
     for manifest in shard.checkpointer.listing().manifests:
         assert manifest.upper is not None

@@ -6,7 +6,6 @@ import pytest
 
 from persist_core.errors import LeaseExpired
 from persist_core.frontier import Frontier
-from persist_core.handles.history import advance_since, set_history
 from tests.core.cli.test_cli import DAY_2, DAY_3, Persist
 from tests.core.cli.test_cli import persist as persist  # the fixture
 from tests.servers.backends import on_each_consensus
@@ -17,7 +16,7 @@ def test_what_holds_the_history_is_listed_and_ended(persist: Persist) -> None:
     shown = persist("describe", "orders").out
     assert "all (every change is kept, so stored bytes grow; `history: 30 days` in its file limits that)" in shown
     assert "held back by" not in shown
-    set_history(persist.client, "orders", 0)
+    persist.client.set_history("orders", 0)
     reader = persist.client.open_leased_reader("orders", lease_ms=3_600_000)
     first, _ = (body["checkpoint_id"] for body in persist("checkpoints", "orders", "--json").json)
     assert persist("pin", "orders", first).code == 0
@@ -36,7 +35,7 @@ def test_what_holds_the_history_is_listed_and_ended(persist: Persist) -> None:
     with pytest.raises(LeaseExpired, match=r"was released by .* \(killed\)"):
         reader.snapshot()
     assert f"released: {lease['holder']}" in persist("holds", "orders").out
-    assert advance_since(persist.client, "orders").since == Frontier(DAY_2 - 1)
+    assert persist.client.advance_since("orders").since == Frontier(DAY_2 - 1)
     refused = persist("release", "orders", f"pin/{first}", "--reason", "x")
     assert (refused.code, f"persist unpin orders {first}" in refused.err) == (2, True)
     below = persist("snapshot", "orders", "--as-of", str(DAY_2 - 2))
@@ -44,7 +43,7 @@ def test_what_holds_the_history_is_listed_and_ended(persist: Persist) -> None:
     assert persist("changes", "orders", "--after", "0").code == 3
     assert persist("restore", "orders", "--to", first, "--dry-run").code == 0
     assert persist("unpin", "orders", first).code == 0
-    assert advance_since(persist.client, "orders").since == Frontier(DAY_3 - 1)
+    assert persist.client.advance_since("orders").since == Frontier(DAY_3 - 1)
     late = persist("restore", "orders", "--to", first, "--dry-run")
     assert (late.code, "history before since is gone" in late.err) == (3, True)
     gone = persist("pin", "orders", first)

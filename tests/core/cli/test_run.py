@@ -21,7 +21,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.protocol import run as local_run
 from persist_core.protocol.conflicts import list_conflicts
-from persist_core.protocol.run import bring_up_to_date, default_until
+from persist_core.protocol.run import bring_up_to_date
 from persist_core.spark_job.answer import error_of_kind
 from persist_core.spark_job.installation import find_spark_submit, job_path, spark_environment
 from persist_core.spark_job.launch import write_batch
@@ -322,7 +322,7 @@ def test_a_damaged_checkpoint_is_repaired_and_reported(world: World, capsys: pyt
 
 def test_by_default_the_input_is_final_up_to_the_current_period(world: World) -> None:
     now = parse_time("2026-03-04T05:06:07.008Z")
-    assert default_until(world.config(), now) == now
+    assert world.config().default_until(now) == now
     periods = {
         "%Y-%m-%d-%H": "2026-03-04T05:00:00",
         "%Y-%m-%d": "2026-03-04",
@@ -331,8 +331,8 @@ def test_by_default_the_input_is_final_up_to_the_current_period(world: World) ->
     }
     for date_format, wanted in periods.items():
         source = {"path": f"in/{{date:{date_format}}}.txt", "format": "debezium-json"}
-        assert default_until(world.config(source=source, time="path"), now) == parse_time(wanted)
-        assert default_until(world.config(source=source), now) == now
+        assert world.config(source=source, time="path").default_until(now) == parse_time(wanted)
+        assert world.config(source=source).default_until(now) == now
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test_by_default_the_input_is_final_up_to_the_current_period(world: World) ->
 def test_a_day_is_over_when_the_clocks_of_its_zone_say_so(world: World, now: str, wanted: str) -> None:
     source = {"path": "in/{date:%Y-%m-%d}.txt", "format": "debezium-json"}
     config = world.config(source=source, time="path", timezone="Europe/Berlin")
-    assert default_until(config, parse_time(now)) == parse_time(wanted)
+    assert config.default_until(parse_time(now)) == parse_time(wanted)
     assert config.source_pattern().date_ms(f"{wanted[:10]}.txt") != parse_time(wanted)
 
 

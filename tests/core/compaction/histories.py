@@ -18,7 +18,6 @@ from persist_core.contents.key_range import KeyRange, exactly, meets_any
 from persist_core.contents.parts import PARQUET, errs_schema, updates_schema
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
-from persist_core.handles.history import advance_since, set_history
 from persist_core.handles.read import ReadHandle
 from persist_core.location.mem import MemBlob
 from persist_core.location.open import OpenLocation
@@ -156,8 +155,8 @@ class History:
         upper = self.state.upper.time or 1
         hold = self.client.open_since(self.shard, "history")
         hold.downgrade(Frontier(self.chance.randrange(upper)))
-        set_history(self.client, self.shard, self.chance.choice([0, upper // 2, None]))
-        advance_since(self.client, self.shard)
+        self.client.set_history(self.shard, self.chance.choice([0, upper // 2, None]))
+        self.client.advance_since(self.shard)
 
     def lease(self) -> None:
         """Hold `since` for a while; the clock goes on."""

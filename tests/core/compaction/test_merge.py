@@ -15,7 +15,6 @@ from hypothesis import settings
 from persist_core.compaction import files, merge, spill
 from persist_core.contents.batch import PartKind
 from persist_core.frontier import Frontier
-from persist_core.handles.history import advance_since, set_history
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
@@ -159,8 +158,8 @@ def test_files_of_history_may_be_dropped_before_older_ones(monkeypatch: pytest.M
     made.merge_these(made.state.batches)
     made.commit(10, 12, [], [])
     made.client.open_since(made.shard, "history").downgrade(Frontier(8))
-    set_history(made.client, made.shard, 0)
-    assert advance_since(made.client, made.shard).since == Frontier(8)
+    made.client.set_history(made.shard, 0)
+    assert made.client.advance_since(made.shard).since == Frontier(8)
     made.merge_these(made.state.batches)
     reader = made.client.open_reader(made.shard)
     kept, _ = reader.all_updates(made.state)

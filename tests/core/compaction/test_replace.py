@@ -11,7 +11,6 @@ from persist_core.compaction.merge import Merge, merge_here
 from persist_core.contents.batch import BatchCounts, BatchManifest
 from persist_core.errors import CorruptArtifact, InvalidInput, InvariantViolation
 from persist_core.frontier import Frontier
-from persist_core.handles.history import advance_since, set_history
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.check_contents import check_contents
@@ -161,8 +160,8 @@ def test_history_is_carried_over_and_dropped_with_since() -> None:
     made.merge_these(made.state.batches)
     assert kept.key in {part.key for part in made.client.manifest(made.state.batches[0]).parts}
     made.check()
-    set_history(made.client, "s", 0)
-    advance_since(made.client, "s")
+    made.client.set_history("s", 0)
+    made.client.advance_since("s")
     made.append()
     made.merge_these(made.state.batches)
     assert kept.key not in {part.key for part in made.client.manifest(made.state.batches[0]).parts}
@@ -207,8 +206,8 @@ def test_an_err_that_came_again_keeps_its_newest_wording(first: int) -> None:
     made.commit(0, 2, [], [(err, 0, 1)])
     made.commit(2, 3, [], [(err, 2, -1)])
     made.commit(3, 5, [], [(again, 3, 1)])
-    set_history(made.client, "s", 0)
-    advance_since(made.client, "s")
+    made.client.set_history("s", 0)
+    made.client.advance_since("s")
     assert made.state.since == Frontier(4)
     made.merge_these(made.state.batches[first:])
     made.check()

@@ -6,7 +6,6 @@ import pytest
 
 from persist_core.errors import InvalidInput, LeaseExpired
 from persist_core.frontier import Frontier
-from persist_core.handles.history import advance_since, set_history
 from persist_core.inspection.holders import list_holders, release
 from persist_core.keys import fork_key
 from persist_core.maintenance.drop import drop
@@ -36,7 +35,7 @@ def test_holders_are_listed_with_what_ends_them(world: World) -> None:
     reader = world.client.open_leased_reader("a", lease_ms=50)
     reader.heartbeat(Frontier(3))
     world.client.open_since("a", "program", since=Frontier(5))
-    set_history(world.client, "a", 4)
+    world.client.set_history("a", 4)
     found = list_holders(world.client, world.client.state("a"))
     assert (found.history, found.history_start) == ("0 seconds", 6)
     by_kind = {held.kind: held for held in found.held}
@@ -51,7 +50,7 @@ def test_holders_are_listed_with_what_ends_them(world: World) -> None:
     assert by_kind["view"].remedy == "refresh the view: persist run v"
     assert (by_kind["lease"].from_ms, by_kind["lease"].expires_ms) == (now_ms, now_ms + 50)
     assert by_kind["lease"].remedy == f"persist release a {by_kind['lease'].holder} --reason TEXT"
-    assert advance_since(world.client, "a").since == Frontier(0)
+    assert world.client.advance_since("a").since == Frontier(0)
 
 
 def test_the_hold_of_a_live_view_is_ended_by_force_only(world: World) -> None:
@@ -75,7 +74,7 @@ def test_the_hold_of_a_view_that_is_gone_is_ended(world: World) -> None:
     world.append("a", 20, 3)
     world.client.open_since("a", "view/other")
     world.refresh(name="other", query="SELECT * FROM b", inputs=["b"])
-    set_history(world.client, "a", 0)
+    world.client.set_history("a", 0)
     for view in ("never-made", "other"):
         gone = next(
             held for held in list_holders(world.client, world.client.state("a")).held if held.holder == f"view/{view}"
@@ -87,7 +86,7 @@ def test_the_hold_of_a_view_that_is_gone_is_ended(world: World) -> None:
     drop(world.client, "v")
     world.client.open_since("a", "view/v")  # as if its last mint had been slower
     release(world.client, "a", "view/v", by="me", reason="dropped")
-    assert advance_since(world.client, "a").since == Frontier(19)
+    assert world.client.advance_since("a").since == Frontier(19)
     assert [each.holder for each in list_holders(world.client, world.client.state("a")).released] == [
         "view/never-made",
         "view/other",

@@ -11,8 +11,8 @@ import pytest
 
 from persist_core.alerts.facts import problems_of
 from persist_core.checkpoint.publish import publish_missing
+from persist_core.compaction.due import next_merge
 from persist_core.compaction.merge import Merge, merge_here
-from persist_core.compaction.plan import next_merge
 from persist_core.contents.batch import BatchDescription
 from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import ShardNotFound

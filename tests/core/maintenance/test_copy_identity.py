@@ -14,7 +14,6 @@ from persist_core.alerts.board import WatchBoard
 from persist_core.errors import InvalidInput, ShardMoved
 from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
-from persist_core.handles.history import advance_since, set_history
 from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
@@ -208,10 +207,10 @@ def test_frontiers_of_a_copy_never_regress() -> None:
     source, target = Client(), Client()
     make_garbage(source, 1)
     make_garbage(source, 2)
-    set_history(source, FRUIT, 1)
+    source.set_history(FRUIT, 1)
     source.open_leased_reader(FRUIT, lease_ms=60_000)
     copy_all(source, target)
-    given_up = advance_since(target, FRUIT).since
+    given_up = target.advance_since(FRUIT).since
     assert source.state(FRUIT).since < given_up
     make_garbage(source, 3)
     copy_all(source, target)

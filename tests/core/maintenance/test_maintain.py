@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from persist_core.cli.main import run_command
+from persist_core.compaction.due import next_merge
 from persist_core.compaction.merge import Merge, merge_here
-from persist_core.compaction.plan import next_merge
 from persist_core.gc.collect import GRACE_MS, INTENT_MS
 from persist_core.handles.client import PersistClient
-from persist_core.handles.history import set_history
 from persist_core.inspection.debt import TASK_BATCHES, TASK_ROWS, TASK_SINCE_MS, Debt, DueMerge, debt_of, whole_debt_of
 from persist_core.keys import part_key
 from persist_core.location.mem import MemBlob, MemConsensus
@@ -134,7 +133,7 @@ def test_since_follows_the_upper_and_what_holds_it_back_is_said() -> None:
     made = shard_with(10)
     upper = made.state.upper.time
     assert upper is not None
-    set_history(made.client, "s", 2)
+    made.client.set_history("s", 2)
     assert debt_of(made.state, now_ms=0).since_behind_ms == upper - 2
     made.client.open_since("s", "view")
     done = maintain(made.client, "s")

@@ -12,7 +12,6 @@ from persist_core.checkpoint.pins import pin
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.errors import OutsideFrontiers
 from persist_core.frontier import Frontier
-from persist_core.handles.history import advance_since, set_history
 from persist_core.protocol import stages
 from persist_core.protocol.fork import fork
 from persist_core.protocol.fork_records import record_fork
@@ -48,8 +47,8 @@ def test_a_fork_can_be_read_from_the_since_that_its_files_have(tmp_path: Path, m
 
     def recorded(*arguments: Any, **named: Any) -> None:
         record_fork(*arguments, **named)
-        set_history(shard.client, SHARD, 0)
-        assert advance_since(shard.client, SHARD).since == Frontier(29)
+        shard.client.set_history(SHARD, 0)
+        assert shard.client.advance_since(SHARD).since == Frontier(29)
 
     monkeypatch.setattr("persist_core.protocol.fork.record_fork", recorded)
     fork(shard.client, SHARD, first, "twin", writer="test")
@@ -91,25 +90,25 @@ def test_a_view_has_a_history_of_its_own() -> None:
     world.append("a", 400_000, 1)
     world.append("b", 400_000, 2)
     world.refresh(history="5 minutes")
-    assert advance_since(world.client, "v").since == Frontier(100_000)
-    assert advance_since(world.client, "a").since == Frontier(0)
+    assert world.client.advance_since("v").since == Frontier(100_000)
+    assert world.client.advance_since("a").since == Frontier(0)
 
 
 def test_since_follows_and_what_it_has_passed_is_a_clear_error(world: World) -> None:
     for day in range(1, 6):
         commit(world, day * DAY_MS)
-    assert advance_since(world.client, "things").since == Frontier(0)
+    assert world.client.advance_since("things").since == Frontier(0)
     keep(world, "2 days")
     commit(world, 6 * DAY_MS)
     reader = world.client.open_leased_reader("things", lease_ms=1_000)
-    held = advance_since(world.client, "things")
+    held = world.client.advance_since("things")
     assert (held.since, held.wanted) == (Frontier(0), Frontier(4 * DAY_MS))
     assert held.held_by is not None
     assert reader.snapshot(DAY_MS).num_rows == 1
     world.clock.sleep_ms(1_001)
     seqno = world.client.state("things").seqno
-    assert advance_since(world.client, "things").since == Frontier(4 * DAY_MS)
-    assert advance_since(world.client, "things").since == Frontier(4 * DAY_MS)
+    assert world.client.advance_since("things").since == Frontier(4 * DAY_MS)
+    assert world.client.advance_since("things").since == Frontier(4 * DAY_MS)
     assert world.client.state("things").seqno == seqno + 1
     plain = world.client.open_reader("things")
     assert plain.snapshot(4 * DAY_MS).num_rows == 1

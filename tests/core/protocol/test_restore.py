@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from persist_core.contents.batch import STASH_OPERATOR
 from persist_core.errors import CheckpointNotFound, CorruptArtifact, InvalidInput, InvariantViolation, OutsideFrontiers
 from persist_core.frontier import Frontier
-from persist_core.handles.history import advance_since, set_history
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
 from persist_core.protocol.fork import fork
@@ -302,8 +301,8 @@ def test_what_can_not_be_restored_says_why_and_changes_nothing(shard: Collection
     with pytest.raises(InvalidInput, match=f"changed by 5 updates.*limit is 3.*--max-updates.*--to {first} --as"):
         plan_restore(shard.client, SHARD, first, max_updates=3)
     assert shard.client.state(SHARD) == state
-    set_history(shard.client, SHARD, 10)
-    advance_since(shard.client, SHARD)
+    shard.client.set_history(SHARD, 10)
+    shard.client.advance_since(SHARD)
     with pytest.raises(OutsideFrontiers, match="since 10, upper 20"):
         plan_restore(shard.client, SHARD, first)
 

@@ -13,7 +13,6 @@ from persist_core.contents.parts import updates_schema
 from persist_core.errors import CorruptArtifact, InvalidInput, OutsideFrontiers, UnknownVersion
 from persist_core.frontier import CLOSED, Frontier
 from persist_core.handles.client import PersistClient
-from persist_core.handles.history import advance_since, set_history
 from persist_core.handles.write import manifest_for, stage_manifest
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
@@ -154,8 +153,8 @@ def test_closed_inputs_never_end_and_close_the_view_when_all_are(world: World) -
 
 
 def test_an_input_whose_since_has_passed_is_an_error(world: World) -> None:
-    set_history(world.client, "a", 2)
-    advance_since(world.client, "a")
+    world.client.set_history("a", 2)
+    world.client.advance_since("a")
     with pytest.raises(OutsideFrontiers, match="needs its input a as of 6, but a can be read from since 8 on"):
         world.mint()
 
@@ -166,19 +165,19 @@ def test_holds_start_at_mint_and_move_if_they_block_history(world: World) -> Non
     world.refresh()
     assert world.held("a") == {"view/v": 0}
     assert world.client.state("a").since == Frontier(0)
-    set_history(world.client, "a", 0)
+    world.client.set_history("a", 0)
     held_by = Holder("hold", "view/v", Frontier(0))
-    assert advance_since(world.client, "a") == Advance(Frontier(0), Frontier(0), Frontier(9), held_by)
+    assert world.client.advance_since("a") == Advance(Frontier(0), Frontier(0), Frontier(9), held_by)
     stages.checkpoint(world.client, world.view())
     assert world.held("a") == {"view/v": 6}
-    advance_since(world.client, "a")
+    world.client.advance_since("a")
     assert world.client.state("a").since == Frontier(6), "the view may still need 6"
     seqno = world.client.state("a").seqno
     stages.checkpoint(world.client, world.view())
     assert world.client.state("a").seqno == seqno
     world.append("b", 12)
     assert world.refresh().upper == 10
-    advance_since(world.client, "a")
+    world.client.advance_since("a")
     assert world.client.state("a").since == Frontier(9)
 
 

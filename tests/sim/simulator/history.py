@@ -20,7 +20,6 @@ from persist_core.errors import (
 )
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
-from persist_core.handles.history import advance_since, set_history
 from persist_core.inspection.holders import release
 from persist_core.protocol.restore import plan_restore
 from tests.sim.simulator.workload import SHARD, row_of
@@ -47,8 +46,8 @@ def keep_some(world: World, name: str, times: int) -> None:
 def _give_up(world: World, client: PersistClient, name: str) -> None:
     """Keep less, move `since`, merge everything at it; then read from there on. The next mint keeps all again."""
     upper = client.state(SHARD).upper.time or 0
-    before, _ = set_history(client, SHARD, int(client.ids.jitter() * (upper + 1)))
-    advance = advance_since(client, SHARD)
+    before, _ = client.set_history(SHARD, int(client.ids.jitter() * (upper + 1)))
+    advance = client.advance_since(SHARD)
     if advance.since < before.since:
         world.fail("since", f"{name} saw since at {before.since} and then at {advance.since}")
     _check_reads(world, client)
@@ -87,8 +86,8 @@ def _pin(world: World, client: PersistClient, name: str) -> None:
     checkpoint_id = there[int(client.ids.jitter() * len(there))]
     try:
         pin(client, SHARD, checkpoint_id)
-        set_history(client, SHARD, 0)
-        advance_since(client, SHARD)
+        client.set_history(SHARD, 0)
+        client.advance_since(SHARD)
         plan_restore(client, SHARD, checkpoint_id)
     except OutsideFrontiers as error:
         # A program that leaves out the progress of sources (the plain writer) makes checkpoints that a merge ends.

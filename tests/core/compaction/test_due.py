@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from persist_core.compaction.plan import FAN_IN, MAX_INPUTS, SMALLEST_TIER_ROWS, next_merge, tier
+from persist_core.compaction.due import FAN_IN, MAX_INPUTS, SMALLEST_TIER_ROWS, next_merge, tier
 from persist_core.contents.batch import BatchCounts, HollowBatch
 
 APPENDS = 1_000
