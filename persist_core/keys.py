@@ -37,8 +37,8 @@ import re
 import uuid
 
 from persist_core.errors import InvalidName
-from persist_core.schema import PART
 
+PART = "_persist_part"  # which kind of part a row belongs to: a folder's name once staged, never a column of a file
 MANIFEST = "manifest.json"
 _INPUT_COPY = "input-"
 _SHARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

@@ -70,7 +70,6 @@ SYSTEM_IDS = {
     )
 }
 ERR_KIND_SEPARATOR = "/"  # in a view's err, between an input's name and the kind of its err: `orders/value`
-PART = "_persist_part"  # which kind of part a row belongs to: a folder's name once staged, never a column of a file
 
 _FIELD_ID = "PARQUET:field_id"  # of a field's metadata in Arrow
 _SYSTEM_TYPES = {

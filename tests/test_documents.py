@@ -110,7 +110,7 @@ def test_import_linter_checks_the_layers_of_the_architecture() -> None:
     (layers,) = (contract["layers"] for contract in contracts if contract.get("containers") == ["persist_core"])
     table = (ROOT / "docs" / "architecture.md").read_text().partition("| layer |")[2].partition("\n\n")[0]
     named = [re.findall(r"`(\w+)`", row.split("|")[1]) for row in table.splitlines()[2:]]
-    assert named == [layer.split(" : ") for layer in layers]
+    assert named == [layer.split(" | ") for layer in layers]
 
 
 def test_the_operators_table_names_each_error_as_a_log_does() -> None:

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core import schema as core
+from persist_core.keys import PART
 from persist_core.schema import (
     DIFF,
     ERR_KEY,
@@ -107,7 +108,7 @@ def with_field_ids(rows: DataFrame, schema: CollectionSchema) -> DataFrame:
     ids = schema.field_ids
     return rows.select(
         *[
-            F.col(core.PART) if name == core.PART else named(name).alias(name, metadata={FIELD_ID: ids[name]})
+            F.col(PART) if name == PART else named(name).alias(name, metadata={FIELD_ID: ids[name]})
             for name in rows.columns
         ]
     )

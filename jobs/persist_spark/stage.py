@@ -37,9 +37,9 @@ from persist_core.contents.operator_state import OperatorState, StateArtifact
 from persist_core.contents.stats import BatchWarning
 from persist_core.errors import InvalidInput, InvariantViolation
 from persist_core.handles.write import manifest_for, stage_manifest
-from persist_core.keys import attempt_prefix
+from persist_core.keys import PART, attempt_prefix
 from persist_core.location.blob import Blob, BlobMetadata
-from persist_core.schema import PART, CollectionSchema
+from persist_core.schema import CollectionSchema
 from persist_spark import progress, s3a
 from persist_spark.footers import Footer, digests_of, footers_of, read_rows
 from persist_spark.frame import with_field_ids

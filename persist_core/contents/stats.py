@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from persist_core.errors import InvariantViolation
-from persist_core.row_text import show_row
 from persist_core.sealed import seal, unseal
 
 DRY_RUN_VERSION = 1
@@ -95,10 +94,11 @@ class DrainStats:
             f"updates + deletes = {found} <= result_count = {self.result_count} <= eligible - inserts ="
             f" {self.eligible - self.inserts}": found <= self.result_count <= self.eligible - self.inserts,
         }
+        found_counts = ", ".join(f"{name} {count}" for name, count in asdict(self).items())
         for claim, holds in broken.items():
             if not holds:
                 raise InvariantViolation(
-                    f"the counts of this run do not add up; expected: {claim}; found {show_row(asdict(self))}."
+                    f"the counts of this run do not add up; expected: {claim}; found {found_counts}."
                     " Nothing was committed; this is a defect, please report it with the job's log"
                 )
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from persist_core.compaction.due import next_merge
 from persist_core.contents.batch import HollowBatch
-from persist_core.gc.collect import due_since_ms
-from persist_core.handles.client import PersistClient
 from persist_core.shard.history import advance_since, show_history
 from persist_core.shard.state import ShardState
 
@@ -76,12 +74,6 @@ def debt_of(state: ShardState, *, now_ms: int) -> Debt:
         behind_ms,
         state.history_ms,
     )
-
-
-def whole_debt_of(client: PersistClient, state: ShardState, *, grace_ms: int) -> Debt:
-    """Like `debt_of`, with the debt of GC, which takes a listing."""
-    debt = debt_of(state, now_ms=client.clock.now_ms())
-    return replace(debt, gc_due_ms=due_since_ms(client, state, grace_ms=grace_ms))
 
 
 def merge_due(state: ShardState) -> tuple[HollowBatch, ...] | None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from persist_core.contents.batch import BatchCounts
 from persist_core.contents.err_groups import ErrGroup
 from persist_core.contents.stats import BatchWarning
 from persist_core.inspection.debt import DueMerge
@@ -93,7 +94,7 @@ class ShardDescription(Holders, ShardSummary):
 
 
 @dataclass(frozen=True)
-class CommitFacts:
+class CommitFacts(LastCommit):
     """One commit. The counts are of its batch as it was appended, and `None` if its manifest can't be read.
 
     `inserts`, `updates`, `deletes` and `errors` count keys of a collection (`errors`: records that became errors), or
@@ -103,14 +104,7 @@ class CommitFacts:
     """
 
     seqno: int
-    epoch: int
-    lower: int
-    upper: int | None
-    committed_ms: int
     lag_ms: int | None
-    writer: str
-    checkpoint_id: str
-    restored_from: str | None
     state_bytes: int | None = None
     inserts: int | None = None
     updates: int | None = None
@@ -195,19 +189,14 @@ class StoragePage:
     is_partial: bool
 
 
-@dataclass(frozen=True)
-class BatchFacts:
+@dataclass(frozen=True, kw_only=True)
+class BatchFacts(BatchCounts):
     """One batch of the state: its bounds, whether it is a run (merged), and counts of its rows by kind."""
 
     lower: int
     upper: int | None
     is_run: bool
     owner: str
-    insertions: int
-    retractions: int
-    err_insertions: int
-    err_retractions: int
-    history: int
     size_bytes: int
 
 

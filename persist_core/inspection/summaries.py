@@ -8,7 +8,7 @@ as the newest refresh left them in its manifest.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from persist_core.contents.batch import STASH_OPERATOR, BatchManifest, HollowBatch, SourceFrontier
@@ -106,15 +106,7 @@ def _owner(batch: HollowBatch) -> str:
 
 
 def _last(commit: Commit) -> LastCommit:
-    return LastCommit(
-        committed_ms=commit.committed_ms,
-        writer=commit.writer,
-        checkpoint_id=commit.checkpoint_id,
-        epoch=commit.epoch,
-        lower=commit.lower,
-        upper=commit.upper,
-        restored_from=commit.restored_from,
-    )
+    return LastCommit(**{each.name: getattr(commit, each.name) for each in fields(LastCommit)})
 
 
 def shown_progress(sources: Mapping[str, SourceFrontier]) -> dict[str, dict[str, Any]]:
@@ -132,15 +124,9 @@ def _short(value: Any) -> Any:
 def commit_facts(commit: Commit, manifest: BatchManifest | None, error: str | None = None) -> CommitFacts:
     """A commit, with the counts of its manifest."""
     known = CommitFacts(
+        **vars(_last(commit)),
         seqno=commit.seqno,
-        epoch=commit.epoch,
-        lower=commit.lower,
-        upper=commit.upper,
-        committed_ms=commit.committed_ms,
         lag_ms=lag(commit.upper, commit.committed_ms),
-        writer=commit.writer,
-        checkpoint_id=commit.checkpoint_id,
-        restored_from=commit.restored_from,
         state_bytes=commit.state_bytes,
         error=error,
     )
@@ -190,16 +176,11 @@ def batches_page(state: ShardState, limit: int) -> BatchesPage:
 
 
 def _batch_facts(batch: HollowBatch) -> BatchFacts:
-    counts = batch.counts
     return BatchFacts(
+        **asdict(batch.counts),
         lower=batch.lower,
         upper=batch.upper,
-        is_run=batch.run_changed_at is not None or bool(counts.history),
+        is_run=batch.run_changed_at is not None or bool(batch.counts.history),
         owner=_owner(batch),
-        insertions=counts.insertions,
-        retractions=counts.retractions,
-        err_insertions=counts.err_insertions,
-        err_retractions=counts.err_retractions,
-        history=counts.history,
         size_bytes=batch.size_bytes,
     )

@@ -21,6 +21,7 @@ from persist_core.gc.collect import GRACE_MS, INTENT_MS, MAX_KEYS, Collected, co
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.debt import Debt, debt_of, merge_due, rows_to_merge
 from persist_core.shard.replace import NotReplaced, Replaced
+from persist_core.shard.state import ShardState
 from persist_core.time_text import show_time
 
 MAX_ROWS = 5_000_000  # of one merge here: one or two minutes. Only a view's rows are all in memory, 400 bytes each
@@ -128,6 +129,12 @@ def maintain(
         collected,
         owed if collected.is_done else replace(owed, gc_due_ms=0),
     )
+
+
+def whole_debt_of(client: PersistClient, state: ShardState, *, grace_ms: int) -> Debt:
+    """Like `debt_of`, with the debt of GC, which takes a listing."""
+    debt = debt_of(state, now_ms=client.clock.now_ms())
+    return replace(debt, gc_due_ms=due_since_ms(client, state, grace_ms=grace_ms))
 
 
 def maintain_inline(client: PersistClient, shard: str) -> str | None:

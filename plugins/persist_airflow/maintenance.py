@@ -26,9 +26,8 @@ from persist_core.config.project import MaintenanceConfig, ProjectConfig, load_p
 from persist_core.errors import Corruption
 from persist_core.gc.collect import GRACE_MS, INTENT_MS
 from persist_core.handles.client import PersistClient
-from persist_core.inspection.debt import whole_debt_of
 from persist_core.inspection.metrics import MERGES
-from persist_core.maintenance.maintain import MAX_MERGES, MAX_ROWS, maintain
+from persist_core.maintenance.maintain import MAX_MERGES, MAX_ROWS, maintain, whole_debt_of
 from persist_core.spark_job.launch import merge_by_job
 
 DAG_ID = "persist_maintenance"

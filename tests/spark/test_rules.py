@@ -11,7 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from persist_core.contents.batch import STASH_OPERATOR
-from persist_core.schema import DIFF, INDEX_KIND, PART, TIME
+from persist_core.keys import PART
+from persist_core.schema import DIFF, INDEX_KIND, TIME
 from persist_spark.upsert import plan
 from persist_spark.upsert.rules import CASES, EFFECTS, OF_LOG, Effect
 from tests.oracle.consolidate import Slot, UpsertDiff

@@ -11,13 +11,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from persist_core.errors import CorruptArtifact, InvalidInput, InvariantViolation, TooManyErrors
-from persist_core.keys import attempt_prefix, manifest_key
+from persist_core.keys import PART, attempt_prefix, manifest_key
 from persist_core.location.blob import BlobMetadata
 from persist_core.location.mem import MemBlob
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
-from persist_core.schema import PART
 from persist_spark import changes, s3a, snapshot
 from persist_spark.footers import Footer, footers_of
 from persist_spark.upsert.batch import UpsertRequest, stage_upserts

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import types as T
 
 from persist_core.contents.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, PartKind
+from persist_core.keys import PART
 from persist_core.schema import (
     BAD_KEY,
     BEATEN_BY,
@@ -27,7 +28,6 @@ from persist_core.schema import (
     INDEX_KIND,
     MISSING_ORDER,
     ORDER,
-    PART,
     RAISED,
     TIME,
     Column,

@@ -25,9 +25,9 @@ from persist_core.errors import (
     SchemaMismatch,
     TooManyErrors,
 )
-from persist_core.keys import manifest_key
+from persist_core.keys import PART, manifest_key
 from persist_core.location.file.blob import FileBlob
-from persist_core.schema import PART, CollectionSchema, Column
+from persist_core.schema import CollectionSchema, Column
 from persist_spark import stage
 from persist_spark.footers import Footer, footers_of
 from persist_spark.frame import ERR_COLUMNS, part_type, with_field_ids

@@ -20,6 +20,7 @@ from pyspark.sql import types as T
 from persist_core.config.collection import FILE_POSITION
 from persist_core.contents.batch import STASH_OPERATOR
 from persist_core.contents.schema_versions import SchemaVersions
+from persist_core.keys import PART
 from persist_core.schema import (
     DIFF,
     ERR_KEY,
@@ -28,7 +29,6 @@ from persist_core.schema import (
     ERR_PAYLOAD,
     ERR_POSITION,
     INHERITED,
-    PART,
     TIME,
     CollectionSchema,
     Column,

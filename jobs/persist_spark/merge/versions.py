@@ -23,8 +23,9 @@ from pyspark.sql import types as T
 
 from persist_core.compaction.merge import Merge
 from persist_core.contents.batch import BatchCounts, PartKind
+from persist_core.keys import PART
 from persist_core.location.blob import Blob
-from persist_core.schema import DIFF, ENDED, PART, TIME, CollectionSchema
+from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
 from persist_spark.counted import as_json
 from persist_spark.frame import ERR_COLUMNS, ORDER, inherited_fields, order_type, part_type, quoted
 from persist_spark.read.parts import File, scan, scan_pieces

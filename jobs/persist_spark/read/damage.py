@@ -30,10 +30,10 @@ from persist_core.handles.client import PersistClient
 from persist_core.handles.read import MAX_COPIES
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.handles.slow_reads import too_slow
-from persist_core.keys import MANIFEST, owner_of
+from persist_core.keys import MANIFEST, PART, owner_of
 from persist_core.location.blob import Blob, BlobMetadata
 from persist_core.protocol.fork_records import readable_forks
-from persist_core.schema import DIFF, PART
+from persist_core.schema import DIFF
 from persist_core.spark_job.answer import error_of_kind
 from persist_spark.compat import ENGINE_ERRORS
 from persist_spark.footers import THREADS, digests_of

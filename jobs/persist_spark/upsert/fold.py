@@ -22,6 +22,7 @@ from persist_core.contents.batch import ORDER_INDEX_OPERATOR, STASH_OPERATOR, Ba
 from persist_core.contents.operator_state import StateArtifact, to_fold
 from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.handles.client import PersistClient
+from persist_core.keys import PART
 from persist_core.location.blob import Blob
 from persist_core.schema import (
     ACTED,
@@ -32,7 +33,6 @@ from persist_core.schema import (
     INDEX_KIND,
     INHERITED,
     ORDER,
-    PART,
     TIME,
     CollectionSchema,
 )

@@ -44,6 +44,7 @@ from pyspark.sql import functions as F
 
 from persist_core.contents.batch import PartKind
 from persist_core.errors import BadBounds, InvariantViolation
+from persist_core.keys import PART
 from persist_core.schema import (
     DIFF,
     ERR_KEY,
@@ -52,7 +53,6 @@ from persist_core.schema import (
     ERR_PAYLOAD,
     INHERITED,
     LATE_TIME,
-    PART,
     TIME,
     CollectionSchema,
     Late,

@@ -34,6 +34,7 @@ from persist_core.config.row_checks import KINDS
 from persist_core.contents.batch import BatchCounts, PartKind
 from persist_core.contents.parts import ERR_IDENTITY
 from persist_core.contents.stats import BatchWarning, ViewStats
+from persist_core.keys import PART
 from persist_core.schema import (
     DIFF,
     ERR_KEY,
@@ -42,7 +43,6 @@ from persist_core.schema import (
     ERR_MESSAGE,
     ERR_PAYLOAD,
     ERR_POSITION,
-    PART,
     TIME,
     CollectionSchema,
     Column,

@@ -106,7 +106,7 @@ def test_days_are_those_of_the_collections_zone() -> None:
 
 
 def test_counters_have_no_days() -> None:
-    counter = Loaded(CommitFacts(1, 1, 0, 5, NOW, None, "w", "c", None), ())
+    counter = Loaded(CommitFacts(NOW, "w", "c", 1, 0, 5, None, 1, None), ())
     assert days_of([counter], upper=5, due=NOW, now_ms=NOW, limit=9) == ()
 
 

@@ -12,13 +12,13 @@ from persist_core.compaction.due import next_merge
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.gc.collect import GRACE_MS, INTENT_MS
 from persist_core.handles.client import PersistClient
-from persist_core.inspection.debt import TASK_BATCHES, TASK_ROWS, TASK_SINCE_MS, Debt, DueMerge, debt_of, whole_debt_of
+from persist_core.inspection.debt import TASK_BATCHES, TASK_ROWS, TASK_SINCE_MS, Debt, DueMerge, debt_of
 from persist_core.keys import part_key
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
-from persist_core.maintenance.maintain import INLINE_BATCHES, maintain, maintain_inline
+from persist_core.maintenance.maintain import INLINE_BATCHES, maintain, maintain_inline, whole_debt_of
 from persist_core.shard.replace import NotReplaced, Replaced
 from tests.core.compaction.histories import KEYED, History
 from tests.core.protocol.restored_shard import SHARD, Collection
