@@ -14,7 +14,7 @@ from persist_core.cli.session import Session, this_user, with_session
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.error_limits import read_limits
 from persist_core.errors import InvalidInput
-from persist_core.inspection.values import rows_of
+from persist_core.inspection.values import json_rows
 from persist_core.maintenance.differences import SAMPLES, reprocess_facts, reprocess_lines
 from persist_core.maintenance.reprocess import Reprocessed, Request, give_up, reprocess
 from persist_core.protocol.delta import MAX_UPDATES
@@ -114,4 +114,4 @@ def _print_report(session: Session, found: Reprocessed) -> None:
         output.print_line(line, to_stderr=session.as_json)
     if not session.as_json and len(found.found.rows):
         shown = found.found.rows.slice(0, SAMPLES)
-        output.print_table(shown.column_names, [list(row.values()) for row in rows_of(shown)])
+        output.print_table(shown.column_names, [list(row.values()) for row in json_rows(shown)])

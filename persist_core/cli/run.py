@@ -92,7 +92,7 @@ def run(
         configs = [find_config(name, collections, views) for name in names]
     if len({config.name for config in configs}) < len(configs):
         raise InvalidInput(f"{' '.join(names)}: found a shard twice; give each once")
-    if read_only or (len(configs) == 1 and _is_read_only(configs[0])):
+    if read_only or (len(configs) == 1 and configs[0].writes_nothing):
         for config in configs:
             if not isinstance(config, ViewConfig):
                 raise InvalidInput(f"--read-only: {config.name} is a collection; expected a view")
@@ -104,7 +104,7 @@ def run(
             create_again(session.client, config.name)
         if close and isinstance(config, ViewConfig):
             check_closable(session.client, config)
-    wanted = [_wanted(session, config, until, force, close) for config in configs if not _is_read_only(config)]
+    wanted = [_wanted(session, config, until, force, close) for config in configs if not config.writes_nothing]
     if len(wanted) == 1 and not is_all:
         with spark.kept() as start:
             ((_, report),) = _reports(session, wanted, spark, start)
@@ -113,10 +113,6 @@ def run(
         _print_run(session, wanted[0].config, report)
         return
     _run_several(session, wanted, wrong, spark)
-
-
-def _is_read_only(config: ShardConfig) -> bool:
-    return isinstance(config, ViewConfig) and config.read_only
 
 
 def _wanted(session: Session, config: ShardConfig, until: str | None, force: bool, close: bool) -> Wanted:
@@ -165,9 +161,7 @@ def _reports(
 
 def _waves(wanted: Sequence[Wanted]) -> Iterator[list[Wanted]]:
     by_name = {each.config.name: each for each in wanted}
-    order = TopologicalSorter(
-        {name: each.config.inputs if isinstance(each.config, ViewConfig) else () for name, each in by_name.items()}
-    )
+    order = TopologicalSorter({name: each.config.read_shards for name, each in by_name.items()})
     order.prepare()
     while order.is_active():
         ready = order.get_ready()

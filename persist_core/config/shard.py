@@ -72,6 +72,16 @@ class ShardConfig(ConfigModel):
         return ()
 
     @property
+    def read_shards(self) -> tuple[str, ...]:
+        """The shards that it reads."""
+        return ()
+
+    @property
+    def writes_nothing(self) -> bool:
+        """True if its file says that its runs are read-only."""
+        return False
+
+    @property
     def follows_inputs(self) -> bool:
         """True if a dag run's interval means nothing: the run was started by an append to an input, or by hand."""
         return False

@@ -74,6 +74,16 @@ class ViewConfig(ShardConfig):
         return SHARDS
 
     @property
+    def read_shards(self) -> tuple[str, ...]:
+        """Its inputs."""
+        return self.inputs
+
+    @property
+    def writes_nothing(self) -> bool:
+        """True with `read_only: true`."""
+        return self.read_only
+
+    @property
     def follows_inputs(self) -> bool:
         """True without a schedule of its own."""
         return self.schedule in (None, ON_INPUT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from persist_core.inspection.values import rows_of
+from persist_core.inspection.values import json_rows
 from persist_core.maintenance.reprocess import Reprocessed
 from persist_core.protocol.difference import Differences
 from persist_core.time_text import show_time
@@ -16,7 +16,7 @@ MAX_NAMED = 20  # files in lines; facts have all
 def facts_of(found: Differences, samples: int = SAMPLES) -> dict[str, Any]:
     """The counts and some rows, as JSON."""
     counts = {name: value for name, value in vars(found).items() if name not in ("rows", "columns")}
-    return {**counts, "columns": dict(found.columns), "samples": list(rows_of(found.rows.slice(0, samples)))}
+    return {**counts, "columns": dict(found.columns), "samples": list(json_rows(found.rows.slice(0, samples)))}
 
 
 def line_of(found: Differences) -> str:

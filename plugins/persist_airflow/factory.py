@@ -282,8 +282,8 @@ def _dags(
 
 
 def _schedule(config: ShardConfig, persist_conn_id: str) -> Any:
-    if isinstance(config, ViewConfig) and config.schedule == ON_INPUT:
-        return any_asset([make_asset(shard_uri(persist_conn_id, name)) for name in config.inputs])
+    if config.schedule == ON_INPUT:
+        return any_asset([make_asset(shard_uri(persist_conn_id, name)) for name in config.read_shards])
     return interval_schedule(config.schedule, config.timezone)
 
 
