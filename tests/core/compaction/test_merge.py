@@ -18,7 +18,7 @@ from persist_core.frontier import Frontier
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
-from persist_core.protocol import restore
+from persist_core.protocol import delta
 from persist_core.protocol.restore_orders import with_orders_of_oks
 from persist_core.schema import ORDER, CollectionSchema
 from tests.core.compaction.histories import KEYED, MULTISET, SEQUENCED, History
@@ -69,7 +69,7 @@ def _restores_bring_new_orders(patch: pytest.MonkeyPatch) -> None:
         rows = [{**row, ORDER: {**row[ORDER], "by0": 1_000}} for row in inner(oks, *more).to_pylist()]
         return pa.Table.from_pylist(rows, schema=oks.schema)
 
-    patch.setattr(restore, "with_orders_of_oks", with_other_orders)
+    patch.setattr(delta, "with_orders_of_oks", with_other_orders)
 
 
 @pytest.mark.parametrize("plant", [_merges_drop_orders, _restores_bring_new_orders])
