@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
@@ -96,9 +96,8 @@ class SparkProcess:
     def _started(self, items: Sequence[JobSpec]) -> Iterator[_Running]:
         if self.log_folder is not None:
             self.log_folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="persist-") as scratch:
+        with tempfile.TemporaryDirectory(prefix="persist-") as scratch, closing(Calls()) as calls:
             path = (self.log_folder or Path(scratch)) / f"{items[0].config.name}-{items[0].attempt}.log"
-            calls = Calls()
             with self._command(items, scratch) as (command, environment), path.open("wb") as log:
                 given = {**os.environ, **spark_environment(os.environ), ENV_LOG_FIELDS: "1"}
                 process = _start(command, {**given, **environment, **calls.environment}, log)

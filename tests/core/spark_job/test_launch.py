@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from persist_core.errors import OutdatedDescription, RunFailed
+from persist_core.errors import InvalidInput, OutdatedDescription, RunFailed
 from persist_core.handles.client import PersistClient
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
+from persist_core.location.settings import PersistLocation
 from persist_core.spark_job.answer import record_failure
 from persist_core.spark_job.deaths import deaths_at_lower
 from persist_core.spark_job.launch import Ended, run_items
-from persist_core.spark_job.process import tuned_conf
+from persist_core.spark_job.process import SparkProcess, tuned_conf
 from persist_core.spark_job.spec import JobSpec, load_spec
 from tests.core.spark_job.test_job_spec import CONFIG, DESCRIPTION
 
@@ -67,3 +69,14 @@ def test_a_job_gets_the_settings_that_all_of_its_items_ask_for() -> None:
     asked = {**both, **one}
     assert {name: tuned_conf("yarn", specs[1:], "/s").get(name) for name in asked} == one
     assert {name: tuned_conf("yarn", specs, "/s").get(name) for name in asked} == {**dict.fromkeys(one), **both}
+
+
+def test_a_refused_start_leaves_no_folder(
+    client: PersistClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    start = SparkProcess(PersistLocation("mem:", "mem:"), "sc://localhost:1", {"spark.executor.memory": "2g"})
+    with pytest.raises(InvalidInput, match="takes its settings when it starts") as refused:
+        start(items(client), [])
+    assert refused.value
+    assert list(tmp_path.iterdir()) == []
