@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
 
-from persist_core.location import open_consensus
+from persist_core.location import Consensus, open_consensus
 from tests.servers.lifeline import wait_until
 from tests.servers.postgres import PostgresServer
 
@@ -81,3 +82,12 @@ def one_thread() -> Iterator[ThreadPoolExecutor]:
     """One more thread. Its work must have ended, or be about to."""
     with ThreadPoolExecutor(1) as pool:
         yield pool
+
+
+def impatient(uri: str, silence_grace_s: float) -> Consensus:
+    """A consensus that gives up a silent server soon."""
+    from persist_core.location.postgres.consensus import PostgresConsensus  # an extra
+
+    with closing(open_consensus(uri)) as opened:
+        assert isinstance(opened, PostgresConsensus)
+        return PostgresConsensus(opened._address, silence_grace_s=silence_grace_s)

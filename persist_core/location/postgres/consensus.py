@@ -136,9 +136,9 @@ class PostgresConsensus:
     Safe to share between threads, and to go on with in a forked child. Closing it ends its connections.
     """
 
-    def __init__(self, address: PostgresAddress) -> None:
+    def __init__(self, address: PostgresAddress, *, silence_grace_s: float = SILENCE_GRACE_S) -> None:
         self._address = address
-        silence_s = address.statement_timeout_ms / 1000 + SILENCE_GRACE_S
+        silence_s = address.statement_timeout_ms / 1000 + silence_grace_s
         self._connections = Connections(address.libpq, silence_s=silence_s)
         self._settings = _SETTINGS.format(timeout_ms=address.statement_timeout_ms)
         self._fsync_checked = False

@@ -67,8 +67,16 @@ _BELOW_ANOTHER = {
 class S3Blob:
     """`Blob` in an S3 bucket."""
 
-    def __init__(self, settings: S3Settings) -> None:
+    def __init__(
+        self,
+        settings: S3Settings,
+        *,
+        multipart_bytes: int = MULTIPART_BYTES,
+        piece_bytes: int = PIECE_BYTES,
+        max_uploads: int = MAX_UPLOADS,
+    ) -> None:
         self._settings = settings
+        self._multipart_bytes, self._piece_bytes, self._max_uploads = multipart_bytes, piece_bytes, max_uploads
         self._client = S3Client(settings, tries=BLOB_TRIES)
         self._root = f"{settings.prefix}/" if settings.prefix else ""
 
@@ -139,7 +147,7 @@ class S3Blob:
         check_blob_prefix(prefix)
         found: list[UnfinishedUpload] = []
         request: dict[str, Any] = {"Bucket": self._settings.bucket, "Prefix": self._root + prefix}
-        while len(found) < MAX_UPLOADS:  # bounded: each page goes on after the last key of the one before
+        while len(found) < self._max_uploads:  # bounded: each page goes on after the last key of the one before
             try:
                 page = self._client.api.list_multipart_uploads(**request)
             except failures() as error:
@@ -152,7 +160,7 @@ class S3Blob:
             if not page.get("IsTruncated"):
                 break
             request["KeyMarker"] = page["NextKeyMarker"]  # further uploads of this key wait for the next listing
-        return UnfinishedUploads(tuple(found[:MAX_UPLOADS]))
+        return UnfinishedUploads(tuple(found[: self._max_uploads]))
 
     def abort_upload(self, upload: UnfinishedUpload) -> bool:
         name, bucket = self._name(upload.key), self._settings.bucket
@@ -196,7 +204,7 @@ class S3Blob:
         return name
 
     def _put(self, name: str, data: bytes) -> None:
-        if len(data) < MULTIPART_BYTES:
+        if len(data) < self._multipart_bytes:
             self._client.api.put_object(Bucket=self._settings.bucket, Key=name, Body=data)
         else:
             self._upload(name, io.BytesIO(data))
@@ -204,7 +212,9 @@ class S3Blob:
     def _upload(self, name: str, source: IO[bytes]) -> None:
         from boto3.s3.transfer import TransferConfig
 
-        config = TransferConfig(multipart_threshold=MULTIPART_BYTES, multipart_chunksize=PIECE_BYTES, max_concurrency=4)
+        config = TransferConfig(
+            multipart_threshold=self._multipart_bytes, multipart_chunksize=self._piece_bytes, max_concurrency=4
+        )
         self._client.api.upload_fileobj(source, self._settings.bucket, name, Config=config)
 
     def _size(self, key: str, name: str) -> int | None:

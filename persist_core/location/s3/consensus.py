@@ -84,8 +84,17 @@ class _Look:
 class S3Consensus:
     """`Consensus` in an S3 bucket. Safe for threads and for forked children."""
 
-    def __init__(self, settings: S3Settings, *, clock: Clock | None = None, ids: Ids | None = None) -> None:
+    def __init__(
+        self,
+        settings: S3Settings,
+        *,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+        keep_ms: int = KEEP_MS,
+        trust_ms: int = TRUST_MS,
+    ) -> None:
         self._settings = settings
+        self._keep_ms, self._trust_ms = keep_ms, trust_ms
         self._clock: Clock = clock or SystemClock()
         self._ids: Ids = ids or RandomIds(self._clock)
         self._root = f"{settings.prefix}/{CONSENSUS_FOLDER}/".lstrip("/")
@@ -150,7 +159,7 @@ class S3Consensus:
             if deleted and not self._add(key, look, truncation_after(newest, oldest_kept, self._ids.uuid7())):
                 continue
             with suppress(StorageError):  # it is truncated already; the next sweep deletes what is left
-                self._logs.sweep(key, oldest_kept.position, KEEP_MS)
+                self._logs.sweep(key, oldest_kept.position, self._keep_ms)
             return deleted
         raise Determinate(f"{self.uri}: truncate of {key!r}: lost {MAX_ROUNDS} races in a row; try again")
 
@@ -209,7 +218,7 @@ class S3Consensus:
             raise
         if not is_added:
             return False
-        if not 0 <= self._clock.now_ms() - look.at_ms <= TRUST_MS:
+        if not 0 <= self._clock.now_ms() - look.at_ms <= self._trust_ms:
             return self._stands(key, entry)
         self._remember(key, _Look(entry, at_ms))
         return True

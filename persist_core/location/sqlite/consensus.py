@@ -74,8 +74,9 @@ _CORRUPT = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 class SqliteConsensus:
     """`Consensus` in an SQLite database file, which the first `compare_and_set` creates with its parent folders."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> None:
         self._path = Path(path).absolute()
+        self._busy_timeout_s = busy_timeout_s
 
     def list_keys(self) -> Iterator[str]:
         with self._reading("list_keys") as connection:
@@ -189,7 +190,7 @@ class SqliteConsensus:
     def _connect(self, mode: str) -> sqlite3.Connection:
         """A connection in autocommit mode: transactions begin only where we say BEGIN."""
         connection = sqlite3.connect(
-            f"file:{quote(str(self._path))}?mode={mode}", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None
+            f"file:{quote(str(self._path))}?mode={mode}", uri=True, timeout=self._busy_timeout_s, isolation_level=None
         )
         try:
             connection.execute("PRAGMA synchronous = EXTRA")
@@ -250,7 +251,7 @@ class SqliteConsensus:
 
     def _busy_message(self, action: str) -> str:
         return (
-            f"{self.uri}: {action}: another process held the database's lock for more than {BUSY_TIMEOUT_S:g} s; "
+            f"{self.uri}: {action}: another process held the database's lock for more than {self._busy_timeout_s:g} s; "
             "nothing was changed; try again, or look for a suspended process that has the file open"
         )
 

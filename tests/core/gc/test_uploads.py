@@ -16,7 +16,6 @@ from persist_core.handles.client import PersistClient
 from persist_core.keys import part_key
 from persist_core.location import S3Blob
 from persist_core.location.open import open_location
-from persist_core.location.s3 import blob as s3
 from persist_core.location.settings import PersistLocation
 from tests.core.gc.test_kills import SHARD, make_garbage
 from tests.core.location.s3_wire import Answer, Wire
@@ -126,5 +125,6 @@ def test_a_listing_goes_on_page_by_page(versitygw: S3Server, monkeypatch: pytest
         inner = api.list_multipart_uploads
         monkeypatch.setattr(api, "list_multipart_uploads", lambda **request: inner(**request, MaxUploads=1))
         assert [each.upload_id for each in opened.blob.unfinished_uploads("").found] == begun
-        monkeypatch.setattr(s3, "MAX_UPLOADS", 2)
-        assert len(opened.blob.unfinished_uploads("").found) == 2
+        few = S3Blob(opened.blob._settings, max_uploads=2)
+        assert len(few.unfinished_uploads("").found) == 2
+        few.close()

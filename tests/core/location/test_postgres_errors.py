@@ -13,10 +13,9 @@ import pytest
 
 from persist_core.errors import Corruption, Determinate, Indeterminate, PersistError, StorageError
 from persist_core.location import CaSResult, Consensus, VersionedData, open_consensus
-from persist_core.location.postgres import consensus as postgres
 from tests.servers.lifeline import wait_until
 from tests.servers.postgres import PASSWORD, PostgresServer
-from tests.servers.postgres_store import OtherClient, PostgresStore
+from tests.servers.postgres_store import OtherClient, PostgresStore, impatient
 from tests.suites.consensus_conformance import fill
 from tests.suites.races import Racer
 
@@ -160,11 +159,8 @@ def test_a_session_ended_within_a_write_is_indeterminate(
 
 
 @pytest.mark.parametrize("write", [True, False])
-def test_a_server_that_falls_silent_is_given_up(
-    postgres_store: PostgresStore, monkeypatch: pytest.MonkeyPatch, write: bool
-) -> None:
-    monkeypatch.setattr(postgres, "SILENCE_GRACE_S", 0.3)
-    with closing(open_consensus(postgres_store.uri(statement_timeout_ms=100))) as consensus:
+def test_a_server_that_falls_silent_is_given_up(postgres_store: PostgresStore, write: bool) -> None:
+    with closing(impatient(postgres_store.uri(statement_timeout_ms=100), 0.3)) as consensus:
         fill(consensus, "k", [ONE])
         (session,) = postgres_store.sessions()
         os.kill(session, signal.SIGSTOP)

@@ -13,11 +13,10 @@ import pytest
 
 from persist_core.errors import Determinate
 from persist_core.location import VersionedData, open_consensus
-from persist_core.location.postgres import consensus as postgres
 from persist_core.location.postgres.connections import MAX_CONNECTIONS
 from tests.servers.lifeline import wait_until
 from tests.servers.postgres import PgBouncer
-from tests.servers.postgres_store import OtherClient, PostgresStore
+from tests.servers.postgres_store import OtherClient, PostgresStore, impatient
 from tests.suites.consensus_conformance import fill
 from tests.suites.races import in_threads, increment
 
@@ -42,14 +41,11 @@ def test_many_threads_share_few_sessions(postgres_store: PostgresStore) -> None:
     assert head.data.endswith(b":72")
 
 
-def test_threads_wait_for_a_free_session_only_so_long(
-    postgres_store: PostgresStore, other_client: OtherClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(postgres, "SILENCE_GRACE_S", 0.0)
+def test_threads_wait_for_a_free_session_only_so_long(postgres_store: PostgresStore, other_client: OtherClient) -> None:
     fill(postgres_store.consensus, "k", [ONE])
     other_client.run("LOCK TABLE consensus")
     with (
-        closing(open_consensus(postgres_store.uri(statement_timeout_ms=2_000))) as consensus,
+        closing(impatient(postgres_store.uri(statement_timeout_ms=2_000), 0.0)) as consensus,
         ThreadPoolExecutor(MAX_CONNECTIONS + 1) as pool,
     ):
         answers = [pool.submit(consensus.head, "k") for _ in range(MAX_CONNECTIONS + 1)]

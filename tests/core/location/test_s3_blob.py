@@ -9,7 +9,6 @@ import pytest
 
 from persist_core.errors import Determinate, Indeterminate, InvalidName
 from persist_core.location import S3Blob, VersionedData, open_blob, open_consensus
-from persist_core.location.s3 import blob as s3
 from persist_core.location.s3.client import BLOB_TRIES
 from tests.core.location.s3_wire import Answer, Lost, Wire, timed_out
 from tests.servers.proxy import Fate, FaultyProxy, ScriptedInjections
@@ -27,9 +26,16 @@ def blob(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Blo
     made.close()
 
 
-def test_large_values_go_in_pieces(blob: S3Blob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3, "MULTIPART_BYTES", 6 * MIB)
-    monkeypatch.setattr(s3, "PIECE_BYTES", 5 * MIB)
+@pytest.fixture
+def in_pieces(blob: S3Blob) -> Iterator[S3Blob]:
+    """The store with smaller pieces."""
+    made = S3Blob(blob._settings, multipart_bytes=6 * MIB, piece_bytes=5 * MIB)
+    yield made
+    made.close()
+
+
+def test_large_values_go_in_pieces(in_pieces: S3Blob) -> None:
+    blob = in_pieces
     data = bytes(range(256)) * (13 * MIB // 256)
     wire = Wire(blob)
     blob.set("large", data)
@@ -38,11 +44,8 @@ def test_large_values_go_in_pieces(blob: S3Blob, monkeypatch: pytest.MonkeyPatch
     assert [found.size_bytes for found in blob.list_keys_and_metadata("")] == [13 * MIB]
 
 
-def test_a_large_value_that_fails_half_way_is_not_there(
-    blob: S3Blob, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(s3, "MULTIPART_BYTES", 6 * MIB)
-    monkeypatch.setattr(s3, "PIECE_BYTES", 5 * MIB)
+def test_a_large_value_that_fails_half_way_is_not_there(in_pieces: S3Blob, versitygw: S3Server) -> None:
+    blob = in_pieces
     blob.set("large", b"old")
     Wire(blob).script("UploadPart", *[Answer(500)] * (3 * BLOB_TRIES))
     with pytest.raises(Indeterminate, match="500 InternalError"):

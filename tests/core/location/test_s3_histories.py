@@ -17,7 +17,6 @@ from botocore.awsrequest import AWSResponse
 
 from persist_core.errors import StorageError
 from persist_core.location import CaSResult, S3Consensus, VersionedData, s3_settings
-from persist_core.location.s3 import consensus as s3_consensus
 from persist_core.location.s3.uri import S3Settings
 from tests.core.conformance.test_faults import CALLS_PER_WRITER, KEY, WRITERS, ids_of, write_history
 from tests.core.location.s3_wire import Answer, Lost, Wire, carry_out, timed_out
@@ -78,11 +77,14 @@ class Struck:
         return self._sea.fate
 
 
+FREED = -10_000  # ms: a truncated name is free immediately
+
+
 class Forgetful(S3Consensus):
     """Forgets, before half of its compare-and-sets, what it has seen: as a new process does."""
 
-    def __init__(self, place: S3Settings, ids: SeededIds) -> None:
-        super().__init__(place, clock=ManualClock(), ids=ids)
+    def __init__(self, place: S3Settings, ids: SeededIds, trust_ms: int) -> None:
+        super().__init__(place, clock=ManualClock(), ids=ids, keep_ms=FREED, trust_ms=trust_ms)
         self._chance = ids
 
     def compare_and_set(self, key: str, expected: int | None, new: VersionedData) -> CaSResult:
@@ -94,13 +96,13 @@ class Forgetful(S3Consensus):
 class Fleet:
     """Several consensus objects on one location, all with the same faults."""
 
-    def __init__(self, uri: str, seed: int) -> None:
+    def __init__(self, uri: str, seed: int, trust_ms: int = -1) -> None:
         self.sea = RoughSea(ids_of(seed, 1))
         place = s3_settings(uri)
         assert place is not None
-        self.calm = S3Consensus(place, clock=ManualClock(), ids=ids_of(seed, 50))
+        self.calm = S3Consensus(place, clock=ManualClock(), ids=ids_of(seed, 50), keep_ms=FREED, trust_ms=trust_ms)
         self.calm.compare_and_set("probe", 0, VersionedData(1, b""))  # the probe runs without faults
-        self.ships = [Forgetful(place, ids_of(seed, 60 + number)) for number in range(WRITERS)]
+        self.ships = [Forgetful(place, ids_of(seed, 60 + number), trust_ms) for number in range(WRITERS)]
         for ship in self.ships:
             wire = Wire(ship)
             for operation in ("PutObject", "GetObject", "ListObjectsV2"):
@@ -118,9 +120,7 @@ class Fleet:
 
 
 @pytest.fixture
-def bucket(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], str]:
-    monkeypatch.setattr(s3_consensus, "KEEP_MS", -10_000)
-    monkeypatch.setattr(s3_consensus, "TRUST_MS", -1)
+def bucket(versitygw: S3Server) -> Callable[[int], str]:
     name = versitygw.make_bucket()
     return lambda seed: versitygw.uri(f"{name}/{seed}")
 
@@ -163,13 +163,10 @@ def test_histories_of_free_threads(bucket: Callable[[int], str], persist_seed: i
         fleet.close()
 
 
-def test_the_check_finds_a_writer_that_trusts_a_late_answer(
-    bucket: Callable[[int], str], persist_seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_check_finds_a_writer_that_trusts_a_late_answer(bucket: Callable[[int], str], persist_seed: int) -> None:
     """With names freed immediately and every answer trusted, some history must fail: else this proves nothing."""
-    monkeypatch.setattr(s3_consensus, "TRUST_MS", 10**12)
     for seed in range(persist_seed, persist_seed + 20 * HISTORIES):
-        fleet, recorder = Fleet(bucket(seed), seed), Recorder(KEY)
+        fleet, recorder = Fleet(bucket(seed), seed, trust_ms=10**12), Recorder(KEY)
         stalled = fleet.ships[0]
         try:
             for seqno in range(3):

@@ -11,9 +11,8 @@ import pytest
 
 from persist_core.clock import SystemClock
 from persist_core.errors import StorageError
-from persist_core.location import S3Blob, S3Consensus, VersionedData, open_blob, open_consensus
+from persist_core.location import S3Blob, S3Consensus, VersionedData, open_consensus, s3_settings
 from persist_core.location.mem import MemBlob
-from persist_core.location.s3 import blob as s3
 from persist_core.location.s3.client import BLOB_TRIES
 from persist_core.location.s3.log import S3Logs
 from persist_core.sources.files import FileSource
@@ -73,11 +72,12 @@ def test_policies_are_well_formed(name: str, document: Path) -> None:
 def test_the_policies_allow_what_is_done_and_nothing_else(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0)
     uri = versitygw.new_uri("persist")
-    blob, consensus = open_blob(uri), open_consensus(uri)
-    assert isinstance(blob, S3Blob)
+    settings = s3_settings(uri)
+    assert settings is not None
+    blob, consensus = S3Blob(settings, multipart_bytes=6 * MIB, piece_bytes=5 * MIB), open_consensus(uri)
     assert isinstance(consensus, S3Consensus)
     wires = [Wire(blob), Wire(consensus)]
-    use_blob(blob, wires[0], monkeypatch)
+    use_blob(blob, wires[0])
     use_consensus(consensus, monkeypatch)
     assert {RIGHT_OF[operation] for wire in wires for operation in wire.take_counts()} == rights("least")
     for store in (blob, consensus):
@@ -88,10 +88,8 @@ def test_the_policies_allow_what_is_done_and_nothing_else(versitygw: S3Server, m
     consensus.close()
 
 
-def use_blob(blob: S3Blob, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+def use_blob(blob: S3Blob, wire: Wire) -> None:
     """Every call, also with a large value, once successful and once not."""
-    monkeypatch.setattr(s3, "MULTIPART_BYTES", 6 * MIB)
-    monkeypatch.setattr(s3, "PIECE_BYTES", 5 * MIB)
     blob.set("k", b"v")
     blob.set("large", bytes(11 * MIB))
     wire.script("UploadPart", *[Answer(500)] * (3 * BLOB_TRIES))

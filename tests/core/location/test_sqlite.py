@@ -14,7 +14,6 @@ import pytest
 
 from persist_core.errors import Corruption, Determinate, Indeterminate, InvalidUri, StorageError, UnknownVersion
 from persist_core.location import CaSResult, SqliteConsensus, VersionedData
-from persist_core.location.sqlite import consensus as sqlite
 from tests.suites.consensus_conformance import fill
 
 ONE, TWO = VersionedData(1, b"one"), VersionedData(2, b"two")
@@ -30,9 +29,12 @@ def consensus(path: Path) -> SqliteConsensus:
     return SqliteConsensus(path)
 
 
+IMPATIENT_S = 0.05
+
+
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_S", 0.05)
+def impatient(path: Path) -> SqliteConsensus:
+    return SqliteConsensus(path, busy_timeout_s=IMPATIENT_S)
 
 
 def test_only_writing_creates_the_file(consensus: SqliteConsensus, path: Path) -> None:
@@ -130,7 +132,6 @@ def test_a_path_that_can_hold_no_database_is_determinate(tmp_path: Path) -> None
 # locks
 
 
-@pytest.mark.usefixtures("impatient")
 def test_a_reader_beside_the_first_writer_sees_all_or_nothing(path: Path) -> None:
     """Between two looks of the reader the writer creates the table: it must wait, or the reader sees two states."""
     path.parent.mkdir()
@@ -140,7 +141,7 @@ def test_a_reader_beside_the_first_writer_sees_all_or_nothing(path: Path) -> Non
     def write(statement: str) -> None:
         if "sqlite_master" in statement:
             try:
-                SqliteConsensus(path).compare_and_set("k", None, ONE)
+                SqliteConsensus(path, busy_timeout_s=IMPATIENT_S).compare_and_set("k", None, ONE)
             except Determinate as error:
                 refused.append(error)
 
@@ -155,33 +156,31 @@ def test_a_reader_beside_the_first_writer_sees_all_or_nothing(path: Path) -> Non
     fill(SqliteConsensus(path), "k", [ONE])
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_lock_held_by_another_is_determinate(consensus: SqliteConsensus, path: Path) -> None:
-    fill(consensus, "k", [ONE])
+def test_a_lock_held_by_another_is_determinate(impatient: SqliteConsensus, path: Path) -> None:
+    fill(impatient, "k", [ONE])
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
-        for call in (lambda: consensus.head("k"), lambda: consensus.truncate("k", 1)):
+        for call in (lambda: impatient.head("k"), lambda: impatient.truncate("k", 1)):
             with pytest.raises(Determinate, match=r"lock for more than 0\.05 s; nothing was changed"):
                 call()
         with pytest.raises(Determinate, match="lock"):
-            consensus.compare_and_set("k", 1, TWO)
+            impatient.compare_and_set("k", 1, TWO)
         other.execute("COMMIT")
-    assert consensus.scan("k", 0) == [ONE]
-    fill(consensus, "k", [TWO])
+    assert impatient.scan("k", 0) == [ONE]
+    fill(impatient, "k", [TWO])
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_reader_that_blocks_the_commit_makes_it_determinate(consensus: SqliteConsensus, path: Path) -> None:
+def test_a_reader_that_blocks_the_commit_makes_it_determinate(impatient: SqliteConsensus, path: Path) -> None:
     """SQLite refuses COMMIT itself here: the insert was made, and must be rolled back before the error is raised."""
-    fill(consensus, "k", [ONE])
+    fill(impatient, "k", [ONE])
     with closing(sqlite3.connect(path, isolation_level=None)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM consensus").fetchall()
         with pytest.raises(Determinate, match="lock"):
-            consensus.compare_and_set("k", 1, TWO)
-        assert consensus.scan("k", 0) == [ONE]
-    assert consensus.scan("k", 0) == [ONE]
-    assert consensus.compare_and_set("k", 1, TWO) is CaSResult.COMMITTED
+            impatient.compare_and_set("k", 1, TWO)
+        assert impatient.scan("k", 0) == [ONE]
+    assert impatient.scan("k", 0) == [ONE]
+    assert impatient.compare_and_set("k", 1, TWO) is CaSResult.COMMITTED
 
 
 def test_a_short_lock_is_waited_for(consensus: SqliteConsensus, path: Path) -> None:
