@@ -65,9 +65,9 @@ _COPIED: Columns[Copied] = (
 def maintain_command(
     session: Session, names: tuple[str, ...], max_rows: int, max_merges: int, master: str | None
 ) -> None:
-    """Expire leases, advance since, merge batches and collect garbage, of the shards NAME (default: of all).
+    """Expire leases, advance since, merge batches and collect garbage, for the shards NAME (default: all).
 
-    You can run it at any time, also while DAGs run. A merge reads whole batches into memory; --max-rows limits how
+    You can run it at any time, even while DAGs run. A merge reads whole batches into memory; --max-rows limits how
     much. The output says what is still due. `persist gc` has more options for garbage.
     """
     done, tries = [], output.Tries()
@@ -96,9 +96,9 @@ def maintain_command(
 def gc_command(
     session: Session, names: tuple[str, ...], dry_run: bool, grace_hours: float, intent_hours: float, max_keys: int
 ) -> None:
-    """Delete files of the shards NAME (default: of all) that nothing needs any more.
+    """Delete files that nothing needs, of the shards NAME (default: all).
 
-    You can run it at any time, also while DAGs run. A file is first listed, and deleted only when the grace and the
+    You can run it at any time, even while DAGs run. A file is first listed, and deleted only when the grace and the
     staging intent have passed and nothing needs it then. Run it every day (`persist maintain` does).
     """
     done, tries = [], output.Tries()
@@ -162,7 +162,7 @@ def _print_garbage(session: Session, name: str) -> None:
 @click.option("--to-consensus-uri", required=True, help="The consensus store of the copy.")
 @click.option("--together", is_flag=True, help="Copy all shards as of one moment, so that views agree with inputs.")
 @click.option("--move", is_flag=True, help="Then accept no more commits here: the shards go on in the other location.")
-@click.option("--verify", is_flag=True, help="Read what the copy has, and copy again what has another digest.")
+@click.option("--verify", is_flag=True, help="Verify the copy's digests, and copy damaged objects again.")
 @click.option(
     "--threads", type=click.IntRange(1, 64), default=THREADS, show_default=True, help="Objects copied at a time."
 )
@@ -179,8 +179,8 @@ def copy_command(
 ) -> None:
     """Copy the shards SHARD (default: all) to another location of any kind, or bring an earlier copy up to date.
 
-    You can run it at any time, also while DAGs run. It moves only objects that the copy does not have, and may be
-    stopped and started again. A copy to which something was appended is never replaced. With --move, the source can
+    You can run it at any time, even while DAGs run. It moves only objects that the copy lacks, and may be
+    stopped and started again. A copy with appends of its own is never replaced. With --move, the source can
     still be read, and refuses commits with the name of the new place.
     """
     done, tries = [], output.Tries()

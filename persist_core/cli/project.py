@@ -130,7 +130,7 @@ def project_files(folder: Path) -> dict[str, str]:
 @click.command()
 @click.argument("folder", nargs=-1)
 @click.option("--from", "feed", metavar="FILES", help="Propose a collection file for these files: a path, or a glob.")
-@click.option("--format", "format_", type=click.Choice(get_args(Format)), help="Their format (default: found out).")
+@click.option("--format", "format_", type=click.Choice(get_args(Format)), help="Their format (default: detected).")
 @click.option("--name", help="Write it as the collection file NAME.yaml (default: print it).")
 @click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files, for --name.")
 @click.option("--connection", help="For s3://: the source.connection to read with (default: the location's rights).")
@@ -144,8 +144,8 @@ def init(
 ) -> None:
     """Create a project in FOLDER: a collection with two days of changes, a view, a config file, a README.
 
-    With --from, propose a collection file for a feed that is there: format, key, columns, order, deletes, each with the
-    reason for it. Read it, then look with `persist preview`. No file that exists is changed.
+    With --from, propose a collection file for an existing feed: format, key, columns, order, deletes, each with the
+    reason for it. Read it, then look with `persist preview`. Existing files are not changed.
     """
     if feed is not None:
         _propose([feed, *folder], format_, name, collections, connection)

@@ -85,7 +85,7 @@ def unpin_command(session: Session, shard: str, checkpoint_id: str) -> None:
 @click.command("resolve")
 @click.argument("shard")
 @click.option("--all", "is_all", is_flag=True, help="All of them.")
-@click.option("--at", metavar="GLOB", help="Those at the positions that match, as `--dry-run` prints them.")
+@click.option("--at", metavar="GLOB", help="Errors at matching positions, as `--dry-run` prints them.")
 @click.option("--dry-run", is_flag=True, help="Say which errors would be removed.")
 @with_session
 def resolve_command(session: Session, shard: str, is_all: bool, at: str | None, dry_run: bool) -> None:

@@ -100,6 +100,6 @@ _ALERTS: printed.Columns[AlertFacts] = (
 @click.option("--reason", required=True, help="Why: it is kept with your name until the alert is resolved.")
 @with_session
 def ack_command(session: Session, shard: str, alert: str, reason: str) -> None:
-    """Keep ALERT of SHARD (one of `persist alerts`) silent until it is resolved. Its end is still sent."""
+    """Silence ALERT of SHARD (one of `persist alerts`) until it is resolved. Its end is still sent."""
     done = actions.acknowledge(session.client, shard, alert, by=this_user(), reason=reason)
     printed.print_done(done, as_json=session.as_json)

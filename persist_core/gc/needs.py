@@ -114,10 +114,10 @@ class Needs:
         kept = (layout.latest, layout.quarantine)
         return {key for key in listing.sizes if key.startswith(kept) or key.startswith(folders)}
 
-    def of_conflicts(self) -> set[str]:
+    def of_conflicts(self, limit: int = MAX_CONFLICTS) -> set[str]:
         """The newest records of conflicts, and the marks of called callbacks."""
         entries = self._client.blob.list_keys_and_metadata(conflicts_prefix(self._shard))
-        newest = sorted(entries, key=lambda entry: (entry.modified_ms, entry.key))[-MAX_CONFLICTS:]
+        newest = sorted(entries, key=lambda entry: (entry.modified_ms, entry.key))[-limit:]
         ids = [entry.key.rpartition("/")[2].removesuffix(".json") for entry in newest]
         return {key(self._shard, each) for each in ids for key in (conflict_key, conflict_alert_key)}
 

@@ -385,7 +385,7 @@ def check_room(state: ShardState, held: int, what: str) -> None:
     if held >= MAX_HOLDERS:
         raise InvalidInput(
             f"shard {state.shard} has {held} {what}, and at most {MAX_HOLDERS} are allowed. Close readers and release"
-            f" holds that are not used any more; `persist holds {state.shard}` lists them"
+            f" unused holds; `persist holds {state.shard}` lists them"
         )
 
 

@@ -13,7 +13,7 @@ from persist_core.contents.batch import BatchManifest, PartKind
 from persist_core.contents.parts import updates_schema
 from persist_core.errors import CorruptArtifact, InvalidInput, OutdatedDescription, ReadTooSlow, RunFailed
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, Collected, collect, garbage
-from persist_core.gc.needs import MAX_CONFLICTS, Needs
+from persist_core.gc.needs import Needs
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import schema_of
 from persist_core.handles.write import stage_manifest
@@ -198,14 +198,13 @@ def test_deaths_of_jobs_stay_until_a_batch_is_committed(shard: Collection) -> No
     assert died not in stored(shard)
 
 
-def test_only_the_newest_conflicts_are_kept(shard: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist_core.gc.needs.MAX_CONFLICTS", 3)
-    assert MAX_CONFLICTS > 100
+def test_only_the_newest_conflicts_are_kept(shard: Collection) -> None:
     keys = [conflict_key(SHARD, f"{number:032x}") for number in (5, 1, 4, 2, 3)]
     for key in keys:
         shard.clock.sleep_ms(1)
         shard.client.blob.set(key, b"{}")
-    assert {each.key for each in garbage(shard.client, SHARD)} & set(keys) == set(keys[:2])
+    assert Needs(shard.client, SHARD).of_conflicts(3) & set(keys) == set(keys[2:])
+    assert not {each.key for each in garbage(shard.client, SHARD)} & set(keys), "by default many are kept"
 
 
 def test_a_batch_appended_late_is_whole_or_refused(shard: Collection) -> None:
