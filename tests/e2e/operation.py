@@ -107,7 +107,7 @@ def check_counters(client: PersistClient, statsd: StatsdSink, dag_id: str) -> No
     expected: Counter[str] = Counter()
     for facts in (commit_facts(each, client.manifest(each)) for each in made):
         changes = {f"changes,kind={kind}": number or 0 for kind, number in changes_of(facts).items()}
-        read = (facts.stats or {})["records_read"]
+        read = (facts.stats or {}).get("records_read", 0)  # none in an empty commit
         expected.update({**changes, "records_read": read, "written_bytes": facts.size_bytes, "commits": 1})
     assert expected["changes,kind=insert"] > 0
     assert expected["changes,kind=delete"] > 0
