@@ -19,6 +19,7 @@ from persist_core.time_text import (
     local_of,
     parse_duration,
     parse_time,
+    show_ago,
     show_duration,
     show_local,
     zones,
@@ -115,6 +116,7 @@ def test_durations(text: str, wanted: tuple[str, int] | None) -> None:
 
 def test_more_units_show_more() -> None:
     assert show_duration(90_061_000) == "1 day 1 hour"
+    assert (show_ago(1_000, 90_062_000), show_ago(61_000, 1_000)) == ("1 day ago", "1 minute ahead")
     assert show_duration(90_061_000, units=4) == "1 day 1 hour 1 minute 1 second"
 
 

@@ -130,7 +130,16 @@ def persist(tmp_path: Path, consensus_uri: str, capsys: pytest.CaptureFixture[st
 def test_shards(persist: Persist) -> None:
     (body,) = persist("shards", "--json").json
     assert (body["shard"], body["since"], body["upper"], body["batches"]) == ("orders", 0, DAY_3, 2)
-    assert "2026-01-03T00:00:00Z" in persist("shards").out
+    shown = persist("shards").out
+    assert "2026-01-03T00:00:00Z" in shown
+    assert re.search(r"\d+ days ago", shown), "the age of the upper"
+    assert re.search(r"\d+ (second|minute)s? ago", shown), "the age of the last commit"
+    manifest = persist.client.state("orders").batches[0].manifest_key
+    persist.client.blob.set(manifest, b"damaged")
+    assert "damaged" in persist("shards").out
+    described = persist("describe", "orders").out
+    assert re.search(r"attention: +damaged", described)
+    assert manifest in described
 
 
 @on_each_consensus
@@ -148,7 +157,8 @@ def test_describe(persist: Persist) -> None:
     assert body["schema"] == SchemaVersions().placed(SCHEMA).to_json()
     assert (body["updates"], body["upper"], body["newest_commit"]["writer"]) == (6, DAY_3, "test/b")
     shown = persist("describe", "orders").out
-    assert f"2026-01-03T00:00:00Z ({DAY_3})" in shown
+    assert re.search(rf"2026-01-03T00:00:00Z \({DAY_3}\), \d+ days ago\n", shown)
+    assert re.search(r"last commit: .*, \d+ \w+ ago, by test/b", shown)
     assert "decimal(12,2)" in shown
 
 
