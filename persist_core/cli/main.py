@@ -1,8 +1,8 @@
 """`persist`: what is in a location, and running a collection or view without Airflow.
 
 persist shards | describe | snapshot | changes | errors | late | checkpoints | pin | unpin | restore | reprocess |
-        conflicts | fsck | doctor | run | metrics | maintain | gc | drop | holds | release | copy | alerts | ack |
-        preview | init | demo
+        diff | conflicts | fsck | doctor | run | metrics | maintain | gc | drop | holds | release | copy | alerts |
+        ack | preview | init | demo
 
 Every command takes the location from its options, the environment or a config file, prints tables for people or JSON
 for programs (`--json`), and ends with an exit code that says what to do next (`persist_core.cli.output`).
@@ -26,7 +26,7 @@ from persist_core.cli.doctor import doctor
 from persist_core.cli.maintain import copy_command, drop_command, gc_command, maintain_command
 from persist_core.cli.preview import preview_command
 from persist_core.cli.project import demo, init
-from persist_core.cli.reprocess import reprocess_command
+from persist_core.cli.reprocess import diff_command, reprocess_command
 from persist_core.cli.restore import (
     holds_command,
     pin_command,
@@ -212,9 +212,9 @@ def _short(name: str, others: Sequence[str]) -> str:
 
 for _command in (
     shards, describe, commits, checkpoints, pin_command, unpin_command, restore_command, conflicts, late_command,
-    resolve_command, reprocess_command, check, doctor, run, metrics, maintain_command, gc_command, drop_command,
-    holds_command, release_command, copy_command, alerts_command, ack_command, preview_command, schema_command, plan,
-    init, demo,
+    resolve_command, reprocess_command, diff_command, check, doctor, run, metrics, maintain_command, gc_command,
+    drop_command, holds_command, release_command, copy_command, alerts_command, ack_command, preview_command,
+    schema_command, plan, init, demo,
 ):  # fmt: skip
     persist.add_command(_command)
 

@@ -1,4 +1,4 @@
-"""Correct what inputs have changed: `persist reprocess`."""
+"""Differences: `persist reprocess` corrects a collection by its inputs as they are now, `persist diff` compares."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
+import pyarrow.parquet as pq
 
 from persist_core.cli import output
 from persist_core.cli.run import ENV_SPARK_MASTER, find_config, spark_of
@@ -15,12 +16,15 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.config.error_limits import read_limits
 from persist_core.errors import InvalidInput
 from persist_core.inspection.values import json_rows
-from persist_core.maintenance.differences import SAMPLES, reprocess_facts, reprocess_lines
-from persist_core.maintenance.reprocess import Reprocessed, Request, give_up, reprocess
+from persist_core.maintenance.differences import SAMPLES, facts_of, line_of, reprocess_facts, reprocess_lines
+from persist_core.maintenance.hidden import give_up
+from persist_core.maintenance.reprocess import Reprocessed, reprocess, request_of
+from persist_core.protocol.compare import compare, side_of
 from persist_core.protocol.delta import MAX_UPDATES
+from persist_core.protocol.difference import Differences
+from persist_core.sources.ledger import zone_of
 from persist_core.spark_job.launch import write_batch
 from persist_core.spark_job.process import LOCAL_MASTER
-from persist_core.time_text import DAY_MS
 
 
 @click.command("reprocess")
@@ -72,16 +76,18 @@ def reprocess_command(
         return
     if begin is None:
         raise InvalidInput("expected --from DAY: the first day whose input is replayed")
-    last = session.time(through, "--through", config.timezone)
-    request = Request(
-        from_ms=session.time(begin, "--from", config.timezone) or 0,
-        end_ms=None if last is None else last + DAY_MS,
+    session.time(begin, "--from", config.timezone)  # says what other words mean
+    request = request_of(
+        config,
+        begin=begin,
+        through=through,
+        now_ms=session.client.clock.now_ms(),
         takes_back_gone=take_back_gone,
         is_dry_run=dry_run,
         is_confirmed=yes,
-        max_changed=config.limits.max_changed if max_changed is None else _limits(max_changed),
         max_updates=max_updates,
         reason=reason,
+        **({} if max_changed is None else {"max_changed": _limits(max_changed)}),
     )
     with spark_of(session, master, conf).kept() as start:
         found = reprocess(
@@ -101,6 +107,34 @@ def reprocess_command(
         output.print_line("nothing was committed" if found.is_needed else f"nothing to correct in {found.shard}")
 
 
+@click.command("diff")
+@click.argument("name")
+@click.option("--a", "old", required=True, help="A time, a checkpoint of NAME, or another shard, such as a fork.")
+@click.option("--b", "new", help="The same (default: NAME as it is now).")
+@click.option("--limit", type=click.IntRange(min=0), default=SAMPLES, show_default=True, help="Rows to print.")
+@click.option("--to", "file", type=click.Path(path_type=Path), help="Write all rows that differ to a Parquet file.")
+@click.option("--max-updates", type=click.IntRange(min=0), default=MAX_UPDATES, help="As of `persist restore`.")
+@with_session
+def diff_command(
+    session: Session, name: str, old: str, new: str | None, limit: int, file: Path | None, max_updates: int
+) -> None:
+    """Compare the shard NAME (a collection or view) with itself at another time, or with a fork of it.
+
+    Rows added, removed and changed from A to B, by column. The cost follows the changes between them.
+    """
+    zone = zone_of(session.client.state(name))
+    a, b = (side_of(session.client, name, text, zone=zone) for text in (old, new))
+    found = compare(session.client, a, b, max_updates=max_updates)
+    if file is not None:
+        pq.write_table(found.rows, file)
+    if session.as_json:
+        sides = {"a": {"shard": a.state.shard, "time": a.time}, "b": {"shard": b.state.shard, "time": b.time}}
+        output.print_json({**sides, **facts_of(found, limit)})
+        return
+    output.print_line(f"from {a} to {b}: {line_of(found)}")
+    _print_samples(found, limit)
+
+
 def _limits(text: str) -> tuple[int | str, ...] | None:
     try:
         return read_limits(int(text) if text.isdigit() else text)
@@ -112,6 +146,13 @@ def _print_report(session: Session, found: Reprocessed) -> None:
     """Before the commit: on stderr if stdout is for JSON."""
     for line in reprocess_lines(replace(found, commit=None)):
         output.print_line(line, to_stderr=session.as_json)
-    if not session.as_json and len(found.found.rows):
-        shown = found.found.rows.slice(0, SAMPLES)
+    if not session.as_json:
+        _print_samples(found.found, SAMPLES)
+
+
+def _print_samples(found: Differences, limit: int) -> None:
+    shown = found.rows.slice(0, limit)
+    if len(shown):
         output.print_table(shown.column_names, [list(row.values()) for row in json_rows(shown)])
+    if len(shown) < len(found.rows):
+        output.print_line(f"{len(found.rows) - len(shown)} more")

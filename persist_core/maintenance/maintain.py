@@ -20,6 +20,7 @@ from persist_core.errors import PersistError
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, MAX_KEYS, Collected, collect, due_since_ms
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.debt import Debt, debt_of, merge_due, rows_to_merge
+from persist_core.maintenance.hidden import give_up_if_idle
 from persist_core.shard.replace import NotReplaced, Replaced
 from persist_core.shard.state import ShardState
 from persist_core.time_text import show_time
@@ -113,6 +114,7 @@ def maintain(
         else:
             lost += 1
         state = client.state(shard)
+    give_up_if_idle(client, shard, idle_ms=intent_ms)
     collected = collect(client, shard, grace_ms=grace_ms, intent_ms=intent_ms, max_keys=max_keys)
     owed = debt_of(client.state(shard), now_ms=client.clock.now_ms())
     return Maintained(

@@ -12,24 +12,25 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from persist_core.checkpoint.publish import publish_missing
 from persist_core.config.collection import FILES, CollectionConfig
 from persist_core.config.error_limits import ErrorLimits, exceeded_limit
 from persist_core.contents.batch import Correction
 from persist_core.errors import CorruptArtifact, InvalidInput, RunFailed
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
-from persist_core.keys import hidden_shard
-from persist_core.maintenance.drop import create_again, drop
+from persist_core.maintenance.hidden import give_up, hidden_of
 from persist_core.protocol.correct import CorrectionPlan, correct, plan_correction
 from persist_core.protocol.delta import BEGINNING, MAX_UPDATES
 from persist_core.protocol.difference import Differences, differences
 from persist_core.protocol.fork import fork, fork_token
-from persist_core.protocol.replay import PURPOSE, Start, WriteOf, replay, start_for, starts
+from persist_core.protocol.replay import Start, WriteOf, replay, start_for, starts
 from persist_core.shard.state import Commit, Committed, ShardState
 from persist_core.sources.collection import CollectionSource
 from persist_core.sources.files import InputsNow
-from persist_core.time_text import DAY_MS, show_time
+from persist_core.time_text import DAY_MS, parse_time, show_time
 
 MAX_TRIES = 10  # each but the first because another writer has committed meanwhile
 MAX_NAMED = 20  # files in a message
@@ -48,6 +49,14 @@ class Request:
     max_changed: ErrorLimits = field(default=None)
     max_updates: int = MAX_UPDATES
     reason: str = ""
+
+
+def request_of(config: CollectionConfig, *, begin: str, through: str | None, now_ms: int, **options: Any) -> Request:
+    """A request in a user's words: days as text, in the collection's time zone. `options`: fields of the request."""
+    first = parse_time(begin, what="from", zone=config.timezone, now_ms=now_ms)
+    last = parse_time(through, what="through", zone=config.timezone, now_ms=now_ms) if through else None
+    end_ms = None if last is None else last + DAY_MS
+    return Request(**{"from_ms": first, "end_ms": end_ms, "max_changed": config.limits.max_changed, **options})
 
 
 @dataclass(frozen=True)
@@ -91,14 +100,18 @@ def reprocess(
             _check_inputs(client, config, client.state(config.name), start, request)
             life = _fork_of(client, config, start, say)
             replay(client, config, start, write=write, writer=writer, say=say)
-            plan = plan_correction(client, config.name, _hidden(config.name), start, max_updates=request.max_updates)
-            if plan.fork.origin.life != life:
+            ours, theirs = client.state(config.name), client.state(hidden_of(config.name))
+            if theirs.origin.life != life:
                 raise RunFailed(f"another reprocess of {config.name} has ended this one; try again if it did less")
+            if theirs.upper < ours.upper:  # what came meanwhile
+                continue
+            plan = plan_correction(client, ours, theirs, start, max_updates=request.max_updates)
             found = _reported(client, config, start, plan, request)
             report(found)
             if request.is_dry_run:
                 return found
             if not found.is_needed:
+                publish_missing(client, ours)  # of a call that was killed after its commit
                 give_up(client, config.name)
                 return found
             _check_confirmed(found, request)
@@ -111,30 +124,6 @@ def reprocess(
         f"shard {config.name}: lost {MAX_TRIES} appends to other writers; nothing was corrected. Pause its DAG, then"
         " try again: what was replayed is kept"
     )
-
-
-def give_up(client: PersistClient, shard: str) -> bool:
-    """Delete a replay of the shard that has not ended. False if it does not exist."""
-    hidden = _hidden(shard)
-    state = client.machine.fetch(hidden)
-    if state is None or not (state.commits or state.is_dropped):
-        return False
-    drop(client, hidden, is_forced=True)
-    create_again(client, hidden)
-    return True
-
-
-def give_up_if_idle(client: PersistClient, shard: str, *, idle_ms: int) -> bool:
-    """Delete a replay that has committed nothing for `idle_ms`."""
-    state = client.machine.fetch(_hidden(shard))
-    newest = state.newest_commit if state else None
-    if newest is None or client.clock.now_ms() - newest.committed_ms < idle_ms:
-        return False
-    return give_up(client, shard)
-
-
-def _hidden(shard: str) -> str:
-    return hidden_shard(shard, PURPOSE)
 
 
 @contextmanager
@@ -153,7 +142,7 @@ def _history_held(client: PersistClient, shard: str, start: Start) -> Iterator[N
 
 def _fork_of(client: PersistClient, config: CollectionConfig, start: Start, say: Callable[[str], None]) -> str:
     """The life of the fork that the replay goes on in, made if need be; one that does not fit is given up."""
-    shard, hidden = config.name, _hidden(config.name)
+    shard, hidden = config.name, hidden_of(config.name)
     definition = f"reprocess/{hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]}"
     known = client.machine.fetch(hidden)
     if known is not None and (known.commits or known.is_dropped):

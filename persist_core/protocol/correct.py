@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from persist_core.checkpoint.recovery import recover_newest
 from persist_core.contents.batch import Correction, Restored
-from persist_core.errors import RunFailed
 from persist_core.handles.client import PersistClient
 from persist_core.handles.slow_reads import named_if_dropped
 from persist_core.protocol.delta import MAX_UPDATES, Delta, check_size, delta_since, net_of
@@ -43,19 +42,14 @@ class CorrectionPlan:
 
 
 def plan_correction(
-    client: PersistClient, shard: str, fork: str, start: Start, *, max_updates: int = MAX_UPDATES
+    client: PersistClient, ours: ShardState, theirs: ShardState, start: Start, *, max_updates: int = MAX_UPDATES
 ) -> CorrectionPlan:
-    """The difference between the shard and its fork, which has consumed at least as much; writes nothing.
+    """The difference between the shard (`ours`) and its fork, which has consumed at least as much; writes nothing.
 
     Raises `InvalidInput` if they have changed too much since the start for one process.
     """
-    ours, theirs = client.state(shard), client.state(fork)
     schema = theirs.schema
-    if schema is None or theirs.upper < ours.upper:
-        raise RunFailed(
-            f"{fork} is at {show_time(theirs.upper.time)}, and {shard} at {show_time(ours.upper.time)}; nothing was"
-            " corrected. Try again"
-        )
+    assert schema is not None
     shown = replace(ours, schemas=theirs.schemas)  # the fork's may have one more
     upper = max((ours.upper.time or 0) + 1, theirs.upper.time or 0)
     deltas = []

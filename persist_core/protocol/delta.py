@@ -67,35 +67,42 @@ def _size_since(reader: ReadHandle, state: ShardState, after: int) -> tuple[int,
     return counted + sum(batch.counts.updates for batch in whole), sum(batch.size_bytes for batch in whole)
 
 
-def delta_since(reader: ReadHandle, state: ShardState, after: int) -> Delta:
-    """The updates later than `after`, in the state's schema. Raises `OutsideFrontiers` for an `after` that is gone."""
+def delta_since(
+    reader: ReadHandle, state: ShardState, after: int, through: int | None = None, *, orders: bool = True
+) -> Delta:
+    """The updates with `after < time <= through` (default: all later ones), in the state's schema.
+
+    `orders`: with the orders of rows. Raises `OutsideFrontiers` for times that cannot be read.
+    """
     schema = state.schema
     assert schema is not None
     if after > BEGINNING:
         check_as_of(state, after)
-    last = check_as_of(state, None)
-    batches = [batch for batch in state.batches if batch.last_time > after]
+    last = check_as_of(state, through)
+    batches = [batch for batch in state.batches if batch.last_time > after and batch.lower <= last]
     oks = reader.read(
         batches,
-        updates_schema(schema),
+        updates_schema(schema, orders=orders),
         lambda b, m: pieces.oks_as_of(b, m, last) if after == BEGINNING else pieces.oks_between(b, m, after, last),
     )
     errs = reader.read(
         batches,
-        errs_schema(schema),
+        errs_schema(schema, orders=orders),
         lambda b, m: pieces.errs_as_of(b, m, last) if after == BEGINNING else pieces.errs_between(b, m, after, last),
     )
+    if not orders:
+        return Delta(oks, errs)
     return Delta(with_orders_of_oks(oks, reader, state, after), with_orders_of_errs(errs, reader, state, after))
 
 
-def net_of(signed: Sequence[tuple[int, Delta]], schema: CollectionSchema, time: int, *, remedy: str) -> Delta:
+def net_of(summands: Sequence[tuple[int, Delta]], schema: CollectionSchema, time: int, *, remedy: str) -> Delta:
     """The sum of deltas, each times its sign, as updates at `time`.
 
     Raises `InvariantViolation` for a row that it would insert or retract more than once.
     """
     names = [column.name for column in schema.columns]
-    oks = [(sign, delta.oks) for sign, delta in signed]
-    errs = [(sign, delta.errs) for sign, delta in signed]
+    oks = [(sign, delta.oks) for sign, delta in summands]
+    errs = [(sign, delta.errs) for sign, delta in summands]
     return Delta(
         _net(oks, names, updates_schema(schema), time, remedy),
         _net(errs, list(ERR_IDENTITY), errs_schema(schema), time, remedy),
@@ -103,12 +110,9 @@ def net_of(signed: Sequence[tuple[int, Delta]], schema: CollectionSchema, time: 
 
 
 def _net(
-    signed: Sequence[tuple[int, pa.Table]], identity: list[str], schema: pa.Schema, time: int, remedy: str
+    summands: Sequence[tuple[int, pa.Table]], identity: list[str], schema: pa.Schema, time: int, remedy: str
 ) -> pa.Table:
-    tables = [
-        table.set_column(table.column_names.index(DIFF), DIFF, pc.multiply(table[DIFF], sign)) for sign, table in signed
-    ]
-    flat, orders = flattened(pa.concat_tables(tables))
+    flat, orders = flattened(pa.concat_tables([signed(table, sign) for sign, table in summands]))
     summed = sum_diffs(flat, [*identity, *orders])
     broken = summed.filter(pc.greater(pc.abs(summed[DIFF]), 1))
     if len(broken):
@@ -118,3 +122,8 @@ def _net(
         )
     timed = summed.set_column(summed.column_names.index(TIME), TIME, pa.repeat(time, len(summed)))
     return timed.select(schema.names)
+
+
+def signed(updates: pa.Table, sign: int) -> pa.Table:
+    """The updates, their diffs times `sign`."""
+    return updates.set_column(updates.column_names.index(DIFF), DIFF, pc.multiply(updates[DIFF], sign))

@@ -57,9 +57,10 @@ def differences(delta: Delta, schema: CollectionSchema) -> Differences:
     }
     kind = pc.if_else(after, "after", pc.if_else(before, "before", pc.if_else(inserted, "added", "removed")))
     alone = pc.invert(pc.or_(after, before))
+    copies = pc.abs(oks[DIFF]).combine_chunks()  # of a view's rows there may be several
     return Differences(
-        added=_count(pc.and_(alone, inserted)),
-        removed=_count(pc.and_(alone, pc.invert(inserted))),
+        added=pc.sum(copies.filter(pc.and_(alone, inserted))).as_py() or 0,
+        removed=pc.sum(copies.filter(pc.and_(alone, pc.invert(inserted)))).as_py() or 0,
         changed=len(new),
         errs_added=_count(pc.greater(errs[DIFF], 0)),
         errs_removed=_count(pc.less(errs[DIFF], 0)),

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain
 from persist_core.checkpoint.recovery import recover_newest
+from persist_core.config.collection import CollectionConfig
 from persist_core.config.shard import ShardConfig
 from persist_core.contents.batch import STASH_OPERATOR, BatchCounts, BatchDescription, BatchManifest
 from persist_core.contents.operator_state import OperatorState
@@ -158,6 +159,8 @@ def _mint(
             f"everything before {show_time(until)} is already in shard {config.name} (upper {state.upper}): this"
             f" run's interval {covered}"
         )
+        if isinstance(config, CollectionConfig):
+            reason += f". If its files were wrong and have changed since, `persist reprocess {config.name}` corrects it"
         return _with_pending(reason, source, state, until, client.clock.now_ms())
     source.check(state)
     intake = source.freeze(state, lower=lower, until=until)

@@ -47,8 +47,11 @@ class CollectionSource:
 
         The first commit names the progress though it is empty: a restore to its checkpoint needs it.
         """
-        consumed = state.sources.get(FILES)
-        freeze = self.files.freeze(consumed, until=until, lower=lower, holds_back=self._holds_back)
+        consumed, newest = state.sources.get(FILES), state.newest_commit
+        in_time_from = newest.lower if newest is not None and newest.restored_from is not None else None
+        freeze = self.files.freeze(
+            consumed, until=until, lower=lower, in_time_from=in_time_from, holds_back=self._holds_back
+        )
         if freeze.not_due:  # usual in a backfill, so no notice
             _log.info("%d files are dated at or after the end of this run: left for later runs", freeze.not_due)
         if freeze.requests:

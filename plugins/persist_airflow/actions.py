@@ -20,6 +20,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from persist_airflow.compat import DAG, Context, Param, TriggerDagRunOperator
@@ -30,7 +31,8 @@ from persist_airflow.lineage import ReportsLineage
 from persist_airflow.location_dag import location_dag
 from persist_airflow.maintenance import MaintainShardOperator
 from persist_airflow.operators import writer_of
-from persist_airflow.shard_operators import Json, by, checked, reported, restored
+from persist_airflow.shard_operators import Json, by, checked, reported, reprocessed, restored
+from persist_core.config.collection import CollectionConfig, load_collections
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance import actions
@@ -45,7 +47,7 @@ DOCUMENT = """Actions on one shard, by hand: trigger this DAG with an action and
 | --- | --- | --- | --- |
 {rows}
 
-The same on the command line: `persist maintain`, `fsck`, `resolve`, `pin`, `unpin`, `restore`, `release`,
+The same on the command line: `persist maintain`, `fsck`, `reprocess`, `resolve`, `pin`, `unpin`, `restore`, `release`,
 `ack`.
 """
 
@@ -64,7 +66,13 @@ class ShardActionOperator(ReportsLineage, MaintainShardOperator):
     template_fields: Sequence[str] = (*MaintainShardOperator.template_fields, "actions", "shards")
 
     def __init__(
-        self, *, actions: Sequence[str] = (), shards: Sequence[str] = ("*",), dags: Sequence[str] = (), **kwargs: Any
+        self,
+        *,
+        actions: Sequence[str] = (),
+        shards: Sequence[str] = ("*",),
+        dags: Sequence[str] = (),
+        collections: str | Path | None = None,
+        **kwargs: Any,
     ) -> None:
         for name, given in (("actions", actions), ("shards", shards), ("dags", dags)):
             if isinstance(given, str):  # its characters would be names, and a `*` among them all shards
@@ -73,6 +81,7 @@ class ShardActionOperator(ReportsLineage, MaintainShardOperator):
         self.actions = tuple(actions) or tuple(ACTIONS)
         self.shards = tuple(shards)
         self.dags = tuple(dags)
+        self.collections = None if collections is None else Path(collections)
 
     def execute(self, context: Context) -> Any:
         """Do it. Raises `AirflowFailException` for a conf that does not fit; else what the action raises."""
@@ -83,6 +92,18 @@ class ShardActionOperator(ReportsLineage, MaintainShardOperator):
         self.log.info("%s of shard %s, by %s", name, self.shard, by(context))
         report = ACTIONS[name].do(self, context, params)
         return {"action": name, "by": by(context), **report}
+
+    def collection(self) -> CollectionConfig:
+        """The collection whose shard it is. Raises `InvalidInput` if its file is not known, `ConfigError` if wrong."""
+        found, errors = load_collections(self.collections, only=self.shard) if self.collections else ([], [])
+        for error in errors:
+            raise error
+        if not found:
+            raise InvalidInput(
+                f"no collection file of {self.shard} in {self.collections}; name the folder:"
+                " `build_actions_dag(collections=FOLDER)`"
+            )
+        return found[0]
 
     def start(self, context: Context, dag_id: str, report: Json) -> None:
         """Trigger the shard's DAG. On 3.x this does not return: Airflow ends the task with success."""
@@ -157,6 +178,12 @@ def _restore(operator: ShardActionOperator, context: Context, params: Mapping[st
     return restored(operator, params["checkpoint_id"], params["new_shard"], context, is_dry_run=params["dry_run"])
 
 
+def _reprocess(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
+    if params["confirm"] not in (None, "", operator.shard):
+        raise InvalidInput(f"confirm is {params['confirm']!r}; expected the shard's name, {operator.shard!r}")
+    return reprocessed(operator, operator.collection(), context, params)
+
+
 def _resolve(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
     with task_client(operator.persist_conn_id) as client:
         done = actions.resolve(
@@ -195,6 +222,12 @@ ACTIONS: dict[str, Action] = {
         _restore,
         needs=("checkpoint_id",),
         takes=("new_shard", "dry_run"),
+    ),
+    "reprocess": Action(
+        "corrects a collection by its files as they are now, from a day on: the difference becomes one commit",
+        _reprocess,
+        needs=("from",),
+        takes=("through", "dry_run", "confirm", "take_back_gone", "reason"),
     ),
     "resolve": Action(
         "removes errors of kind missing_order, which no record removes",
@@ -235,12 +268,16 @@ _TEXTS = {
     "at": "resolve: the positions of the errors that you have looked at, as a glob; * for all",
     "holder": "release: one of `persist holds`",
     "alert": "ack: one of `persist alerts`",
-    "reason": "release, ack: why; it is kept with your name, and shown to others",
-    "confirm": "rebuild: the shard's name once more, because its history is lost",
+    "reason": "release, ack, reprocess: why; it is kept with your name, and shown to others",
+    "confirm": "rebuild: the shard's name once more, because its history is lost; reprocess: it too, if the correction"
+    " changes more rows than limits.max_changed",
+    "from": "reprocess: the first day whose files are read again",
+    "through": "reprocess: the last day whose files may differ",
     "dag_id": "run, rebuild: the shard's DAG, if the factories did not make it; one that the DAG file allows",
 }
 _SWITCHES = {
-    "dry_run": "restore, resolve: only say what would change",
+    "dry_run": "restore, resolve, reprocess: only say what would change",
+    "take_back_gone": "reprocess: undo the records of files that are gone",
     "repair": "fsck: first write again what commits determine",
     "force": "rebuild, release: also if others need it",
 }
@@ -284,6 +321,7 @@ def build_actions_dag(
     actions: Sequence[str] = (),
     shards: Sequence[str] = ("*",),
     dags: Sequence[str] = (),
+    collections: str | Path | None = None,
     persist_conn_id: str = PersistHook.default_conn_name,
     spark_conn_id: str = "spark_default",
     spark: Mapping[str, Any] | None = None,
@@ -294,7 +332,8 @@ def build_actions_dag(
 
     `actions`: the names of the allowed ones, default all. `shards`: names or patterns (`sales_*`) of the shards
     that it allows, default all of the connection. `dags`: DAGs that write the shards and were not made by this
-    package's factories: `run` and `rebuild` may start them too, and no others. `spark` are further arguments for the
+    package's factories: `run` and `rebuild` may start them too, and no others. `collections`: the folder of collection
+    files, which `reprocess` needs. `spark` are further arguments for the
     provider's SparkSubmitOperator (a large merge starts Spark). `dag_args` go over the factory's arguments for the DAG;
     give a `dag_id` to build a second one, for another location or team, or with fewer actions. Raises `InvalidInput`
     for an action that does not exist.
@@ -323,6 +362,7 @@ def build_actions_dag(
             actions=names,
             shards=shards,
             dags=dags,
+            collections=collections,
             persist_conn_id=persist_conn_id,
             spark_conn_id=spark_conn_id,
             **(spark or {}),

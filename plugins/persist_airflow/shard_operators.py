@@ -6,7 +6,8 @@ small, with the user who triggered the dag run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from persist_airflow.compat import AirflowFailException, BaseOperator, Context, triggered_by
@@ -14,9 +15,13 @@ from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.lineage import ReportsLineage, of_restore
 from persist_airflow.links import ShardLink
 from persist_airflow.operators import writer_of
+from persist_core.config.collection import CollectionConfig
 from persist_core.maintenance import actions
 from persist_core.maintenance.actions import Done
+from persist_core.maintenance.differences import reprocess_facts, reprocess_lines
+from persist_core.maintenance.reprocess import Reprocessed, reprocess, request_of
 from persist_core.protocol.delta import MAX_UPDATES
+from persist_core.spark_job.launch import Start, write_batch
 
 MAX_LISTED = 20  # of each list in a result: XComs stay small, the log has more
 
@@ -163,3 +168,31 @@ def restored(
         if done.facts["status"] in ("restored", "forked"):
             operator.lineage = of_restore(client, shard, new_shard, operator.persist_conn_id)
     return reported(operator, context, done)
+
+
+def reprocessed(operator: Any, config: CollectionConfig, context: Context, params: Mapping[str, Any]) -> Json:
+    """Correct the collection by an operator that can start Spark; what the task returns."""
+    with task_client(operator.persist_conn_id, config) as client:
+        request = request_of(
+            config,
+            begin=params["from"],
+            through=params["through"],
+            now_ms=client.clock.now_ms(),
+            takes_back_gone=params["take_back_gone"],
+            is_dry_run=params["dry_run"],
+            is_confirmed=bool(params["confirm"]),
+            reason=params["reason"] or "",
+        )
+
+        def show(found: Reprocessed) -> None:
+            operator.log.info("%s", "; ".join(reprocess_lines(found)))
+
+        def run(start: Start) -> Reprocessed:
+            write = functools.partial(write_batch, client, start)
+            return reprocess(
+                client, config, request, write=write, writer=writer_of(context), say=operator.log.info, report=show
+            )
+
+        found = operator.run_jobs(context, run)
+    facts = reprocess_facts(found, is_dry_run=request.is_dry_run)
+    return reported(operator, context, Done(facts, tuple(reprocess_lines(found))))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from persist_airflow import shard_operators
 from persist_airflow.actions import (
     ACTIONS,
     ShardActionOperator,
@@ -21,10 +23,16 @@ from persist_airflow.compat import AirflowFailException
 from persist_airflow.failures import PersistStepFailed
 from persist_airflow.shard_operators import FsckShardOperator, RebuildShardOperator, RestoreShardOperator
 from persist_core.checkpoint.publish import publish_missing
+from persist_core.config.collection import CollectionConfig
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.location.settings import PersistLocation
+from persist_core.maintenance.reprocess import Reprocessed, Request
+from persist_core.protocol.delta import BEGINNING
+from persist_core.protocol.difference import Differences
+from persist_core.protocol.replay import Start
 from persist_core.protocol.resolve import plan_resolve
+from persist_core.time_text import parse_time
 from tests.airflow.airflow_process import run
 from tests.core.protocol.ordered_shard import OrderedCollection
 from tests.core.protocol.test_resolve import with_unordered
@@ -313,7 +321,7 @@ def test_dag_runs_with_a_conf(tmp_path: Path, migrated: Path, location: PersistL
     dags.mkdir()
     bundled = (Path(__file__).parents[2] / "dags" / "persist_actions.py").read_text()
     (dags / "persist_actions.py").write_text(
-        bundled.replace("build_actions_dag()", "build_actions_dag(dags=['feeds'])")
+        bundled.replace("build_actions_dag(", "build_actions_dag(dags=['feeds'], ")
     )
     confs = [
         {"action": "fsck", "shard": SHARD},
@@ -338,3 +346,37 @@ def test_dag_runs_with_a_conf(tmp_path: Path, migrated: Path, location: PersistL
     with closing(sqlite3.connect(tmp_path / "home" / "airflow.db")) as database:
         runs = database.execute("select run_id from dag_run where dag_id = 'feeds'").fetchall()
     assert len([run_id for (run_id,) in runs if run_id.startswith("persist_actions__")]) == 1, runs
+
+
+def test_a_correction_gets_what_the_conf_asks(
+    client: PersistClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(client)
+    text = "source: {path: 'in/*.json', format: json}\nkey: id\ncolumns: {id: bigint, name: string}\ndelete: none\n"
+    (tmp_path / "fruit.yaml").write_text(text)
+    asked: list[Request] = []
+
+    def reprocess(client: PersistClient, config: CollectionConfig, request: Request, **rest: Any) -> Reprocessed:
+        asked.append(request)
+        assert (config.name, rest["writer"]) == (SHARD, "persist_actions/manual__1")
+        nothing = SCHEMA.arrow().empty_table()
+        one_row = Differences(1, 0, 0, 0, 0, {}, nothing)
+        found = Reprocessed(SHARD, Start(None, BEGINNING, None), ("a",), (), (), one_row, 3, is_needed=True)
+        rest["report"](found)
+        return replace(found, commit=client.state(SHARD).newest_commit)
+
+    monkeypatch.setattr(shard_operators, "reprocess", reprocess)
+    operator = ShardActionOperator(task_id="shard_action", shard=SHARD, collections=tmp_path)
+    conf = {"action": "reprocess", "shard": SHARD, "from": "2026-11-22", "through": "2026-11-23", "reason": "cents"}
+    done: Any = operator.execute(context("alice", **conf))
+    json.dumps(done)
+    assert (done["status"], done["replaced"], done["added"]) == ("corrected", ["a"], 1)
+    (request,) = asked
+    assert (request.from_ms, request.end_ms) == (parse_time("2026-11-22"), parse_time("2026-11-24"))
+    assert (request.is_confirmed, request.reason) == (False, "cents")
+    operator.execute(context("alice", **conf, confirm=SHARD, take_back_gone=True))
+    assert (asked[1].is_confirmed, asked[1].takes_back_gone) == (True, True)
+    for wrong, message in (({"confirm": "x"}, "confirm is 'x'"), ({"shard": "other"}, "no collection file of")):
+        one = ShardActionOperator(task_id="shard_action", shard=wrong.get("shard", SHARD), collections=tmp_path)
+        with pytest.raises((AirflowFailException, InvalidInput, PersistStepFailed), match=message):
+            one.execute(context("alice", **{**conf, **wrong}))

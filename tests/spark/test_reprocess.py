@@ -55,7 +55,7 @@ def test_the_story_of_a_wrong_file(tmp_path: Path, there: list[str], capsys: pyt
             (tmp_path / path).write_text(text)
         for each in text.split("$ persist ")[1:]:
             command, _, expected = each.partition("\n")
-            files = [] if command.startswith("snapshot") else ["--collections", str(tmp_path)]
+            files = [] if command.startswith(("snapshot", "diff")) else ["--collections", str(tmp_path)]
             code = run_command([*shlex.split(command), *files, *there])
             said = capsys.readouterr()
             if expected.startswith("persist: "):

@@ -42,9 +42,7 @@ def replace_file(shard: Collection, name: str, records: tuple[Record, ...]) -> N
 
 @settings(max_examples=settings().max_examples // 4)
 @given(histories(may_close=False), histories(may_close=False), st.data())
-def test_a_correction_gives_what_a_fresh_load_of_the_files_gives(
-    history: History, other: History, data: st.DataObject
-) -> None:
+def test_a_correction_gives_what_a_fresh_load_gives(history: History, other: History, data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from((Collection, OrderedCollection)), label="kind")
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as beside:
         shard, fresh = kind(Path(folder)), kind(Path(beside))

@@ -1,0 +1,240 @@
+"""Corrections that are killed at any call of a store, that race each other or other writers, and that are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persist_core.config.collection import CollectionConfig, load_collection
+from persist_core.contents.batch import BatchDescription
+from persist_core.errors import ConfigError, InvalidInput, RunFailed
+from persist_core.handles.client import PersistClient
+from persist_core.location.open import OpenLocation
+from persist_core.maintenance import actions
+from persist_core.maintenance.hidden import give_up_if_idle
+from persist_core.maintenance.maintain import maintain
+from persist_core.maintenance.reprocess import Reprocessed, Request, reprocess
+from persist_core.protocol.stages import Minted, mint
+from tests.core.maintenance.test_reprocess import HIDDEN, replace_file
+from tests.core.protocol.restored_shard import SHARD, Collection
+from tests.dying_store import Crash, DyingStore
+from tests.oracle.upsert import Record
+from tests.sampling import sample
+from tests.sim.simulator.write_stage import ArrowParts
+from tests.virtual import ManualClock, SeededIds
+
+A, B, C = ("eu", 1), ("eu", 2), ("", 0)
+MAX_CALLS = 400
+KILLS = 12
+Wrap = Callable[[BatchDescription], None]
+
+
+def ok(slot: tuple[str, int], name: str, row: int = 0) -> Record:
+    return Record(slot, (name, None, None), None, (0, "f", 0, row))
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Collection:
+    return made(tmp_path)
+
+
+def made(folder: Path) -> Collection:
+    """Three commits; the file of the second was wrong, and is replaced."""
+    shard = Collection(folder)
+    for number, records in enumerate(([ok(A, "one"), ok(B, "b")], [ok(A, "wrong"), ok(C, "wrong")], [ok(B, "three")])):
+        shard.drop(f"{number}.txt", records)
+        shard.run(10 * (number + 1))
+    replace_file(shard, "1.txt", (ok(A, "right"),))
+    return shard
+
+
+def correct(
+    shard: Collection, client: PersistClient | None = None, *, first: Wrap = lambda _: None, **request: Any
+) -> Reprocessed:
+    hidden = shard.beside(HIDDEN)
+
+    def write(_: CollectionConfig, description: BatchDescription) -> str:
+        first(description)
+        return hidden.write(description)
+
+    asked = Request(**{"from_ms": 10, "is_confirmed": True, **request})
+    client = client or shard.client
+    return reprocess(client, shard.config, asked, write=write, writer="test", say=lambda _: None)
+
+
+def names(shard: Collection) -> dict[Any, str]:
+    rows = shard.client.open_reader(SHARD).snapshot().to_pylist()
+    return {(row["region"], row["id"]): row["name"] for row in rows}
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["before", "after"])
+def test_a_killed_correction_is_ended_by_the_next_call(tmp_path: Path, is_late: bool) -> None:
+    calls = [0]
+    (tmp_path / "whole").mkdir()
+    assert not dies(made(tmp_path / "whole"), calls, MAX_CALLS, is_late=is_late)
+    assert 50 < calls[0] < MAX_CALLS
+    for at in sample(range(1, calls[0] + 1), KILLS, f"reprocess/{is_late}"):
+        (folder := tmp_path / str(at)).mkdir()
+        shard = made(folder)
+        assert dies(shard, [0], at, is_late=is_late)
+        assert shard.upper() in (30, 31)
+        correct(shard)
+        assert names(shard) == {A: "right", B: "three"}
+        assert [commit.upper for commit in shard.client.state(SHARD).commits] == [10, 20, 30, 31]
+        assert not shard.client.state(HIDDEN).commits
+        shard.check()
+        shard.drop("3.txt", [ok(C, "later")])
+        shard.run(60)
+        assert names(shard) == {A: "right", B: "three", C: "later"}
+
+
+def dies(shard: Collection, calls: list[int], at: int, *, is_late: bool) -> bool:
+    blob, consensus = (
+        DyingStore(store, calls, at, is_late=is_late) for store in (shard.location.blob, shard.location.consensus)
+    )
+    ids = SeededIds(99, shard.clock)
+    client = PersistClient(OpenLocation(blob, consensus), shard.clock, ids, fetch_threads=1, part_format=ArrowParts())
+    try:
+        correct(shard, client)
+    except Crash:
+        return True
+    return False
+
+
+def test_appends_meanwhile_are_replayed_too(shard: Collection) -> None:
+    turns = iter((40, 50))
+
+    def append(_: BatchDescription) -> None:
+        if (upper := next(turns, None)) is not None:
+            shard.drop(f"{upper}.txt", [ok(C, f"at {upper}"), ok(A, f"at {upper}")][: 1 + (upper == 50)])
+            shard.run(upper)
+
+    found = correct(shard, first=append)
+    assert found.commit is not None
+    assert (found.commit.lower, found.commit.upper) == (50, 51)
+    assert names(shard) == {A: "at 50", B: "three", C: "at 50"}
+    shard.check()
+
+
+def test_an_append_before_the_commit_is_replayed_too(shard: Collection) -> None:
+    lines: list[str] = []
+
+    def report(_: Reprocessed) -> None:
+        if shard.upper() == 30:
+            shard.drop("late.txt", [ok(A, "newest")])
+            shard.run(40)
+
+    hidden = shard.beside(HIDDEN)
+    found = reprocess(
+        shard.client,
+        shard.config,
+        Request(10, is_confirmed=True),
+        write=lambda _, description: hidden.write(description),
+        writer="test",
+        say=lines.append,
+        report=report,
+    )
+    assert found.commit is not None
+    assert found.commit.lower == 40
+    assert any("replaying what came meanwhile" in line for line in lines)
+    assert names(shard) == {A: "newest", B: "three"}
+    shard.check()
+
+
+def test_two_concurrent_corrections_make_one(shard: Collection) -> None:
+    ran: list[str] = []
+
+    def another(_: BatchDescription) -> None:
+        if not ran:
+            ran.append("begun")
+            correct(shard)
+
+    with pytest.raises(RunFailed, match="another reprocess"):
+        correct(shard, first=another)
+    assert names(shard) == {A: "right", B: "three"}
+    correct(shard)
+    assert names(shard) == {A: "right", B: "three"}
+    assert not shard.client.state(HIDDEN).commits
+    shard.check()
+
+
+def test_a_dry_run_changes_nothing_and_is_gone_on_with(shard: Collection) -> None:
+    before = shard.client.state(SHARD).commits
+    found = correct(shard, is_dry_run=True)
+    assert (found.found.added, found.found.removed, found.found.changed) == (0, 1, 1)
+    assert dict(found.found.columns) == {"name": 1}
+    assert [row["kind"] for row in found.found.rows.to_pylist()] == ["removed", "before", "after"]
+    assert shard.client.state(SHARD).commits == before
+    asked: list[BatchDescription] = []
+    assert correct(shard, first=asked.append).commit is not None
+    assert asked == []
+
+
+def test_what_changed_since_a_dry_run_is_replayed_again(shard: Collection) -> None:
+    correct(shard, is_dry_run=True)
+    replace_file(shard, "2.txt", (ok(B, "other"),))
+    correct(shard)
+    assert names(shard) == {A: "right", B: "other"}
+
+
+def test_files_that_are_gone_are_refused_with_a_list(shard: Collection) -> None:
+    shard.take_out("1.txt")
+    with pytest.raises(InvalidInput, match=r"1 files .* are gone: 1\.txt\. .*from 20 on no file is gone"):
+        correct(shard)
+    assert shard.client.machine.fetch(HIDDEN) is None
+    assert correct(shard, takes_back_gone=True).gone == ("1.txt",)
+    assert names(shard) == {A: "one", B: "three"}
+
+
+def test_more_than_the_limit_needs_a_confirmation(shard: Collection) -> None:
+    with pytest.raises(InvalidInput, match=r"2 of 3 rows .* more than 50 %"):
+        correct(shard, max_changed=("50 %",), is_confirmed=False)
+    assert correct(shard, max_changed=(2,), is_confirmed=False).commit is not None
+
+
+def test_no_file_after_the_last_day_may_differ(shard: Collection) -> None:
+    with pytest.raises(InvalidInput, match=r"not dated before .*1\.txt"):
+        correct(shard, end_ms=20)
+
+
+def test_a_time_that_is_not_final_yet_is_refused(shard: Collection) -> None:
+    with pytest.raises(InvalidInput, match="expected a time before the upper"):
+        correct(shard, from_ms=30)
+
+
+def test_without_an_old_checkpoint_all_is_read_again(shard: Collection) -> None:
+    found = correct(shard, from_ms=5)
+    assert found.start.checkpoint_id is None
+    assert names(shard) == {A: "right", B: "three"}
+    shard.check()
+
+
+def test_a_replay_is_not_listed_and_no_file_has_its_name(shard: Collection, tmp_path: Path) -> None:
+    correct(shard, is_dry_run=True)
+    assert shard.client.state(HIDDEN).commits
+    assert shard.client.shards() == [SHARD]
+    with pytest.raises(InvalidInput, match="shard name"):
+        actions.fork(shard.client, SHARD, shard.client.state(SHARD).commits[0].checkpoint_id, HIDDEN, writer="test")
+    file = tmp_path / f"{HIDDEN}.yaml"
+    file.write_text("source: {path: 'x/*.json', format: json}\nkey: id\ncolumns: {id: bigint}\ndelete: none\n")
+    with pytest.raises(ConfigError, match="without '~'"):
+        load_collection(file)
+
+
+def test_maintenance_deletes_a_replay_that_was_given_up(shard: Collection) -> None:
+    correct(shard, is_dry_run=True)
+    assert not give_up_if_idle(shard.client, SHARD, idle_ms=1000)
+    assert isinstance(shard.clock, ManualClock)
+    shard.clock.sleep_ms(4 * 86_400_000)
+    maintain(shard.client, SHARD)
+    assert not shard.client.state(HIDDEN).commits
+    assert not list(shard.client.blob.list_keys_and_metadata(f"{HIDDEN}/"))
+
+
+def test_a_run_names_the_remedy_for_a_replaced_file(shard: Collection) -> None:
+    minted = mint(shard.client, shard.config, until=40, writer="test")
+    assert isinstance(minted, Minted)
+    assert "`persist reprocess` corrects the collection by it" in minted.notices[0]

@@ -1,0 +1,93 @@
+"""`persist diff`: what differs between two times of a shard, and between a shard and its fork."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from persist_core.cli.main import run_command
+from persist_core.errors import InvalidInput
+from persist_core.handles.client import PersistClient
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
+from persist_core.protocol.compare import compare, side_of
+from persist_core.protocol.difference import KIND
+from persist_core.protocol.fork import fork
+from tests.core.protocol.restored_shard import SHARD, Collection
+from tests.core.world import SCHEMA
+from tests.oracle.consolidate import Err
+from tests.oracle.strategies import History, histories
+from tests.plain_commit import commit
+
+UTC = "UTC"
+
+
+def wanted(old: dict[Any, Any], new: dict[Any, Any]) -> dict[str, int]:
+    """The counts, by whole contents."""
+    oks = [{key: row for key, row in each.items() if not isinstance(row, Err)} for each in (old, new)]
+    errs = [{key: row for key, row in each.items() if isinstance(row, Err)} for each in (old, new)]
+    both = oks[0].keys() & oks[1].keys()
+    changed_errs = sum(errs[0].get(key) != errs[1].get(key) for key in errs[0].keys() & errs[1].keys())
+    return {
+        "added": len(oks[1].keys() - both),
+        "removed": len(oks[0].keys() - both),
+        "changed": sum(oks[0][key] != oks[1][key] for key in both),
+        "errs_added": len(errs[1].keys() - errs[0].keys()) + changed_errs,
+        "errs_removed": len(errs[0].keys() - errs[1].keys()) + changed_errs,
+    }
+
+
+@settings(max_examples=settings().max_examples // 4)
+@given(histories(may_close=False), st.data())
+def test_differences_are_what_two_snapshots_say(history: History, data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        shard, ids = Collection(Path(folder)), []
+        for number, batch in enumerate(history.batches):
+            shard.drop(f"{number}.txt", batch.records)
+            ids.append(shard.run(batch.upper))
+        times = st.integers(0, shard.upper() - 1)
+        sides = [side_of(shard.client, SHARD, str(data.draw(times)), zone=UTC) for _ in range(2)]
+        contents = [shard.read(side.time) for side in sides]
+        if data.draw(st.booleans(), label="fork"):
+            fork(shard.client, SHARD, data.draw(st.sampled_from(ids)), "twin", writer="test")
+            twin = shard.beside("twin")
+            twin.drop("more.txt", history.batches[0].records)
+            twin.run(shard.upper() + 10)
+            sides[1] = side_of(shard.client, SHARD, "twin", zone=UTC)
+            contents[1] = twin.read(sides[1].time)
+        found = compare(shard.client, sides[0], sides[1])
+        counts = {name: getattr(found, name) for name in wanted({}, {})}
+        assert counts == wanted(contents[0], contents[1])
+        assert found.total or not len(found.rows)
+        back = compare(shard.client, sides[1], sides[0])
+        assert (back.added, back.removed, back.changed) == (found.removed, found.added, found.changed)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = PersistLocation(f"file://{tmp_path}/blobs", f"sqlite:///{tmp_path}/consensus.db")
+    there = ["--blob-uri", where.blob_uri, "--consensus-uri", where.consensus_uri]
+    client = PersistClient(open_location(where))
+    commit(client, "plain", SCHEMA, 10, [((1, "a"), 5, 1), ((2, "b"), 5, 1)])
+    commit(client, "plain", SCHEMA, 20, [((1, "a"), 15, -1), ((1, "c"), 15, 1), ((2, "b"), 15, -1), ((3, "d"), 15, 1)])
+    file = tmp_path / "rows.parquet"
+    assert run_command(["diff", "plain", "--a", "9", "--json", "--to", str(file), *there]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["added"], facts["removed"], facts["changed"], facts["columns"]) == (1, 1, 1, {"name": 1})
+    assert [(row["kind"], row["id"], row["name"]) for row in facts["samples"]] == [
+        ("before", 1, "a"),
+        ("after", 1, "c"),
+        ("removed", 2, "b"),
+        ("added", 3, "d"),
+    ]
+    assert pq.read_table(file)[KIND].to_pylist() == ["before", "after", "removed", "added"]
+    assert run_command(["diff", "plain", "--a", "9", "--limit", "1", *there]) == 0
+    assert "3 more" in capsys.readouterr().out
+    with pytest.raises(InvalidInput, match="expected a checkpoint of plain, a time, or a shard"):
+        side_of(client, "plain", "nothing", zone=UTC)
