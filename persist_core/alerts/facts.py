@@ -38,11 +38,11 @@ _WORDS: dict[str, tuple[Urgency, str, str]] = {
 class AlertFacts:
     """An open alert (docs/alerts.md): a condition of a shard that has crossed a threshold.
 
-    `alert` is the condition (`freshness`, `errors`, `stash_age`, `conflicts`, `fsck`), `name` the same in
-    words, and `command` what helps. `level` is `warn` or `fail`. `value` is the current one, or from when `level` was
-    reached if it is not known now; `limit` is where the level begins. Both are in `unit`: `ms` or `count`.
-    `unsent` counts notices that a notifier has not taken yet. An acknowledged alert is silent until it is
-    resolved. `urgency` is the level, or `note` of an acknowledged alert.
+    `alert` is the condition (`freshness`, `errors`, `warnings`, `stash_age`, `conflicts`, `fsck`, `file`), `name` the
+    same in words, and `command` what helps. `level` is `warn` or `fail`. `value` is the current one, or from when
+    `level` was reached if it is not known now; `limit` is where the level begins. Both are in `unit`: `ms` or `count`.
+    `unsent` counts notices that a notifier has not taken yet. An acknowledged alert is silent until it is resolved.
+    `urgency` is the level, or `note` of an acknowledged alert.
     """
 
     shard: str

@@ -20,6 +20,7 @@ from persist_core.contents.batch import BatchDescription
 from persist_core.contents.parts import errs_schema, updates_schema
 from persist_core.contents.stats import BatchWarning
 from persist_core.handles.client import PersistClient
+from persist_core.inspection.days import day_of
 from persist_core.inspection.inspector import Inspector
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
@@ -29,7 +30,7 @@ from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.schema import DIFF, MISSING_ORDER, TIME, CollectionSchema, Column
 from persist_core.shard.state import UpperMismatch
-from persist_core.time_text import format_time
+from persist_core.time_text import local_of
 from tests.core.sources.drop_folder import collection, drop
 from tests.plain_commit import ErrUpdate, Update, commit
 
@@ -194,11 +195,11 @@ def fill_warned(client: PersistClient) -> None:
     commit(client, "warned", CUSTOMERS, (day + 1) * DAY_MS, _decimal(rows), stats=stats, warnings=found)
 
 
-def fill_dated(client: PersistClient, feed: Path) -> None:
+def fill_dated(client: PersistClient, feed: Path, zone: str) -> None:
     """A shard of files with dates: one of the first day is late, the third day has none. Then a restore goes back to
     the third day, and the next commit reads the file of the fourth day again."""
-    config = collection(feed, "date={date:%Y-%m-%d}/*.jsonl", time="path")
-    first, schema = client.clock.now_ms() // DAY_MS * DAY_MS - 5 * DAY_MS, config.collection_schema()
+    config = collection(feed, "date={date:%Y-%m-%d}/*.jsonl", time="path", timezone=zone)
+    first, schema = day_of(client.clock.now_ms(), zone) - 5 * DAY_MS, config.collection_schema()
     for number, days in enumerate(([0], [0, 1], [], [3], [4])):
         if number == 4:
             state = client.state("orders")
@@ -207,7 +208,7 @@ def fill_dated(client: PersistClient, feed: Path) -> None:
             assert isinstance(plan, RestorePlan)
             restore(client, plan, writer="cli/restore")
         for day in days:
-            drop(feed, f"date={format_time(first + day * DAY_MS)[:10]}/{number}.jsonl")
+            drop(feed, f"date={local_of(first + day * DAY_MS, zone).date()}/{number}.jsonl")
         minted = stages.mint(client, config, until=first + (number + 1) * DAY_MS, writer=f"w{number}")
         assert isinstance(minted, stages.Minted)
         row = dict.fromkeys(updates_schema(schema).names) | {"id": number, TIME: first + number * DAY_MS + 1, DIFF: 1}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from persist_core.time_text import parse_time
 from tests.airflow.page import shop
 from tests.airflow.page.conftest import Browse
 from tests.airflow.page.screen import BASE, DRAWN, SHARD, TABS, shoot
@@ -161,20 +164,40 @@ def test_warnings_of_the_newest_run_are_on_the_page(
         assert [(each["count"], each["samples"]) for each in answer["warned"]] == [(12, []), (1, [])]
 
 
-def test_days_that_are_late_missing_or_corrected_look_so(page: Page, url: str, tmp_path: Path) -> None:
-    with shop.connected(tmp_path, "dated", lambda client: shop.fill_dated(client, tmp_path / "feed")):
-        page.goto(f"{url}{BASE}/persist/?conn_id=dated&shard=orders")
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata"])
+def test_days_that_are_late_missing_or_corrected_look_so(page: Page, url: str, tmp_path: Path, zone: str) -> None:
+    """In the zone of the collection; its clocks never change."""
+    conn_id = zone[:3].lower()  # another connection: the page has one open for some time
+    with shop.connected(tmp_path, conn_id, lambda client: shop.fill_dated(client, tmp_path / "feed", zone)):
+        page.goto(f"{url}{BASE}/persist/?conn_id={conn_id}&shard=orders")
         days = page.locator("#days button.day")
         days.first.wait_for()
         states = [each.split(": ")[1].split(",")[0] for each in _labels(days)]
         assert states == ["late", "loaded", "missing", "late", "corrected", "open"]
         days.first.click()
         page.locator("#days .day-detail table").wait_for()
+        assert page.get_by_text(f"Days of {zone}").count() == (zone != "UTC")
         shoot(page, "days", full_page=True)
         page.set_viewport_size({"width": 390, "height": 844})
         page.get_by_role("tab", name="Storage").click()
         page.locator("#holders table").wait_for()
         shoot(page, "phone-storage", full_page=True)
+
+
+@pytest.mark.parametrize(
+    ("zone", "day"), [("UTC", "2026-01-05"), ("Asia/Kolkata", "2026-01-05"), ("Asia/Tokyo", "2026-01-06")]
+)
+def test_a_failed_run_is_of_the_day_in_which_its_interval_ends(zone: str, day: str) -> None:
+    """The newest run of a day decides; the end of a daily run, midnight, is of the day before."""
+    from persist_airflow.page.metadata import failed_days
+
+    midnight_in_kolkata = datetime(2026, 1, 5, 18, 30, tzinfo=UTC)
+    ended = [("dag", "again", "failed", midnight_in_kolkata), ("dag", "first", "success", midnight_in_kolkata)]
+    session = SimpleNamespace(execute=lambda _: ended)
+    found = failed_days(session, ["dag"], after_ms=0, zone=zone)
+    assert found == {parse_time(day, zone=zone): ("dag", "again")}
+    ended.reverse()
+    assert failed_days(session, ["dag"], after_ms=0, zone=zone) == {}
 
 
 def _labels(found: Any) -> list[str]:
