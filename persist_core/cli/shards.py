@@ -177,7 +177,7 @@ def commits(session: Session, shard: str, before: int | None, limit: int) -> Non
             format_time(c.committed_ms),
             show_time(c.upper),
             *((c.error, "", "", "") if c.error else (c.inserts, c.updates, c.deletes, c.errors)),
-            c.writer,
+            c.writer + (f" (corrects {show_time(c.correction['from_ms'])} and later)" if c.correction else ""),
         )
         for c in page.commits
     ]

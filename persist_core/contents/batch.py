@@ -126,7 +126,7 @@ class Restored:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Restored:
         """The inverse of `asdict`."""
-        said = data["correction"]
+        said = data.get("correction")
         return cls(**{**data, "correction": Correction(**said) if said else None})
 
 

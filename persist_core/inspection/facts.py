@@ -100,7 +100,8 @@ class CommitFacts(LastCommit):
     `inserts`, `updates`, `deletes` and `errors` count keys of a collection (`errors`: records that became errors), or
     rows of a view (an update is then a delete and an insert). `stats` is what the run reported, as its manifest has it.
     `lag_ms` is the time from the upper to the commit. `rows` and `living_errors` are what the shard held after it, and
-    `state_bytes` the size of its batches then. `error` says why counts are missing.
+    `state_bytes` the size of its batches then. `correction`: from which time on (ms) inputs
+    were replayed, to before which, and why. `error` says why counts are missing.
     """
 
     seqno: int
@@ -116,6 +117,7 @@ class CommitFacts(LastCommit):
     size_bytes: int | None = None
     parts: int | None = None
     stats: Mapping[str, int] | None = None
+    correction: Mapping[str, Any] | None = None
     error: str | None = None
 
 

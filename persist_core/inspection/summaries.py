@@ -133,8 +133,10 @@ def commit_facts(commit: Commit, manifest: BatchManifest | None, error: str | No
     if manifest is None:
         return known
     stats, counts = manifest.stats, manifest.counts
+    correction = manifest.restored.correction if manifest.restored else None
     return replace(
         known,
+        correction=asdict(correction) if correction else None,
         inserts=stats.get("inserts", stats.get("inserted", counts.insertions)),
         updates=stats.get("updates", 0) if "inserts" in stats else 0,
         deletes=stats.get("deletes", stats.get("retracted", counts.retractions)),
