@@ -81,6 +81,3 @@ def repair(client: PersistClient, shard: str) -> CheckpointRepair:
         return repair_checkpoints(client, shard)
     except Corruption as error:  # of the state itself: nothing can be derived
         return CheckpointRepair((), (), (), (str(error),))
-
-
-__all__ = ["CheckpointRepair", "FsckReport", "Violation", "fsck", "remember", "repair"]

@@ -39,12 +39,11 @@ from persist_core.handles.client import PersistClient
 from persist_core.handles.write import WriteHandle, manifest_for, stage_manifest
 from persist_core.protocol.conflicts import ConflictRecord, record_conflict
 from persist_core.protocol.describe import describe
-from persist_core.schema import CollectionSchema
 from persist_core.shard.history import show_history
 from persist_core.shard.state import Commit, Committed, ShardState, UpperMismatch, upper_mismatch
 from persist_core.sources.registry import source_of
 from persist_core.sources.source import NotYet, Source
-from persist_core.time_text import format_time, show_interval, show_time
+from persist_core.time_text import format_time, show_time
 
 MAX_MINT_TRIES = 5  # each but the first because another writer committed during the try before
 
@@ -351,25 +350,3 @@ def checkpoint(client: PersistClient, config: ShardConfig) -> CheckpointReport |
     if report is not None:
         source_of(client, config).settle(client.state(config.name))
     return report
-
-
-def committed_interval(commit: Commit) -> str:
-    """From lower to upper of a commit, for messages."""
-    return show_interval(commit.lower, commit.upper)
-
-
-__all__ = [
-    "CheckpointReport",
-    "CollectionSchema",
-    "Conflict",
-    "Minted",
-    "NothingToDo",
-    "append",
-    "check_not_outdated",
-    "checkpoint",
-    "committed_interval",
-    "manifest_of_outdated",
-    "mint",
-    "outdated_first",
-    "write_without_input",
-]

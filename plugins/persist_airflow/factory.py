@@ -31,8 +31,8 @@ from persist_airflow.operators import (
     AppendBatchesOperator,
     CheckpointManifestOperator,
     MintBatchDescriptionsOperator,
-    WriteBatchesOperator,
 )
+from persist_airflow.spark import WriteBatchesOperator
 from persist_airflow.watch import notify_of_project
 from persist_airflow.wrong_files import stand_ins
 from persist_core.config.collection import FILES, CollectionConfig, load_collections

@@ -33,7 +33,7 @@ from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.links import ShardLink, shard_page, shard_uri
 from persist_airflow.metrics import count, measured, report_commit, report_shards
 from persist_airflow.notifications import NotifyBy, chosen
-from persist_airflow.spark import RETRIES, RETRY_DELAY, WriteBatchesOperator
+from persist_airflow.spark import RETRIES, RETRY_DELAY
 from persist_airflow.turns import wait_for_turn
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig
@@ -50,14 +50,6 @@ from persist_core.protocol.run import Round, Step, Write, rounds, written
 from persist_core.protocol.stages import Conflict, Minted, NothingToDo
 from persist_core.shard.state import Commit, Committed
 from persist_core.time_text import show_interval
-
-__all__ = [
-    "AppendBatchesOperator",
-    "CheckpointManifestOperator",
-    "MintBatchDescriptionsOperator",
-    "WriteBatchesOperator",
-]
-
 
 APPEND_RETRIES = 6  # a conflict costs a try, and so does a worker that dies
 

@@ -21,7 +21,6 @@ from persist_core.location.consensus import VersionedData
 
 MAX_POSITION = 2**63 - 1
 HEADER_BYTES = 4096  # at most: a key of 512 bytes, each escaped twice, and a few numbers
-MAX_NAME_BYTES = 104 + 1 + 16 + 1 + 19  # of everything below `_consensus/`: folder, slash, the name's two halves
 
 _MAGIC = b"persist-consensus-"
 _FORMAT = b"1"

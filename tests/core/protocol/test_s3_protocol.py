@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from persist_core.checkpoint.publish import CheckpointReport
 from persist_core.handles.client import PersistClient
 from persist_core.location import PersistLocation, S3Consensus, open_location
 from persist_core.location.s3.probe import probe_once
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
-from persist_core.protocol.stages import CheckpointReport
 from persist_core.shard.state import Committed
 from tests.core.location.s3_wire import Wire
 from tests.core.protocol.test_protocol import DAY_MS, World
