@@ -243,17 +243,17 @@ def test_a_heal_that_keeps_losing_gives_up_with_the_conflict(
     with pytest.raises(PersistCasConflict):
         loser.run(APPEND)
     days = itertools.count(1)
-    write = run.write_staged
+    write = run._staged
 
     def beaten(*arguments: Any) -> Any:
-        key = write(*arguments)
+        key = yield from write(*arguments)
         with monkeypatch.context() as undisturbed:
-            undisturbed.setattr(run, "write_staged", write)
+            undisturbed.setattr(run, "_staged", write)
             DagRunDriver(dag, end_of(next(days)), "winner").run_all()
         return key
 
     with monkeypatch.context() as disturbed:
-        disturbed.setattr(run, "write_staged", beaten)
+        disturbed.setattr(run, "_staged", beaten)
         with pytest.raises(PersistCasConflict):
             loser.run(APPEND)
     assert len(list_conflicts(client.blob, NAME)) == 1 + 5
