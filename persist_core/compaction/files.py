@@ -22,12 +22,12 @@ MAX_FILE_BYTES = 64 << 20
 _BYTES_PER_ROW = 64  # of a run whose inputs are unknown
 
 
-def rows_per_file(parts: Sequence[Part]) -> int:
+def rows_per_file(parts: Sequence[Part], min_file_bytes: int = MIN_FILE_BYTES) -> int:
     """How many rows a file of insertions is to hold, given the insertions of the inputs."""
     counted = [part for part in parts if part.kind is PartKind.INSERTIONS and part.rows]
     size_bytes, rows = sum(part.size_bytes for part in counted), sum(part.rows or 0 for part in counted)
     per_row = size_bytes / rows if rows else _BYTES_PER_ROW
-    return max(1, int(min(max(size_bytes / FILES, MIN_FILE_BYTES), MAX_FILE_BYTES) / per_row))
+    return max(1, int(min(max(size_bytes / FILES, min_file_bytes), MAX_FILE_BYTES) / per_row))
 
 
 @dataclass

@@ -29,8 +29,8 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_core.compaction.files import RunFiles, rows_per_file
-from persist_core.compaction.spill import Spill
+from persist_core.compaction.files import MIN_FILE_BYTES, RunFiles, rows_per_file
+from persist_core.compaction.spill import SAMPLED, Spill
 from persist_core.contents import pieces
 from persist_core.contents.batch import BatchCounts, BatchManifest, HollowBatch, Part, PartKind, Run, SourceFrontier
 from persist_core.contents.key_range import meets_any
@@ -65,6 +65,9 @@ class Merge:
     since: int
     is_bottom: bool
     era: int
+    min_file_bytes: int = MIN_FILE_BYTES
+    max_history_files: int = MAX_HISTORY_FILES
+    sampled: int = SAMPLED
 
     @classmethod
     def of(cls, client: PersistClient, state: ShardState, inputs: Sequence[HollowBatch]) -> Merge:
@@ -99,7 +102,7 @@ class Merge:
     @property
     def file_rows(self) -> int:
         """How many rows a new file of the run holds."""
-        return rows_per_file([part for manifest in self.manifests for part in manifest.parts])
+        return rows_per_file([part for manifest in self.manifests for part in manifest.parts], self.min_file_bytes)
 
     def carried(self) -> tuple[Part, ...]:
         """The files that go into the run as they are.
@@ -129,7 +132,7 @@ class Merge:
         yield from files[len(small) :]
         rewritten = sum(batch.counts.retractions for batch in self.inputs)
         for part in small:
-            if len(small) < MAX_HISTORY_FILES or (part.rows or 0) >= CARRIED_SHARE * rewritten:
+            if len(small) < self.max_history_files or (part.rows or 0) >= CARRIED_SHARE * rewritten:
                 yield part
             else:
                 rewritten += part.rows or 0
@@ -248,7 +251,7 @@ def _by_ranges(
     schema = merge.schema
     columns, chunk_rows = _nullable(updates_schema(schema)), max(1, rows_at_once // 2)
     with TemporaryDirectory(prefix="persist-merge-") as folder:
-        spill = Spill(Path(folder), schema.key)
+        spill = Spill(Path(folder), schema.key, merge.sampled)
         for piece in merge.contents(kept):
             needed = columns.append(pa.field(ENDED, pa.int64())) if piece.has_ends else columns
             for rows in read_part_batches(client.blob, piece.part, needed, client.part_format, rows=chunk_rows):

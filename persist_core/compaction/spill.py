@@ -36,9 +36,9 @@ class _Chunk:
     first: int = 0
 
     @classmethod
-    def of(cls, table: pa.Table, path: Path, key: Sequence[Column]) -> _Chunk:
+    def of(cls, table: pa.Table, path: Path, key: Sequence[Column], batch_rows: int) -> _Chunk:
         with pa.OSFile(str(path), "wb") as out, pa.ipc.new_file(out, table.schema) as file:
-            file.write_table(table.combine_chunks(), max_chunksize=BATCH_ROWS)
+            file.write_table(table.combine_chunks(), max_chunksize=batch_rows)
         return cls(path, table.schema, key)
 
     def until(self, boundary: Key | None) -> pa.Table:
@@ -66,6 +66,8 @@ class Spill:
 
     folder: Path
     key: Sequence[Column]
+    sampled: int = SAMPLED
+    batch_rows: int = BATCH_ROWS
     _chunks: list[tuple[str, _Chunk]] = field(default_factory=list)
     _sample: list[Key] = field(default_factory=list)
 
@@ -74,8 +76,9 @@ class Spill:
         if not len(table):
             return
         ordered = table.sort_by([(column.name, "ascending") for column in self.key])
-        self._chunks.append((tag, _Chunk.of(ordered, self.folder / f"{len(self._chunks)}.arrow", self.key)))
-        self._sample += [key_at(ordered, row, self.key) for row in range(SAMPLED // 2, len(ordered), SAMPLED)]
+        path = self.folder / f"{len(self._chunks)}.arrow"
+        self._chunks.append((tag, _Chunk.of(ordered, path, self.key, self.batch_rows)))
+        self._sample += [key_at(ordered, row, self.key) for row in range(self.sampled // 2, len(ordered), self.sampled)]
 
     def ranges(self, rows: int) -> Iterator[dict[str, pa.Table]]:
         """All rows by tag, range by range in the order of keys, about `rows` at a time. Each row once."""
@@ -87,5 +90,5 @@ class Spill:
 
     def _boundaries(self, rows: int) -> list[Key]:
         """The first keys of all ranges but the first."""
-        step = max(1, rows // SAMPLED)
+        step = max(1, rows // self.sampled)
         return sorted(set(sorted(self._sample)[step::step]))

@@ -19,7 +19,7 @@ from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.run import RunReport, bring_up_to_date
-from persist_core.spark_job.launch import write_batch
+from persist_core.spark_job.launch import Start, write_batch
 from persist_core.spark_job.process import SparkProcess
 from persist_core.time_text import parse_time
 from tests.core.feed_replay import check_days
@@ -44,23 +44,23 @@ def server(request: pytest.FixtureRequest) -> S3Server:
     return s3_server(request)
 
 
-def run(location: PersistLocation, *settings: Any, **more: Any) -> RunReport:
+def run(location: PersistLocation, start: Start) -> RunReport:
     """`persist run customers`, in this process but for Spark."""
     config = load_collection(ROOT / "dags" / "collections" / f"{SHARD}.yaml")
     with open_location(location) as opened:
         client = PersistClient(opened)
-        write = functools.partial(write_batch, client, SparkProcess(location, *settings, **more), config)
+        write = functools.partial(write_batch, client, start, config)
         return bring_up_to_date(client, config, until=UNTIL_MS, write=write, say=lambda _: None)
 
 
-def run_view(location: PersistLocation, folder: Path, *settings: Any, **more: Any) -> RunReport:
+def run_view(location: PersistLocation, folder: Path, start: Start) -> RunReport:
     """`persist run by_city`, a view of that collection."""
     path = folder / f"{VIEW}.yaml"
     path.write_text(f"query: SELECT city, count(*) AS n, sum(balance) AS balance FROM {SHARD} GROUP BY city\n")
     config = load_view(path, collections=ROOT / "dags" / "collections")
     with open_location(location) as opened:
         client = PersistClient(opened)
-        write = functools.partial(write_batch, client, SparkProcess(location, *settings, **more), config)
+        write = functools.partial(write_batch, client, start, config)
         return bring_up_to_date(client, config, until=None, write=write, say=lambda _: None)
 
 
@@ -119,9 +119,10 @@ def test_seven_days_on_s3_are_the_same_and_no_secret_shows(tls_server: S3Server,
     logs, events = tmp_path / "logs", tmp_path / "events"
     events.mkdir()
     conf = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": str(events), "spark.log.level": "INFO"}
-    report = run(location, LOCAL, conf, log_folder=logs)
-    check_contents(location)
-    refreshed = run_view(location, tmp_path, LOCAL, conf, log_folder=logs)
+    with SparkProcess(location, LOCAL, conf, log_folder=logs).kept() as start:
+        run(location, start)
+        check_contents(location)
+        refreshed = run_view(location, tmp_path, start)
     assert [each.commit.upper for each in refreshed.rounds] == [UNTIL_MS]
     with open_location(location) as opened:
         client = PersistClient(opened)
@@ -129,7 +130,7 @@ def test_seven_days_on_s3_are_the_same_and_no_secret_shows(tls_server: S3Server,
         assert sorted(map(repr, client.open_reader(VIEW).snapshot().to_pylist())) == by_city(customers)
         assert fsck(client, VIEW).is_clean
     written = [path for path in (*logs.iterdir(), *events.rglob("*")) if path.is_file()]
-    assert len(written) >= 2 * (len(report.rounds) + 1)
+    assert len(written) >= 2, "a log, and events"
     assert [path.name for path in written if SECRET_KEY.encode() in path.read_bytes()] == []
 
 
@@ -140,7 +141,7 @@ def test_seven_days_by_a_spark_cluster_are_the_same(
 ) -> None:
     """Executors on hosts of their own, which have no credentials but the driver's."""
     location = PersistLocation(server.new_uri(), f"sqlite:///{tmp_path}/consensus.db")
-    run(location, spark_cluster.master, CONF)
+    run(location, SparkProcess(location, spark_cluster.master, CONF))
     check_contents(location)
 
 
@@ -153,6 +154,6 @@ def test_a_job_without_the_jars_says_how_to_get_them(
     with pytest.raises(
         InvalidInput, match=r"S3AFileSystem is not on its class path.*make spark-jars.*PERSIST_SPARK_JARS"
     ):
-        run(location, LOCAL)
+        run(location, SparkProcess(location, LOCAL))
     with open_location(location) as opened:
         assert PersistClient(opened).state(SHARD).batches == ()

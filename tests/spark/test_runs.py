@@ -6,6 +6,7 @@ import functools
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ class SparkHistory(History):
     spark: SparkSession
 
     def merge_these(self, inputs: tuple[HollowBatch, ...]) -> None:
-        merge = Merge.of(self.client, self.state, inputs)
+        merge = replace(Merge.of(self.client, self.state, inputs), **self.sizes)
         attempt = self.client.ids.uuid7()
         staged = stage_merge(self.spark, self.client, merge, attempt)
         here = stage_here(self.client, merge, self.client.ids.uuid7(), self.chance.choice([7, 10**6]))
@@ -86,9 +87,10 @@ def held(client: PersistClient, manifest: BatchManifest) -> Counter[str]:
 def test_a_job_merges_as_one_process_does(
     spark: SparkSession, tmp_path: Path, schema: CollectionSchema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persist_core.compaction.files.MIN_FILE_BYTES", 4_000)
     monkeypatch.setattr(SparkHistory, "spark", spark, raising=False)
-    history = SparkHistory(OpenLocation(FileBlob(tmp_path), MemConsensus()), schema, seed=8)
+    history = SparkHistory(
+        OpenLocation(FileBlob(tmp_path), MemConsensus()), schema, seed=8, sizes={"min_file_bytes": 4_000}
+    )
     for _ in range(30):
         history.chance.choice([history, history, *history.forks]).step()
     history.append(close=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -61,7 +61,9 @@ class History:
         *,
         shard: str = "s",
         origin: History | None = None,
+        sizes: Mapping[str, Any] | None = None,
     ) -> None:
+        self.sizes: Mapping[str, Any] = origin.sizes if origin else sizes or {}  # of merges
         self.chance = random.Random(f"{shard} {seed}")
         self.client: PersistClient = origin.client if origin else _client(location, seed)
         self.shard, self.schema, self.seed = shard, schema, seed
@@ -145,7 +147,7 @@ class History:
             self.merge_these(batches[first : first + count])
 
     def merge_these(self, inputs: tuple[HollowBatch, ...]) -> None:
-        merge = Merge.of(self.client, self.state, inputs)
+        merge = replace(Merge.of(self.client, self.state, inputs), **self.sizes)
         at_once = self.chance.choice([3, 20, 1_000])
         done = merge_here(self.client, merge, attempt=self.client.ids.uuid7(), rows_at_once=at_once)
         assert isinstance(done, Replaced)

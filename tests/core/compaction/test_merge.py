@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import settings
 
-from persist_core.compaction import files, merge, spill
+from persist_core.compaction import files, merge
 from persist_core.contents.batch import PartKind
 from persist_core.frontier import Frontier
 from persist_core.location.mem import MemBlob, MemConsensus
@@ -36,13 +36,11 @@ SCHEMAS = pytest.mark.parametrize("schema", [SEQUENCED, MULTISET], ids=["sequenc
         *(pytest.param(MULTISET, seed, id=f"multiset-{seed}") for seed in range(SEEDS)),
     ],
 )
-def test_any_merges_change_no_answer(schema: CollectionSchema, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    if seed % 3 == 0 and schema.key:
-        monkeypatch.setattr(files, "MIN_FILE_BYTES", 2_000)  # many files a run
-        monkeypatch.setattr(spill, "SAMPLED", 1)
+def test_any_merges_change_no_answer(schema: CollectionSchema, seed: int) -> None:
+    sizes = {"min_file_bytes": 2_000, "sampled": 1} if seed % 3 == 0 and schema.key else {}  # many files a run
     if seed % 2 == 0:
-        monkeypatch.setattr(merge, "MAX_HISTORY_FILES", 2)  # small files of history are rewritten, others carried over
-    check_history(OpenLocation(MemBlob(), MemConsensus()), schema, seed, STEPS)
+        sizes["max_history_files"] = 2  # small files of history are rewritten, others carried over
+    check_history(OpenLocation(MemBlob(), MemConsensus()), schema, seed, STEPS, sizes)
 
 
 @SCHEMAS
@@ -81,9 +79,9 @@ def test_a_history_in_sequence_order_finds_a_planted_defect(
         check_history(OpenLocation(MemBlob(), MemConsensus()), SEQUENCED, seed=1, steps=STEPS)
 
 
-def check_history(location: OpenLocation, schema: CollectionSchema, seed: int, steps: int) -> None:
+def check_history(location: OpenLocation, schema: CollectionSchema, seed: int, steps: int, sizes: Any = None) -> None:
     """Random steps, each now and then followed by every read; in the end the shard is closed and merged whole."""
-    history, chance = History(location, schema, seed), random.Random(seed)
+    history, chance = History(location, schema, seed, sizes=sizes), random.Random(seed)
     for _ in range(steps):
         each = chance.choice([history, history, *history.forks])
         each.step()
@@ -98,9 +96,8 @@ def check_history(location: OpenLocation, schema: CollectionSchema, seed: int, s
     assert history.merges
 
 
-def test_only_what_new_keys_touch_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MIN_FILE_BYTES", 1_500)
-    made = History(OpenLocation(MemBlob(), MemConsensus()), KEYED, seed=1)
+def test_only_what_new_keys_touch_is_rewritten() -> None:
+    made = History(OpenLocation(MemBlob(), MemConsensus()), KEYED, seed=1, sizes={"min_file_bytes": 1_500})
 
     def rows(numbers: range, time: int, diff: int) -> list[tuple[tuple[int, str, float, str], int, int]]:
         return [((number, "", 0.5, "a"), time, diff) for number in numbers]
@@ -127,9 +124,8 @@ def of_kind(made: History, kind: str) -> list[Any]:
 
 
 def test_history_that_is_kept_is_rewritten_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge, "MAX_HISTORY_FILES", 4)
-    monkeypatch.setattr(merge, "rows_per_file", lambda _: 16)
-    made = History(OpenLocation(MemBlob(), MemConsensus()), KEYED, seed=1)
+    monkeypatch.setattr(merge, "rows_per_file", lambda *_: 16)
+    made = History(OpenLocation(MemBlob(), MemConsensus()), KEYED, seed=1, sizes={"max_history_files": 4})
     made.commit(0, 1, [((number, "", 0.5, "0"), 0, 1) for number in range(4)], [])
     written: dict[str, int] = {}
     for time in range(1, 151):
@@ -143,10 +139,9 @@ def test_history_that_is_kept_is_rewritten_few_times(monkeypatch: pytest.MonkeyP
     made.check()
 
 
-def test_files_of_history_may_be_dropped_before_older_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_history_may_be_dropped_before_older_ones() -> None:
     """A file that is carried over keeps updates from before `since`, and the updates that cancel them may be gone."""
-    monkeypatch.setattr(merge, "MAX_HISTORY_FILES", 2)
-    made = History(OpenLocation(MemBlob(), MemConsensus()), MULTISET, seed=1)
+    made = History(OpenLocation(MemBlob(), MemConsensus()), MULTISET, seed=1, sizes={"max_history_files": 2})
     row = (1, "x")
     made.commit(0, 2, [], [])
     made.commit(2, 4, [(row, 3, 1)], [])

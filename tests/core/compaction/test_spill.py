@@ -9,7 +9,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from persist_core.compaction import spill as module
 from persist_core.compaction.spill import Spill
 from persist_core.contents.key_range import Key, key_at
 from persist_core.schema import Column
@@ -18,11 +17,10 @@ KEY = (Column("a", "string", nullable=False), Column("b", "bigint", nullable=Fal
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_ranges_are_ordered_bounded_and_whole(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SAMPLED", 8)
-    monkeypatch.setattr(module, "BATCH_ROWS", random.Random(seed).choice([1, 16, 1_000]))
+def test_ranges_are_ordered_bounded_and_whole(seed: int, tmp_path: Path) -> None:
+    batch_rows = random.Random(seed).choice([1, 16, 1_000])
     chance = random.Random(seed)
-    spill, added, chunks = Spill(tmp_path, KEY), Counter[tuple[str, str, int]](), 0
+    spill, added, chunks = Spill(tmp_path, KEY, sampled=8, batch_rows=batch_rows), Counter[tuple[str, str, int]](), 0
     for _ in range(chance.randrange(12)):
         tag, rows = chance.choice(["x", "y"]), chance.choice([0, 1, 50, 300])
         table = pa.table(

@@ -14,7 +14,7 @@ import pytest
 
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.cli.main import run_command
-from persist_core.compaction import files
+from persist_core.compaction.files import MIN_FILE_BYTES
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.contents import pieces
 from persist_core.contents.batch import PartKind
@@ -65,9 +65,10 @@ def check(client: PersistClient, shard: str = SHARD) -> None:
     assert not fsck(client, shard).violations
 
 
-def merge_all(client: PersistClient, **options: Any) -> None:
+def merge_all(client: PersistClient, min_file_bytes: int = MIN_FILE_BYTES, **options: Any) -> None:
     state = client.state(SHARD)
-    merge_here(client, Merge.of(client, state, state.batches), attempt=client.ids.uuid7(), **options)
+    merge = replace(Merge.of(client, state, state.batches), min_file_bytes=min_file_bytes)
+    merge_here(client, merge, attempt=client.ids.uuid7(), **options)
 
 
 def test_two_versions_read_right(client: PersistClient) -> None:
@@ -85,14 +86,13 @@ def test_a_merge_of_two_versions_is_in_the_newer(client: PersistClient, rows_at_
     check(client)
 
 
-def test_a_run_carries_files_of_an_older_version(client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MIN_FILE_BYTES", 1)
+def test_a_run_carries_files_of_an_older_version(client: PersistClient) -> None:
     for upper, (row, *_) in ((5, two_versions.OLD), (10, two_versions.OLD[2:])):
         commit(client, SHARD, VERSION_1, upper, [(row, upper - 1, 1)])
-    merge_all(client)
+    merge_all(client, min_file_bytes=1)
     two_versions.evolve(client)
     commit(client, SHARD, VERSION_2, 20, [(tuple(ROWS_2[2].values()), 15, 1)])
-    merge_all(client)
+    merge_all(client, min_file_bytes=1)
     (batch,) = client.state(SHARD).batches
     manifest = client.manifest(batch)
     assert (set(manifest.schemas), manifest.schema.version) == ({1, 2}, 2)
