@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -72,3 +73,50 @@ def test_the_story_of_a_wrong_file(tmp_path: Path, there: list[str], capsys: pyt
     assert restored.correction is not None
     assert restored.correction.reason == "prices in cents"
     assert client.shards() == ["orders"]
+
+
+SEQUENCE = """
+source: {path: "in/date={date:%Y-%m-%d}/*.jsonl", format: json}
+key: id
+columns: {id: bigint, name: string, seq: bigint, op: string}
+order: {mode: sequence, by: [seq]}
+delete: {column: op, values: [D]}
+time: {source: path, late: lift}
+"""
+
+
+def test_a_wrong_record_with_a_high_order_does_not_win(tmp_path: Path, there: list[str]) -> None:
+    """Neither of a row nor of a delete, which is operator state."""
+    (tmp_path / "things.yaml").write_text(SEQUENCE)
+    client = PersistClient(open_location(PersistLocation(there[1], there[3])))
+
+    def drop(day: int, *rows: tuple[int, str | None, int]) -> None:
+        folder = tmp_path / "in" / f"date=2026-01-{day}"
+        folder.mkdir(parents=True, exist_ok=True)
+        records = [{"id": i, "name": name, "seq": seq, "op": "U" if name else "D"} for i, name, seq in rows]
+        (folder / "a.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+
+    def persist(*arguments: str) -> None:
+        assert run_command([*arguments, "--collections", str(tmp_path), *there]) == 0
+
+    def names() -> dict[int, str]:
+        return {row["id"]: row["name"] for row in client.open_reader("things").snapshot().to_pylist()}
+
+    drop(21, (1, "a", 1), (2, "x", 1))
+    persist("run", "things", "--until", "2026-01-22")
+    drop(22, (1, "wrong", 100), (2, None, 100))
+    persist("run", "things", "--until", "2026-01-23")
+    drop(23, (1, "c", 3), (2, "y", 3))
+    persist("run", "things", "--until", "2026-01-24")
+    assert names() == {1: "wrong"}
+    drop(22, (1, "b", 2), (2, "z", 2), (3, "new", 1))
+    persist("reprocess", "things", "--from", "2026-01-22", "--yes")
+    assert names() == {1: "c", 2: "y", 3: "new"}
+    drop(24, (1, "d", 4), (2, "late", 2))
+    persist("run", "things", "--until", "2026-01-25")
+    assert names() == {1: "d", 2: "y", 3: "new"}
+    newest = client.state("things").newest_commit
+    assert newest is not None
+    assert client.manifest(newest).stats.get("late_times", 0) == 0, "the day that the correction has begun is not late"
+    report = fsck(client, "things")
+    assert report.is_clean, report.violations
