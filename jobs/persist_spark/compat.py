@@ -33,6 +33,11 @@ if importlib.util.find_spec("py4j"):
     ENGINE_ERRORS = (PySparkException, importlib.import_module("py4j.protocol").Py4JJavaError)
 
 
+def server_of(session: SparkSession) -> str:
+    """The id of the Spark that runs the session's plans."""
+    return str(session.conf.get("spark.app.id"))
+
+
 def is_connect(session: SparkSession) -> bool:
     """True for a session of a Spark Connect server."""
     return type(session).__module__.startswith("pyspark.sql.connect")

@@ -32,6 +32,7 @@ from persist_core.location.settings import PersistLocation
 from persist_core.location.uri import redact_uri, secrets_of
 from persist_core.spark_job.calls import Calls
 from persist_core.spark_job.causes import STOPPED, CauseFinder
+from persist_core.spark_job.class_archive import archive_flags
 from persist_core.spark_job.handover import hand_over, location_environment, properties_file, spark_defaults
 from persist_core.spark_job.installation import find_spark_submit, job_path, spark_environment, spark_home
 from persist_core.spark_job.jars import with_s3a_jars
@@ -43,6 +44,7 @@ CONNECT_SCHEME = "sc://"
 ENV_CONNECT_TIMEOUT = "PERSIST_SPARK_CONNECT_TIMEOUT"  # seconds, for the job: until a server that is silent is given up
 ENV_LOG_FIELDS = "PERSIST_JOB_LOG_FIELDS"  # set: a job logs in lines of JSON
 _LOOK_S = 1.0  # between two looks at the log of a job
+SMALL_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 SMALL_INPUT_BYTES = 64 << 20  # up to here the JVM's start-up costs more than its better compiler would win
 JOB_TIMEOUT_MS = 24 * 3_600_000  # a bound, not an expectation
 _STOP_SECONDS = 10  # between asking a job to stop and killing it
@@ -55,7 +57,8 @@ _log = logging.getLogger(__name__)
 class SparkProcess:
     """Starts jobs in processes, which run in a Spark master, or in a Spark Connect server (`sc://host:port`).
 
-    `conf` goes over the tuned defaults; `log_folder` keeps the logs (default: temporary).
+    `conf` goes over the tuned defaults; `log_folder` keeps the logs (default: temporary); `end_s`: how long a process
+    may take to end after its last job.
     """
 
     location: PersistLocation
@@ -63,6 +66,7 @@ class SparkProcess:
     conf: Mapping[str, str] = field(default_factory=dict)
     timeout_ms: int = JOB_TIMEOUT_MS
     log_folder: Path | None = None
+    end_s: float = _STOP_SECONDS
 
     @property
     def shown_master(self) -> str:
@@ -108,7 +112,7 @@ class SparkProcess:
                     finally:
                         calls.close()
                         with contextlib.suppress(subprocess.TimeoutExpired):
-                            process.wait(0 if running.exit_status in STOPPED else _STOP_SECONDS)
+                            process.wait(0 if running.exit_status in STOPPED else self.end_s)
                         stop_process_group(process)
 
     @contextmanager
@@ -172,8 +176,8 @@ def tuned_conf(master: str, items: Sequence[JobSpec], scratch: str | Path) -> di
     conf = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     if is_local(master):
         input_bytes = sum(item.description.input_bytes for item in items)
-        flags = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"] if input_bytes <= SMALL_INPUT_BYTES else []
-        conf["spark.driver.extraJavaOptions"] = " ".join([*flags, "-Xshare:auto"])
+        flags = SMALL_JVM if input_bytes <= SMALL_INPUT_BYTES else ()
+        conf["spark.driver.extraJavaOptions"] = " ".join([*flags, *archive_flags(os.environ), "-Xshare:auto"])
         conf["spark.authenticate"] = "true"  # other users of the machine reach 127.0.0.1 too; Spark makes the secret
         conf["spark.local.dir"] = str(scratch)  # shuffle files are for all to read: mode 0644
         conf["spark.driver.host"] = "127.0.0.1"

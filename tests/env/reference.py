@@ -79,7 +79,7 @@ persist init shop
 persist demo
 """.strip().splitlines()
 
-NO_LOCATION = {"demo", "init"}  # these commands work without one, and have no options for it
+NO_LOCATION = {"demo", "init", "warm-up"}  # these commands work without one, and have no options for it
 
 ERRORS_HEAD = """# Errors and exit codes
 

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from persist_core.config.collection import load_collection
+from persist_core.config.column import ColumnConfig
 from persist_core.contents.stats import BatchWarning
 from persist_core.errors import CheckFailed, ConfigError
 from persist_core.handles.client import PersistClient
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD
+from persist_spark.decode import row_checks
 from persist_spark.upsert.job import run_write_job
 from tests.oracle.consolidate import Err
 from tests.oracle.record import Record
@@ -105,6 +107,18 @@ def test_names_of_columns_meet_no_names_of_the_plan(spark: SparkSession, tmp_pat
     _, manifest = things.write(spark, things.mint(UNTIL))
     assert manifest.warnings == (BatchWarning("check all", 1, ('{"id":2}',)),)
     assert manifest.stats["errors"] == 1
+
+
+def test_a_server_is_asked_once_about_a_text(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    things = things_with(tmp_path, {"sound": {"sql": "balance <> 12345"}})
+    row_checks.check_texts(spark.newSession(), things.config)
+    monkeypatch.setattr(row_checks, "check_query", None)
+    row_checks.check_texts(spark.newSession(), things.config)
+    columns = {**things.config.columns, "more": ColumnConfig(type="int")}
+    with pytest.raises(TypeError, match="not callable"):
+        row_checks.check_texts(spark.newSession(), things.config.model_copy(update={"columns": columns}))
 
 
 @pytest.mark.parametrize("mode", ["log", "sequence"])

@@ -29,7 +29,7 @@ from persist_core.schema import (
     INHERITED,
     Column,
 )
-from persist_spark.compat import ENGINE_ERRORS, failing
+from persist_spark.compat import ENGINE_ERRORS, failing, server_of
 from persist_spark.frame import OP, UPSERT, canonical_key, named, quoted, spark_type
 from persist_spark.view.gate import check_query
 
@@ -41,6 +41,7 @@ _RECORD = "record"  # the relation of the columns, for the gate
 _FAILED = "_persist_failed"
 _OPERATORS = frozenset(("Project", "Range", "SubqueryAlias", "View"))
 _MAX_SHOWN_CHARS = 200
+_ACCEPTED: set[tuple[str, ...]] = set()  # servers, each with a text and the columns for which it has passed
 
 
 def failed_sql(sql: str) -> str:
@@ -54,9 +55,16 @@ def failed_sql(sql: str) -> str:
 
 
 def check_texts(spark: SparkSession, config: CollectionConfig) -> None:
-    """Raise `ConfigError` unless each check is one boolean expression that only computes with a row's columns."""
+    """Raise `ConfigError` unless each check is one boolean expression that only computes with a row's columns.
+
+    A process asks each server once: the answer depends on the text and on the columns alone.
+    """
     columns = [f"CAST(NULL AS {spark_type(c.type).simpleString()}) AS {quoted(n)}" for n, c in config.columns.items()]
+    server = server_of(spark)
     for name, check in config.checks.items():
+        asked = (server, check.sql, *columns)
+        if asked in _ACCEPTED:
+            continue
         record, what = spark.range(0).selectExpr(*columns), f"collection {config.name}: checks.{name}.sql"
         text = f"SELECT ({check.sql}\n) AS ok FROM {_RECORD}"
         try:
@@ -70,6 +78,7 @@ def check_texts(spark: SparkSession, config: CollectionConfig) -> None:
             raise ConfigError(
                 f"{what}: found an expression of type {found}, expected boolean; for example balance >= 0"
             )
+        _ACCEPTED.add(asked)
 
 
 def has_err_checks(config: CollectionConfig) -> bool:

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from persist_core.config.column import Unit
 from persist_core.errors import ConfigError
 from persist_core.time_text import UTC_ZONE, format_time, local_of
-from persist_spark.compat import ENGINE_ERRORS, try_cast, try_cast_integer, whole_to_bigint
+from persist_spark.compat import ENGINE_ERRORS, server_of, try_cast, try_cast_integer, whole_to_bigint
 from persist_spark.decode.encoding import Hint
 from persist_spark.decode.exact import bounded, exact_decimal
 
@@ -89,8 +89,7 @@ def check_zone(spark: SparkSession, zone: str) -> None:
     Compares one instant a week from 2000 to 2037: of older times the two databases keep different corrections. A
     process does it once for each server, without a Spark job: the optimizer computes it. Raises `ConfigError`.
     """
-    server = "" if zone == UTC_ZONE else str(spark.conf.get("spark.app.id", ""))
-    if zone == UTC_ZONE or (server, zone) in _CHECKED:
+    if zone == UTC_ZONE or (asked := (server_of(spark), zone)) in _CHECKED:
         return
     instants = range(_FIRST_CHECKED, _LAST_CHECKED, _WEEK)
     shown = f"unix_millis(from_utc_timestamp(timestamp_seconds(each), '{zone}'))"
@@ -110,7 +109,7 @@ def check_zone(spark: SparkSession, zone: str) -> None:
                 f" Java and {known.isoformat()} in Python. One of them has an older time zone database: update Java, or"
                 " the Python package tzdata and the system's zoneinfo"
             )
-    _CHECKED.add((server, zone))
+    _CHECKED.add(asked)
 
 
 def iso_timestamp(text: SparkColumn) -> SparkColumn:

@@ -67,3 +67,15 @@ def test_wrong_arguments(world: World, capsys: pytest.CaptureFixture[str]) -> No
     assert run_command(["preview", str(view), "--collections", str(world.folder)]) == 2
     assert "one.yaml is a view; expected a collection" in capsys.readouterr().err
     assert world.calls() == []
+
+
+def test_a_job_that_fails_leaves_no_archive(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(world.folder / "cache"))
+    monkeypatch.setenv("JAVA_HOME", str(world.folder))
+    world.spark_will("fail", "schema_mismatch")
+    assert run_command(["warm-up"]) == 5
+    assert "the job says why" in capsys.readouterr().err
+    assert "ArchiveClassesAtExit" in json.dumps(world.calls())
+    assert list((world.folder / "cache" / "airflow-persist").iterdir()) == []
