@@ -20,6 +20,7 @@ from persist_core.inspection.late import LateRecord, late_records
 from persist_core.keys import check_shard_name
 from persist_core.maintenance import actions
 from persist_core.protocol.conflicts import ConflictRecord
+from persist_core.protocol.replay import starts
 from persist_core.schema import CollectionSchema, show_order
 from persist_core.shard.history import HISTORY
 from persist_core.time_text import format_time, show_ago, show_time
@@ -86,12 +87,20 @@ def describe(session: Session, shard: str) -> None:
     if session.as_json:
         output.print_json(asdict(found))
         return
-    output.print_facts(_facts(found, session.client.clock.now_ms()))
+    output.print_facts([*_facts(found, session.client.clock.now_ms()), *_correctable(session, found)])
     if found.schema is not None:
         keys, values = found.schema["key"], found.schema["values"]
         rows = [(c["name"], c["type"], "key") for c in keys]
         rows += [(c["name"], c["type"], "" if c["nullable"] else "not null") for c in values]
         output.print_table(("column", "type", ""), rows)
+
+
+def _correctable(session: Session, found: ShardDescription) -> Iterable[tuple[str, str]]:
+    """From which time on `persist reprocess` has a checkpoint to begin at; earlier days cost a replay of everything."""
+    if found.kind == "collection" and not found.is_dropped:
+        kept = [each for each in starts(session.client, session.client.state(found.shard)) if each.checkpoint_id]
+        from_when = f"days from {show_time(kept[-1].upper)} on; earlier ones by all input" if kept else "all input"
+        yield "reprocess", f"replays {from_when}"
 
 
 def _facts(found: ShardDescription, now_ms: int) -> Iterable[tuple[str, str]]:

@@ -16,7 +16,7 @@ from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.ids import time_of_uuid7
-from persist_core.keys import fork_in
+from persist_core.keys import fork_in, is_shard_name
 from persist_core.protocol.fork_records import readable_forks
 from persist_core.shard.history import HISTORY, PIN, VIEW, Holder, end_holder, history_start, holders, show_history
 from persist_core.shard.state import Released, ShardState
@@ -71,8 +71,13 @@ def list_holders(client: PersistClient, state: ShardState) -> Holders:
     forks: dict[str, Held] = {}
     records, damaged = readable_forks(client.blob, shard)
     for record in records:
-        about = f"shares files up to checkpoint {record.checkpoint_id}; holds no history"
-        forks[record.fork] = Held("fork", record.fork, None, False, record.made_ms, None, about, "")
+        about, remedy = f"shares files up to checkpoint {record.checkpoint_id}; holds no history", ""
+        if not is_shard_name(record.fork):  # hidden: a replay
+            hidden = client.machine.fetch(record.fork)
+            if hidden is None or not hidden.commits:
+                continue
+            about, remedy = "a reprocess that has not ended", f"persist reprocess {shard} --give-up"
+        forks[record.fork] = Held("fork", record.fork, None, False, record.made_ms, None, about, remedy)
     for key, error in damaged.items():  # GC stops at such a record, so it keeps everything
         about, remedy = f"a damaged record, so GC deletes nothing: {error}", f"persist fsck {shard}; copy {key} back"
         forks[key] = Held("fork", fork_in(key), None, False, None, None, about, remedy)

@@ -12,6 +12,7 @@ from persist_core.config.collection import CollectionConfig, load_collection
 from persist_core.contents.batch import BatchDescription
 from persist_core.errors import ConfigError, InvalidInput, RunFailed
 from persist_core.handles.client import PersistClient
+from persist_core.inspection.holders import list_holders
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance import actions
 from persist_core.maintenance.hidden import give_up_if_idle
@@ -216,6 +217,8 @@ def test_a_replay_is_not_listed_and_no_file_has_its_name(shard: Collection, tmp_
     correct(shard, is_dry_run=True)
     assert shard.client.state(HIDDEN).commits
     assert shard.client.shards() == [SHARD]
+    held = [each for each in list_holders(shard.client, shard.client.state(SHARD)).held if each.kind == "fork"]
+    assert [each.remedy for each in held] == [f"persist reprocess {SHARD} --give-up"]
     with pytest.raises(InvalidInput, match="shard name"):
         actions.fork(shard.client, SHARD, shard.client.state(SHARD).commits[0].checkpoint_id, HIDDEN, writer="test")
     file = tmp_path / f"{HIDDEN}.yaml"
@@ -238,3 +241,23 @@ def test_a_run_names_the_remedy_for_a_replaced_file(shard: Collection) -> None:
     minted = mint(shard.client, shard.config, until=40, writer="test")
     assert isinstance(minted, Minted)
     assert "`persist reprocess` corrects the collection by it" in minted.notices[0]
+
+
+def test_what_did_not_change_is_not_copied(tmp_path: Path) -> None:
+    shard = Collection(tmp_path)
+    large = [ok(("eu", number), f"row {number}" * 20) for number in range(2_000)]
+    for number, records in enumerate((large, [ok(A, "wrong")], [ok(B, "three")])):
+        shard.drop(f"{number}.txt", records)
+        shard.run(10 * (number + 1))
+    replace_file(shard, "1.txt", (ok(A, "right"),))
+    before = stored(shard)
+    correct(shard, is_dry_run=True)
+    replayed = stored(shard) - before
+    correct(shard)
+    assert before > 100_000
+    assert replayed < before / 4
+    assert stored(shard) - before < before / 4
+
+
+def stored(shard: Collection) -> int:
+    return sum(entry.size_bytes for entry in shard.client.blob.list_keys_and_metadata(""))
