@@ -7,6 +7,7 @@ InputSensor(task_id="files", config=load_collection("customers.yaml"))  dated be
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,22 +15,51 @@ from persist_airflow.compat import (
     AirflowFailException,
     AirflowSensorTimeout,
     BaseSensorOperator,
+    BaseTrigger,
     Context,
     defers_by_default,
     interval_end_ms,
 )
 from persist_airflow.hook import PersistHook, task_client
-from persist_airflow.triggers import ShardUpperTrigger
+from persist_airflow.triggers import InputTrigger, ShardUpperTrigger, files_due
 from persist_core.clock import SystemClock
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.problems import nearest
 from persist_core.frontier import Frontier
-from persist_core.shard.state import ShardState
-from persist_core.sources.registry import source_of
 from persist_core.time_text import parse_time, show_time
 
 
-class ShardSensor(BaseSensorOperator):
+class _Sensor(BaseSensorOperator):
+    """Waits in the triggerer, if it is deferrable and what it waits for is not there yet."""
+
+    ui_color = "#d9e8e3"
+
+    def __init__(self, *, deferrable: bool | None, persist_conn_id: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.deferrable = defers_by_default() if deferrable is None else deferrable
+        self.persist_conn_id = persist_conn_id
+
+    def execute(self, context: Context) -> Any:
+        """Wait. Raises `InvalidTime` for a time that is not one."""
+        if not self.deferrable or self.poke(context):
+            return super().execute(context)
+        return self.defer(trigger=self._trigger(context), method_name="execute_complete")
+
+    @abstractmethod
+    def _trigger(self, context: Context) -> BaseTrigger:
+        """Return what looks meanwhile."""
+
+    @property
+    def _waits(self) -> dict[str, Any]:
+        """The arguments of each trigger."""
+        return {
+            "persist_conn_id": self.persist_conn_id,
+            "poll_s": self.poke_interval,
+            "timeout_s": self.timeout,
+        }
+
+
+class ShardSensor(_Sensor):
     """Wait until the shard's upper is at least `upper`: all times before it are then final. In a closed shard all are.
 
     Airflow's `poke_interval`, `timeout`, `mode` and `soft_fail` have their usual meaning. If the task is deferrable,
@@ -43,7 +73,6 @@ class ShardSensor(BaseSensorOperator):
     """
 
     template_fields: Sequence[str] = ("shard", "upper", "persist_conn_id")
-    ui_color = "#d9e8e3"
 
     def __init__(
         self,
@@ -55,27 +84,13 @@ class ShardSensor(BaseSensorOperator):
         persist_conn_id: str = PersistHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(deferrable=deferrable, persist_conn_id=persist_conn_id, **kwargs)
         self.shard = shard
         self.upper = upper
-        self.deferrable = defers_by_default() if deferrable is None else deferrable
         self.may_be_new = may_be_new
-        self.persist_conn_id = persist_conn_id
 
-    def execute(self, context: Context) -> Any:
-        """Wait. Raises `InvalidTime` for an `upper` that is not a time."""
-        if not self.deferrable or self.poke(context):
-            return super().execute(context)
-        return self.defer(
-            trigger=ShardUpperTrigger(
-                self.shard,
-                self._wanted(context),
-                persist_conn_id=self.persist_conn_id,
-                poll_s=self.poke_interval,
-                timeout_s=self.timeout,
-            ),
-            method_name="execute_complete",
-        )
+    def _trigger(self, context: Context) -> BaseTrigger:
+        return ShardUpperTrigger(self.shard, self._wanted(context), **self._waits)
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:  # noqa: ARG002 - its name and signature are Airflow's
         """Called when the triggerer has seen the upper, or has given up."""
@@ -106,35 +121,51 @@ class ShardSensor(BaseSensorOperator):
         return parse_time(str(self.upper), what=f"upper of {self.task_id}")
 
 
-class InputSensor(BaseSensorOperator):
+class InputSensor(_Sensor):
     """Wait until mint would take a file in: one that no commit has consumed, dated before the end of the data interval.
 
     A folder and a bucket are looked at alike, by names. It is also done if the shard covers the interval already: mint
-    then skips. Airflow's `poke_interval`, `timeout`, `mode` and `soft_fail` have their usual meaning; with
-    `mode="reschedule"` the task takes no slot between two looks.
+    then skips. Airflow's `poke_interval`, `timeout`, `mode` and `soft_fail` have their usual meaning. If the task is
+    deferrable, the triggerer looks, and the task takes no slot meanwhile.
 
     :param config: the collection
+    :param deferrable: wait in the triggerer; default: Airflow's `[operators] default_deferrable`
     :param persist_conn_id: the location (templated)
     """
 
     template_fields: Sequence[str] = ("persist_conn_id",)
-    ui_color = ShardSensor.ui_color
 
     def __init__(
-        self, *, config: CollectionConfig, persist_conn_id: str = PersistHook.default_conn_name, **kwargs: Any
+        self,
+        *,
+        config: CollectionConfig,
+        deferrable: bool | None = None,
+        persist_conn_id: str = PersistHook.default_conn_name,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(deferrable=deferrable, persist_conn_id=persist_conn_id, **kwargs)
         self.config = config
-        self.persist_conn_id = persist_conn_id
+
+    def _trigger(self, context: Context) -> BaseTrigger:
+        until = interval_end_ms(context, SystemClock())
+        return InputTrigger(self.config.model_dump(mode="json"), until, **self._waits)
+
+    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:  # noqa: ARG002 - its name and signature are Airflow's
+        """Called when the triggerer has found files, or has given up."""
+        if not event["reached"]:
+            raise AirflowSensorTimeout(f"{self.config.source.path}: no files are due after {self.timeout} s")
+        self.log.info("%s: %d files are due", self.config.source.path, event["files"])
 
     def poke(self, context: Context) -> bool:
         """True if there is input. Raises `Determinate` if the files cannot be listed."""
         until = interval_end_ms(context, SystemClock())
-        with task_client(self.persist_conn_id, self.config) as client:
-            state = client.machine.fetch(self.config.name) or ShardState(self.config.name)
-            if state.upper >= Frontier(until):
-                self.log.info("shard %s covers the interval already: upper is %s", self.config.name, state.upper)
-                return True
-            pending = source_of(client, self.config).pending(state, until=until)
-        self.log.info("%s: %d files are due before %s", self.config.source.path, pending, show_time(until))
-        return pending > 0
+        files, upper = files_due(self.config, until, self.persist_conn_id)
+        self.log.info(
+            "shard %s: upper is %s; %s: %d files are due before %s",
+            self.config.name,
+            upper,
+            self.config.source.path,
+            files,
+            show_time(until),
+        )
+        return files > 0 or upper >= Frontier(until)

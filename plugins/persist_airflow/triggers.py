@@ -1,8 +1,10 @@
-"""Triggers that look at shards. A look reads one small state.
+"""Triggers that look at shards and their input.
 
-ShardUpperTrigger    for tasks that wait: until a shard's upper reaches a time
+ShardUpperTrigger    for tasks that wait: until a shard's upper reaches a time. A look reads one small state
     TriggerEvent({"shard": ..., "upper": ..., "reached": true})      upper in ms; None: the shard is closed
     TriggerEvent({..., "reached": false})                            `timeout_s` has passed
+InputTrigger         for tasks that wait: until there are files for a collection. A look lists them
+    TriggerEvent({"files": ..., "reached": ...})                     None: the shard covers the time already
 ShardCommitTrigger   for asset watchers (Airflow 3): commits that no append task of Airflow has made
     TriggerEvent({"shard": ..., "upper": ..., "checkpoint_id": ..., "writer": ..., "commits": ...})
 """
@@ -11,18 +13,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 from asgiref.sync import sync_to_async
 
 from persist_airflow.compat import BaseEventTrigger, BaseTrigger, TriggerEvent
-from persist_airflow.hook import PersistHook
+from persist_airflow.hook import PersistHook, task_client
 from persist_core.clock import SystemClock
+from persist_core.config.collection import CollectionConfig
 from persist_core.errors import InvalidInput, StorageError
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.shard.state import ShardState
+from persist_core.sources.registry import source_of
 
+_Found = TypeVar("_Found")
 POLL_S = 5.0
 COMMIT_POLL_S = 30.0
 SEEN = "persist_seen"  # in the asset's state: era and epoch of the newest commit that was reported
@@ -30,7 +36,7 @@ OWN_WRITERS = ("persist_upsert__", "persist_view__")  # the DAGs of our factorie
 MAX_STORAGE_ERRORS = 10  # one after the other; then the task fails, and Airflow's retries take over
 
 
-async def _looks(look: Callable[[], ShardState | None], poll_s: float) -> AsyncIterator[ShardState | None]:
+async def _looks(look: Callable[[], _Found], poll_s: float) -> AsyncIterator[_Found | None]:
     """Yield what `look` finds every `poll_s` seconds, `None` while the store fails. In a thread, because it may block.
 
     Raises the `StorageError` of `MAX_STORAGE_ERRORS` looks in a row.
@@ -47,6 +53,40 @@ async def _looks(look: Callable[[], ShardState | None], poll_s: float) -> AsyncI
             found = None
         yield found
         await asyncio.sleep(poll_s)
+
+
+async def _wait(
+    look: Callable[[], _Found], is_done: Callable[[_Found], bool], poll_s: float, timeout_s: float | None
+) -> tuple[_Found | None, bool]:
+    """Return the last finding of `look`, and whether the task waits for it. If not, `timeout_s` seconds have passed."""
+    clock = SystemClock()
+    deadline_ms = None if timeout_s is None else clock.now_ms() + timeout_s * 1000
+    found = None
+    async for found in _looks(look, poll_s):
+        if found is not None and is_done(found):
+            return found, True
+        if deadline_ms is not None and clock.now_ms() >= deadline_ms:
+            break
+    return found, False
+
+
+def _event(**payload: Any) -> TriggerEvent:
+    event: Any = TriggerEvent  # Airflow's has no types
+    return cast(TriggerEvent, event(payload))
+
+
+def _check_poll(poll_s: float) -> None:
+    if poll_s <= 0:
+        raise InvalidInput(f"poll_s is {poll_s}; expected more than 0")
+
+
+def files_due(config: CollectionConfig, until: int, persist_conn_id: str) -> tuple[int, Frontier]:
+    """How many files mint would take in up to `until` (ms), and the shard's upper. If that is not before `until`, mint
+    has nothing to do, and no file is looked for."""
+    with task_client(persist_conn_id, config) as client:
+        state = client.machine.fetch(config.name) or ShardState(config.name)
+        is_covered = state.upper >= Frontier(until)
+        return 0 if is_covered else source_of(client, config).pending(state, until=until), state.upper
 
 
 def _serialized(trigger: BaseTrigger, *names: str) -> tuple[str, dict[str, Any]]:
@@ -72,8 +112,7 @@ class ShardUpperTrigger(BaseTrigger):
         timeout_s: float | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # Airflow's has no types
-        if poll_s <= 0:
-            raise InvalidInput(f"poll_s is {poll_s}; expected more than 0")
+        _check_poll(poll_s)
         self.shard, self.upper, self.persist_conn_id = shard, upper, persist_conn_id
         self.poll_s, self.timeout_s = poll_s, timeout_s
 
@@ -82,23 +121,54 @@ class ShardUpperTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look every `poll_s` seconds. Connections are opened and read in a thread: they may block."""
-        clock = SystemClock()
-        deadline_ms = None if self.timeout_s is None else clock.now_ms() + self.timeout_s * 1000
         client: PersistClient = await sync_to_async(PersistHook(self.persist_conn_id).get_conn)()
+
+        def is_there(state: ShardState | None) -> bool:
+            return state is not None and state.upper >= Frontier(self.upper)
+
         try:
-            async for found in _looks(lambda: client.machine.fetch(self.shard), self.poll_s):
-                if found is not None and found.upper >= Frontier(self.upper):
-                    yield self._event(found.upper.time, reached=True)
-                    return
-                if deadline_ms is not None and clock.now_ms() >= deadline_ms:
-                    yield self._event(found.upper.time if found is not None else 0, reached=False)
-                    return
+            look = partial(client.machine.fetch, self.shard)
+            found, reached = await _wait(look, is_there, self.poll_s, self.timeout_s)
         finally:
             await sync_to_async(client.location.close)()
+        yield _event(shard=self.shard, upper=found.upper.time if found else 0, reached=reached)
 
-    def _event(self, upper: int | None, *, reached: bool) -> TriggerEvent:
-        event: Any = TriggerEvent  # Airflow's has no types
-        return cast(TriggerEvent, event({"shard": self.shard, "upper": upper, "reached": reached}))
+
+class InputTrigger(BaseTrigger):
+    """Fires when mint would take a file of the collection in, or the shard covers `until` (ms); or after `timeout_s`
+    seconds (`None`: never).
+
+    `config`: the collection as plain values. Between two looks nothing is held open. Raises `InvalidInput` for a poll
+    that is not positive.
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        until: int,
+        *,
+        persist_conn_id: str = PersistHook.default_conn_name,
+        poll_s: float = COMMIT_POLL_S,
+        timeout_s: float | None = None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # Airflow's has no types
+        _check_poll(poll_s)
+        self.config, self.until, self.persist_conn_id = config, until, persist_conn_id
+        self.poll_s, self.timeout_s = poll_s, timeout_s
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return _serialized(self, "config", "until", "persist_conn_id", "poll_s", "timeout_s")
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """List every `poll_s` seconds, in a thread."""
+        config = CollectionConfig.model_validate(self.config)
+
+        def is_there(due: tuple[int, Frontier] | None) -> bool:
+            return due is not None and (due[0] > 0 or due[1] >= Frontier(self.until))
+
+        look = partial(files_due, config, self.until, self.persist_conn_id)
+        found, reached = await _wait(look, is_there, self.poll_s, self.timeout_s)
+        yield _event(files=found[0] if found else 0, reached=reached)
 
 
 class ShardCommitTrigger(BaseEventTrigger):
@@ -122,8 +192,7 @@ class ShardCommitTrigger(BaseEventTrigger):
         skip_writers: Sequence[str] = OWN_WRITERS,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # Airflow's has no types
-        if poll_s <= 0:
-            raise InvalidInput(f"poll_s is {poll_s}; expected more than 0")
+        _check_poll(poll_s)
         self.shard, self.persist_conn_id, self.poll_s = shard, persist_conn_id, poll_s
         self.skip_writers = list(skip_writers)
 
@@ -161,16 +230,14 @@ class ShardCommitTrigger(BaseEventTrigger):
         ]
         if not new:
             return None
-        event: Any = TriggerEvent  # Airflow's has no types
         newest = new[-1]
-        payload = {
-            "shard": self.shard,
-            "upper": newest.upper,
-            "checkpoint_id": newest.checkpoint_id,
-            "writer": newest.writer,
-            "commits": len(new),
-        }
-        return cast(TriggerEvent, event(payload))
+        return _event(
+            shard=self.shard,
+            upper=newest.upper,
+            checkpoint_id=newest.checkpoint_id,
+            writer=newest.writer,
+            commits=len(new),
+        )
 
 
 def _newest(state: ShardState) -> tuple[int, int]:

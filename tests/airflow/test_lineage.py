@@ -33,6 +33,8 @@ from tests.airflow.openlineage_events import check_event, sink
 from tests.airflow.task_driver import DagRunDriver
 from tests.airflow.test_actions import context, fill
 from tests.airflow.view_files import Views
+from tests.core.sources.bucket import Bucket
+from tests.servers.s3 import SECRET_KEY, S3Server
 
 MINT, WRITE, APPEND = "mint_batch_descriptions", "write_batches", "append_batches"
 
@@ -117,6 +119,22 @@ def test_a_commit_names_the_files_read_and_what_it_wrote(fruit: Fruit, client: P
     assert "columnLineage" not in facets
     statistics = output["outputFacets"]["outputStatistics"]
     assert (statistics["rowCount"], statistics["size"], statistics["fileCount"]) == (1, manifest.size_bytes, 1)
+
+
+@pytest.mark.usefixtures("reporting", "client")
+def test_a_commit_names_the_bucket_that_it_read(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = Bucket(versitygw)
+    bucket.put("2026/01/01/a.jsonl")
+    ((variable, uri),) = bucket.connections.items()
+    monkeypatch.setenv(variable, uri)
+    dag_run = DagRunDriver(build_upsert_dag(bucket.collection("{date:%Y/%m/%d}/*.jsonl", time="path")), end_of(0))
+    dag_run.run_all()
+    event = event_of(dag_run.executed[APPEND])
+    (read,) = event["inputs"]
+    assert (read["namespace"], read["name"]) == (f"s3://{bucket.name}", "feed")
+    locations = read["inputFacets"]["subset"]["inputCondition"]["locations"]
+    assert locations == [f"s3://{bucket.name}/feed/2026/01/01/a.jsonl"]
+    assert SECRET_KEY not in json.dumps(event)
 
 
 @pytest.mark.usefixtures("reporting")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 from persist_airflow.compat import AirflowFailException, AirflowSensorTimeout
 from persist_airflow.factory import build_upsert_dag
 from persist_airflow.sensors import InputSensor, ShardSensor
+from persist_airflow.triggers import InputTrigger
 from persist_core.errors import InvalidTime
 from persist_core.handles.client import PersistClient
 from tests.airflow.fruit import NAME, Fruit, end_ms, end_of
@@ -62,6 +66,36 @@ def test_a_deferred_sensor_gives_up_after_its_timeout(fruit: Fruit, client: Pers
         sensor.execute_complete(context(0), {"shard": NAME, "upper": end_ms(-1), "reached": False})
     DagRunDriver(build_upsert_dag(fruit.config()), end_of(0)).run_all()
     sensor.execute(context(0))
+
+
+def test_it_waits_for_files_in_the_triggerer(fruit: Fruit, client: PersistClient) -> None:
+    del client
+    sensor = InputSensor(task_id="files", config=fruit.config(), deferrable=True, timeout=30, poke_interval=0.01)
+    with pytest.raises(BaseException) as put_off:  # noqa: PT011 - Airflow 3's is a BaseException
+        sensor.execute(context(0))
+    deferred: Any = put_off.value
+    name, arguments = deferred.trigger.serialize()
+    module, _, kind = name.rpartition(".")
+    trigger = getattr(importlib.import_module(module), kind)(**json.loads(json.dumps(arguments)))
+
+    async def fired() -> Any:
+        waiting = asyncio.ensure_future(anext(trigger.run()))
+        done, _ = await asyncio.wait([waiting], timeout=0.2)
+        assert not done, "no file is there"
+        await asyncio.to_thread(fruit.write_days, range(1))
+        return (await waiting).payload
+
+    event = asyncio.run(fired())
+    assert event == {"files": 1, "reached": True}
+    sensor.execute_complete(context(0), event)
+    sensor.execute(context(0))
+    trigger = InputTrigger(fruit.config().model_dump(mode="json"), end_ms(-1), timeout_s=0)
+
+    async def given_up() -> Any:
+        return (await anext(trigger.run())).payload
+
+    with pytest.raises(AirflowSensorTimeout, match=r"\*\.json: no files are due after 30"):
+        sensor.execute_complete(context(0), asyncio.run(given_up()))
 
 
 def test_a_mistyped_name_fails_with_the_name_that_is_near(client: PersistClient) -> None:

@@ -63,7 +63,7 @@ def world(request: pytest.FixtureRequest, consumer: Path, logical: PostgresServe
 
 @pytest.mark.parametrize("world", sample(["full", "default"], 1, "replica identity"), indirect=True)
 def test_each_day_is_postgresqls(spark: SparkSession, world: World, tmp_path: Path, persist_seed: int) -> None:
-    """In the order that a file has by default, in time and late; a row keeps the values that are not sent."""
+    """In the order that a file has by default; a row keeps the values that are not sent."""
     chance, loader = random.Random(persist_seed), Loader(spark, tmp_path / "blobs")
     some = list(zip(world.tables, chance.sample(list(VARIANTS), len(world.tables)), strict=True))
     world.fill(chance)
@@ -75,8 +75,21 @@ def test_each_day_is_postgresqls(spark: SparkSession, world: World, tmp_path: Pa
             check(world, loader, some)
     if is_long():
         check(world, loader, product(world.tables, VARIANTS))
-        check_late(world, loader, chance)
         check(world, Loader(spark, tmp_path / "log"), product(world.tables[1:2], ["plain"]), order="log")
+
+
+@pytest.mark.skipif(not is_long(), reason="takes minutes (PERSIST_PROFILE=nightly)")
+@pytest.mark.parametrize("world", ["full", "default"], indirect=True)
+def test_what_comes_late_and_twice_ends_with_postgresqls_rows(
+    spark: SparkSession, world: World, tmp_path: Path, persist_seed: int
+) -> None:
+    """A value that was not sent is the one from before in the database's order, however its record was delivered."""
+    chance = random.Random(persist_seed)
+    world.fill(chance)
+    world.begin()
+    for day in range(4):
+        world.day(chance, 40, kills=day % 2)
+    check_late(world, Loader(spark, tmp_path / "blobs"), chance)
 
 
 @pytest.mark.skipif(not is_long(), reason="takes minutes (PERSIST_PROFILE=nightly)")

@@ -65,9 +65,22 @@ COMMAND_LINES: dict[str, CommandLine] = {"versitygw": _versitygw, "minio": _mini
 
 
 class S3Server:
-    """One server with a folder of its own. Its port stays the same over restarts. With a certificate it speaks TLS."""
+    """One server with a folder of its own. Its port stays the same over restarts. With a certificate it speaks TLS.
 
-    def __init__(self, name: str, folder: Path, certificate: Certificate | None = None) -> None:
+    `region`: the only one whose signatures it accepts (versitygw). `users`: a folder for what `add_user` stores.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        certificate: Certificate | None = None,
+        *,
+        region: str = "us-east-1",
+        users: Path | None = None,
+    ) -> None:
+        self.region = region
+        self._users = users
         self.name = name
         self.folder = folder
         self._certificate = certificate
@@ -119,7 +132,7 @@ class S3Server:
         return boto3.session.Session().client(
             "s3",
             endpoint_url=self.endpoint,
-            region_name="us-east-1",
+            region_name=self.region,
             verify=str(self._certificate.authority) if self._certificate else None,
             aws_access_key_id=ACCESS_KEY,
             aws_secret_access_key=SECRET_KEY,
@@ -140,13 +153,23 @@ class S3Server:
         """`uri` in a bucket of its own."""
         return self.uri(f"{self.make_bucket()}/{prefix}".rstrip("/"))
 
+    def add_user(self, name: str, secret: str) -> None:
+        """Someone who may do nothing but what the policies of buckets allow (versitygw)."""
+        keys = {"ADMIN_ACCESS_KEY_ID": ACCESS_KEY, "ADMIN_SECRET_ACCESS_KEY": SECRET_KEY}
+        where = ["--region", self.region, "--endpoint-url", self.endpoint]
+        command = [str(FOLDER / self.name), "admin", *where, "create-user", "--access", name, "--secret", secret]
+        subprocess.run([*command, "--role", "user"], check=True, capture_output=True, env=os.environ | keys)
+
     def _try_port(self, port: int) -> bool:
         command = [
             *_die_with_parent(),
             *COMMAND_LINES[self.name](FOLDER / self.name, port, self.folder, self._certificate),
         ]
         users = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
-        users |= {"MINIO_ROOT_USER": ACCESS_KEY, "MINIO_ROOT_PASSWORD": SECRET_KEY}
+        users |= {"MINIO_ROOT_USER": ACCESS_KEY, "MINIO_ROOT_PASSWORD": SECRET_KEY, "VGW_REGION": self.region}
+        if self._users is not None:
+            self._users.mkdir(exist_ok=True)
+            users["VGW_IAM_DIR"] = str(self._users)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, env=os.environ | users, stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -172,13 +195,13 @@ class S3Server:
             process.wait(STOP_S)
 
 
-def running(name: str, folder: Path, certificate: Certificate | None = None) -> Iterator[S3Server]:
+def running(name: str, folder: Path, certificate: Certificate | None = None, **options: Any) -> Iterator[S3Server]:
     """A server for a fixture; skips if it was not built."""
     binary = FOLDER / name
     if not binary.is_file():
         real_parts.missing(f"S3 server {name}", _why_missing(name))
         pytest.skip(f"no S3 server {name}: {_why_missing(name)}")
-    server = S3Server(name, folder / name, certificate)
+    server = S3Server(name, folder / name, certificate, **options)
     try:
         server.start()
         real_parts.used(f"S3 server {name}", version_of(name))
