@@ -141,7 +141,7 @@ class S3Server:
 
     def make_bucket(self) -> str:
         """A new, empty bucket; its name."""
-        name = f"bucket-{next(self._buckets)}"
+        name = f"{self.region}-bucket-{next(self._buckets)}"
         self.raw.create_bucket(Bucket=name)
         return name
 

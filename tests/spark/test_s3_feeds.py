@@ -6,7 +6,8 @@ import bz2
 import gzip
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,13 @@ from pyspark.sql import SparkSession
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.contents.batch import BatchDescription
-from persist_core.errors import RunFailed, SourceChanged
+from persist_core.errors import Determinate, RunFailed, SourceChanged
 from persist_core.handles.client import PersistClient
 from persist_core.keys import manifest_key
 from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemBlob
 from persist_core.location.open import OpenLocation, open_location
-from persist_core.location.settings import PersistLocation
+from persist_core.location.settings import PersistLocation, connection_variable
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted
 from persist_core.shard.state import Committed
@@ -39,9 +40,10 @@ from persist_spark.feed_access import FeedAccess, feed_access
 from persist_spark.frame import ORDER
 from persist_spark.upsert import job
 from persist_spark.upsert.job import run_write_job
+from tests.core.location.test_s3_rights import FEEDS, policy
 from tests.core.sources.bucket import Bucket
 from tests.sampling import sample
-from tests.servers.s3 import ACCESS_KEY, SECRET_KEY
+from tests.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server, running
 from tests.spark.s3_store import s3_server
 
 
@@ -204,6 +206,43 @@ def test_source_and_location_have_settings_of_their_own(
     assert feed_access(spark, bare, feed, ()).is_direct, "the same settings for both"
     for opened in (location, same, bare):
         opened.close()
+
+
+@pytest.fixture
+def abroad(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[S3Server]:
+    """A server of another region than the location's, which refuses signatures for others. It knows a `reader`."""
+    s3_server(request)
+    with contextmanager(running)("versitygw", tmp_path, region="eu-central-1", users=tmp_path / "users") as server:
+        server.add_user("reader", "readers-secret")
+        yield server
+
+
+def test_the_rights_of_the_page_in_another_region_are_enough(
+    request: pytest.FixtureRequest, spark: SparkSession, abroad: S3Server
+) -> None:
+    """The server enforces the policy of docs/feeds-on-s3.md for all requests: by mint, by the job and by S3A."""
+    for is_versioned in (False, True):
+        bucket = Bucket(abroad, is_versioned=is_versioned)
+        bucket.put("a.jsonl", lines(1))
+        bucket.put("b.jsonl.gz", gzip.compress(lines(2)))
+        body = json.dumps(policy("feed", FEEDS)).replace("vendor-bucket", bucket.name)
+        allowed = json.loads(body)
+        for statement in allowed["Statement"]:
+            statement["Principal"] = {"AWS": ["reader"]}
+        uri = f"s3://{bucket.name}?endpoint={abroad.endpoint}&access_key_id=reader&secret_access_key=readers-secret"
+        connections = {connection_variable("vendor"): f"{uri}&region=eu-central-1"}
+        location = open_location(PersistLocation(s3_server(request).new_uri("parts"), "mem:", connections))
+        made = Vendor(spark, bucket, location)
+        made.config = bucket.collection("*.jsonl*")
+        with pytest.raises(Determinate, match="403 AccessDenied"):
+            made.mint(10)
+        abroad.raw.put_bucket_policy(Bucket=bucket.name, Policy=json.dumps(allowed))
+        assert feed_access(spark, location, feed_of(location, made.config), ()).is_direct
+        description = made.mint(10)
+        if is_versioned:
+            bucket.put("a.jsonl", lines(1, v="later"))
+        assert made.write(description) == {1: "x", 2: "x"}
+        location.close()
 
 
 def test_the_options_are_for_the_feeds_bucket_alone(bucket: Bucket) -> None:
