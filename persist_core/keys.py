@@ -42,7 +42,7 @@ PART = "_persist_part"  # which kind of part a row belongs to: a folder's name o
 MANIFEST = "manifest.json"
 _INPUT_COPY = "input-"
 _SHARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_SECRET = re.compile(r"~[a-z]{1,16}")  # at the end of a name, of a shard that is not listed
+_HIDDEN = re.compile(r"~[a-z]{1,16}")  # at the end of a name, of a shard that is not listed
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MAX_PARTITION = 1_000_000  # files of operator state in one checkpoint; more is a defect in the writer
 
@@ -61,7 +61,7 @@ def hidden_shard(shard: str, purpose: str) -> str:
 def check_key_name(name: str) -> str:
     """Return `name` if it can name a shard, listed or not, else raise `InvalidName`."""
     shard, _, _ = name.partition("~")
-    return name if _SECRET.fullmatch(name.removeprefix(shard)) and is_shard_name(shard) else check_shard_name(name)
+    return name if _HIDDEN.fullmatch(name.removeprefix(shard)) and is_shard_name(shard) else check_shard_name(name)
 
 
 def check_shard_name(name: str) -> str:

@@ -87,8 +87,7 @@ def parse_time(text: str, *, what: str = "time", zone: str = UTC_ZONE, now_ms: i
 
 def _relative(text: str, zone: str, now_ms: int) -> int | None:
     if text in _DAYS_AGO:
-        today = local_of(now_ms, zone).replace(hour=0, minute=0, second=0, microsecond=0)
-        return first_instant(today - timedelta(days=_DAYS_AGO[text]), zone)
+        return day_of(now_ms, zone, moved_by=-_DAYS_AGO[text])
     if text == "now":
         return now_ms
     found = parse_duration(text.removesuffix(" ago")) if text.endswith(" ago") else None
@@ -128,6 +127,12 @@ def local_of(time: int, zone: str) -> datetime:
     """The date and time that the clocks of `zone` show at `time`."""
     moment = _EPOCH + timedelta(milliseconds=time)
     return (moment if zone == UTC_ZONE else moment.astimezone(_zone(zone))).replace(tzinfo=None)
+
+
+def day_of(time: int, zone: str, *, moved_by: int = 0) -> int:
+    """The first instant of the day in which the clocks of `zone` are at `time`, or of the day `moved_by` days later."""
+    midnight = local_of(time, zone).replace(hour=0, minute=0, second=0, microsecond=0)
+    return first_instant(midnight + timedelta(days=moved_by), zone)
 
 
 def _readings(local: datetime, zone: str) -> tuple[int, int]:

@@ -16,11 +16,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 
 from persist_core.inspection.facts import CommitFacts, DayFacts, DayState, FileFacts
 from persist_core.sources.source import ConsumedInput
-from persist_core.time_text import DAY_MS, UTC_ZONE, first_instant, local_of
+from persist_core.time_text import DAY_MS, UTC_ZONE, day_of, local_of
 
 MAX_DAYS = 366
 MAX_FILES = 20  # names of one day; the rest are counted
@@ -64,10 +63,10 @@ def days_of(
             files[own if each.date_ms is None else day_of(each.date_ms, zone)].append((each, load.commit))
     covered = now_ms if upper is None else upper
     today = day_of(now_ms, zone)
-    day = max(min([*by_day, *files]), _moved(today, 1 - limit, zone))
+    day = max(min([*by_day, *files]), day_of(today, zone, moved_by=1 - limit))
     shown = []
     while day <= today:  # at most `limit` days
-        end = _moved(day, 1, zone)
+        end = day_of(day, zone, moved_by=1)
         commits = [load.commit for load in by_day.get(day, ())]
         found = files.get(day, [])
         late = sum(commit.lower >= end for _, commit in found)
@@ -94,13 +93,3 @@ def days_of(
         )
         day = end
     return tuple(shown)
-
-
-def day_of(time_ms: int, zone: str) -> int:
-    """The first instant of the day in which the clocks of `zone` are at `time_ms`."""
-    return first_instant(local_of(time_ms, zone).replace(hour=0, minute=0, second=0, microsecond=0), zone)
-
-
-def _moved(day: int, days: int, zone: str) -> int:
-    date = local_of(day, zone).replace(hour=0, minute=0, second=0, microsecond=0)
-    return first_instant(date + timedelta(days=days), zone)

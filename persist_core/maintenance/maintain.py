@@ -42,7 +42,7 @@ class Maintained:
 
     `since` advanced by `since_advanced_ms`; `held_by` is the reader or holder that keeps it from following the upper as
     the history says. `merges` read `rows`, without history. `lost_merges`: another merge had their batches
-    replaced meanwhile. `collected` is what GC did.
+    replaced meanwhile. `collected` is what GC did. `kept_replay`: why a replay that was given up is still there.
     """
 
     shard: str
@@ -57,6 +57,7 @@ class Maintained:
     batches_after: int
     collected: Collected
     owed: Debt
+    kept_replay: str = ""
 
     @property
     def did(self) -> str:
@@ -71,6 +72,7 @@ class Maintained:
             merged if self.merges else "",
             lost if self.lost_merges else "",
             self.collected.did,
+            f"a replay that was given up could not be deleted: {self.kept_replay}" if self.kept_replay else "",
         )
         return "; ".join(filter(None, said))
 
@@ -114,7 +116,7 @@ def maintain(
         else:
             lost += 1
         state = client.state(shard)
-    give_up_if_idle(client, shard, idle_ms=intent_ms)
+    kept_replay = _kept_replay(client, shard, intent_ms)
     collected = collect(client, shard, grace_ms=grace_ms, intent_ms=intent_ms, max_keys=max_keys)
     owed = debt_of(client.state(shard), now_ms=client.clock.now_ms())
     return Maintained(
@@ -130,7 +132,17 @@ def maintain(
         len(state.batches),
         collected,
         owed if collected.is_done else replace(owed, gc_due_ms=0),
+        kept_replay,
     )
+
+
+def _kept_replay(client: PersistClient, shard: str, idle_ms: int) -> str:
+    """Delete a replay of the shard that was given up. Returns why it is still there: maintenance goes on without it."""
+    try:
+        give_up_if_idle(client, shard, idle_ms=idle_ms)
+    except PersistError as error:
+        return f"{error.kind}: {error}"
+    return ""
 
 
 def whole_debt_of(client: PersistClient, state: ShardState, *, grace_ms: int) -> Debt:

@@ -18,7 +18,7 @@ from persist_core.checkpoint.publish import publish_missing
 from persist_core.config.collection import FILES, CollectionConfig
 from persist_core.config.error_limits import ErrorLimits, exceeded_limit
 from persist_core.contents.batch import Correction
-from persist_core.errors import CorruptArtifact, InvalidInput, RunFailed
+from persist_core.errors import CorruptArtifact, InvalidInput, PersistError, RunFailed
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance.hidden import give_up, hidden_of
@@ -26,15 +26,16 @@ from persist_core.protocol.correct import CorrectionPlan, correct, plan_correcti
 from persist_core.protocol.delta import BEGINNING, MAX_UPDATES
 from persist_core.protocol.difference import Differences, differences
 from persist_core.protocol.fork import fork, fork_token
-from persist_core.protocol.replay import Start, WriteOf, replay, start_for, starts
+from persist_core.protocol.replay import Start, WriteOf, replay, start_for, starts, turns_of
 from persist_core.shard.state import Commit, Committed, ShardState
 from persist_core.sources.collection import CollectionSource
 from persist_core.sources.files import InputsNow
-from persist_core.time_text import DAY_MS, parse_time, show_time
+from persist_core.time_text import DAY_MS, LAST_ISO_MS, day_of, parse_time, show_time
 
 MAX_TRIES = 10  # each but the first because another writer has committed meanwhile
 MAX_NAMED = 20  # files in a message
 LEASE_MS = DAY_MS  # on the shard's history from the start on; a replay that was killed holds it no longer
+_LAST_DAY = LAST_ISO_MS - 3 * DAY_MS  # whose next day has a date in every zone
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def request_of(config: CollectionConfig, *, begin: str, through: str | None, now
     """A request in a user's words: days as text, in the collection's time zone. `options`: fields of the request."""
     first = parse_time(begin, what="from", zone=config.timezone, now_ms=now_ms)
     last = parse_time(through, what="through", zone=config.timezone, now_ms=now_ms) if through else None
-    end_ms = None if last is None else last + DAY_MS
+    end_ms = None if last is None else day_of(min(last, _LAST_DAY), config.timezone, moved_by=1)
     return Request(**{"from_ms": first, "end_ms": end_ms, "max_changed": config.limits.max_changed, **options})
 
 
@@ -95,11 +96,14 @@ def reprocess(
     start = start_for(client, state, request.from_ms)
     where = "the beginning" if start.checkpoint_id is None else f"checkpoint {start.checkpoint_id}"
     say(f"replaying {config.name} from {where} (upper {show_time(start.upper)}) up to {show_time(state.upper.time)}")
-    with _history_held(client, config.name, start):
+    with _history_held(client, config.name, start, say) as keep:
         for _ in range(MAX_TRIES):
-            _check_inputs(client, config, client.state(config.name), start, request)
+            keep()
+            state = client.state(config.name)
+            _check_inputs(client, config, state, start, request)
+            turns = turns_of(client, config, state, start)
             life = _fork_of(client, config, start, say)
-            replay(client, config, start, write=write, writer=writer, say=say)
+            replay(client, config, turns, write=write, writer=writer, say=say, on_round=keep)
             ours, theirs = client.state(config.name), client.state(hidden_of(config.name))
             if theirs.origin.life != life:
                 raise RunFailed(f"another reprocess of {config.name} has ended this one; try again if it did less")
@@ -112,12 +116,12 @@ def reprocess(
                 return found
             if not found.is_needed:
                 publish_missing(client, ours)  # of a call that was killed after its commit
-                give_up(client, config.name)
+                _cleaned_up(lambda: give_up(client, config.name), say)
                 return found
             _check_confirmed(found, request)
             result = correct(client, plan, Correction(request.from_ms, request.end_ms, request.reason), writer=writer)
             if isinstance(result, Committed):
-                give_up(client, config.name)
+                _cleaned_up(lambda: give_up(client, config.name), say)
                 return replace(found, commit=result.commit)
             say(f"{result.record}; replaying what came meanwhile")
     raise RunFailed(
@@ -127,17 +131,30 @@ def reprocess(
 
 
 @contextmanager
-def _history_held(client: PersistClient, shard: str, start: Start) -> Iterator[None]:
-    """Keep the shard's history since the start. A lease, because a process that is killed ends no hold."""
+def _history_held(
+    client: PersistClient, shard: str, start: Start, say: Callable[[str], None]
+) -> Iterator[Callable[[], object]]:
+    """Keep the shard's history since the start, for `LEASE_MS` after each call of what this yields.
+
+    A lease, because a process that is killed ends no hold.
+    """
     if start.after == BEGINNING:  # needs what the shard holds now, and nothing before
-        yield
+        yield lambda: None
         return
     lease = client.open_leased_reader(shard, lease_ms=LEASE_MS)
     try:
         lease.heartbeat(Frontier(start.after))
-        yield
+        yield lease.heartbeat
     finally:
-        lease.expire()
+        _cleaned_up(lease.expire, say)
+
+
+def _cleaned_up(clean: Callable[[], object], say: Callable[[str], None]) -> None:
+    """Clean up. An error is only said: the result stands, and maintenance cleans up later."""
+    try:
+        clean()
+    except PersistError as error:
+        say(f"warning: the replay is not cleaned up yet; `persist maintain` does it later: {error.kind}: {error}")
 
 
 def _fork_of(client: PersistClient, config: CollectionConfig, start: Start, say: Callable[[str], None]) -> str:

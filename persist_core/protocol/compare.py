@@ -62,6 +62,8 @@ def compare(client: PersistClient, a: Side, b: Side, *, max_updates: int = MAX_U
     if schema is None or a.state.schema is None or b.state.schema is None:
         raise ShardNotFound(f"{a.state.shard} or {b.state.shard} has no data yet")
     after = shared_until(a, b)
+    if any((side.state.since.time or 0) > after for side in (a, b)):  # then its history does not go back so far
+        after = BEGINNING
     for side in (a, b):
         ours, theirs = ([each.schema.to_json() for each in state.schemas.versions] for state in (side.state, newer))
         if theirs[: len(ours)] != ours:

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from persist_core.checkpoint.recovery import recover_newest
-from persist_core.contents.batch import Correction, Restored
+from persist_core.contents.batch import Correction, Restored, last_time
 from persist_core.handles.client import PersistClient
 from persist_core.handles.slow_reads import named_if_dropped
 from persist_core.protocol.delta import MAX_UPDATES, Delta, check_size, delta_since, net_of
@@ -19,7 +22,7 @@ from persist_core.protocol.replay import Start
 from persist_core.protocol.restore import append_replacing
 from persist_core.protocol.restore_point import restore_token
 from persist_core.protocol.stages import Conflict
-from persist_core.schema import CollectionSchema
+from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_PAYLOAD, MISSING_ORDER, TIME, CollectionSchema
 from persist_core.shard.state import Committed, ShardState
 from persist_core.sources.registry import progress_of
 from persist_core.time_text import show_time
@@ -57,8 +60,28 @@ def plan_correction(
         reader = client.open_reader(state.shard)
         check_size(reader, state, start.after, max_updates, show_time(start.upper))
         deltas.append((sign, delta_since(reader, state, start.after)))
-    updates = net_of(deltas, schema, upper - 1, remedy="")
-    return CorrectionPlan(ours, theirs, updates, schema, upper)
+    updates = net_of(deltas, schema, upper - 1, since=show_time(start.upper))
+    errs = _without_resolved(updates.errs, deltas[0][1].errs, ours)
+    return CorrectionPlan(ours, theirs, replace(updates, errs=errs), schema, upper)
+
+
+def _without_resolved(errs: pa.Table, since: pa.Table, state: ShardState) -> pa.Table:
+    """`errs` without resolved ones: no input says that a user has resolved them, so the fork still has them.
+
+    `since`: what the shard itself did since the start. What a restore or a correction retracted may come back.
+    """
+    restored = [last_time(commit.upper) for commit in state.commits if commit.restored_from is not None]
+    resolved = since.filter(
+        pc.and_(
+            pc.and_(pc.equal(since[ERR_KIND], MISSING_ORDER), pc.less(since[DIFF], 0)),
+            pc.invert(pc.is_in(since[TIME], pa.array(restored, pa.int64()))),
+        )
+    )
+    identity = [ERR_KEY, ERR_PAYLOAD]
+    rows = errs.select([*identity, ERR_KIND, DIFF]).append_column("row", pa.array(range(len(errs)), pa.int64()))
+    inserted = rows.filter(pc.and_(pc.equal(rows[ERR_KIND], MISSING_ORDER), pc.greater(rows[DIFF], 0)))
+    back = inserted.join(resolved.group_by(identity).aggregate([]), identity, join_type="left semi")["row"]
+    return errs.filter(pc.invert(pc.is_in(rows["row"], back.combine_chunks())))
 
 
 def correct(

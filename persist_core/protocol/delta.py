@@ -95,8 +95,10 @@ def delta_since(
     return Delta(with_orders_of_oks(oks, reader, state, after), with_orders_of_errs(errs, reader, state, after))
 
 
-def net_of(summands: Sequence[tuple[int, Delta]], schema: CollectionSchema, time: int, *, remedy: str) -> Delta:
-    """The sum of deltas, each times its sign, as updates at `time`.
+def net_of(
+    summands: Sequence[tuple[int, Delta]], schema: CollectionSchema, time: int, *, since: str, remedy: str = ""
+) -> Delta:
+    """The sum of deltas since a time (in words `since`), each times its sign, as updates at `time`.
 
     Raises `InvariantViolation` for a row that it would insert or retract more than once.
     """
@@ -104,21 +106,26 @@ def net_of(summands: Sequence[tuple[int, Delta]], schema: CollectionSchema, time
     oks = [(sign, delta.oks) for sign, delta in summands]
     errs = [(sign, delta.errs) for sign, delta in summands]
     return Delta(
-        _net(oks, names, updates_schema(schema), time, remedy),
-        _net(errs, list(ERR_IDENTITY), errs_schema(schema), time, remedy),
+        _net(oks, names, updates_schema(schema), time, since, remedy),
+        _net(errs, list(ERR_IDENTITY), errs_schema(schema), time, since, remedy),
     )
 
 
 def _net(
-    summands: Sequence[tuple[int, pa.Table]], identity: list[str], schema: pa.Schema, time: int, remedy: str
+    summands: Sequence[tuple[int, pa.Table]],
+    identity: list[str],
+    schema: pa.Schema,
+    time: int,
+    since: str,
+    remedy: str,
 ) -> pa.Table:
     flat, orders = flattened(pa.concat_tables([signed(table, sign) for sign, table in summands]))
     summed = sum_diffs(flat, [*identity, *orders])
     broken = summed.filter(pc.greater(pc.abs(summed[DIFF]), 1))
     if len(broken):
         raise InvariantViolation(
-            f"since the checkpoint {broken.slice(0, 1).to_pylist()[0]} was inserted or retracted more than once; a key"
-            f" has at most one value. Nothing was committed; run `persist fsck`{remedy}"
+            f"since {since} {broken.slice(0, 1).to_pylist()[0]} was inserted or retracted more than once; a key has at"
+            f" most one value. Nothing was committed; run `persist fsck`{remedy}"
         )
     timed = summed.set_column(summed.column_names.index(TIME), TIME, pa.repeat(time, len(summed)))
     return timed.select(schema.names)

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from persist_core.checkpoint.checkpointer import Checkpointer
@@ -37,6 +37,9 @@ NO_LIMIT = 1 << 40  # of files in one round: records get the time of their round
 WriteOf = Callable[[CollectionConfig, BatchDescription], str]
 """Runs the write job for a description of this collection; as `run.Write`."""
 
+Turn = tuple[int, HoldBack]
+"""Up to which time the fork consumes, and which files it leaves for later turns."""
+
 
 @dataclass(frozen=True)
 class Start:
@@ -45,6 +48,7 @@ class Start:
     checkpoint_id: str | None
     after: int
     progress: SourceFrontier | None
+    epoch: int = 0
 
     @property
     def upper(self) -> int:
@@ -61,7 +65,7 @@ def starts(client: PersistClient, state: ShardState) -> Iterator[Start]:
             continue
         offsets = manifest.source_offsets.get(FILES)
         progress = SourceFrontier(offsets.source_type, offsets.offsets) if offsets else None
-        yield Start(manifest.checkpoint_id, last_time(upper), progress)
+        yield Start(manifest.checkpoint_id, last_time(upper), progress, manifest.epoch)
     yield Start(None, BEGINNING, None)
 
 
@@ -88,26 +92,28 @@ def replay_config(config: CollectionConfig) -> CollectionConfig:
 def replay(
     client: PersistClient,
     config: CollectionConfig,
-    start: Start,
+    turns: Sequence[Turn],
     *,
     write: WriteOf,
     writer: str,
     say: Callable[[str], None],
+    on_round: Callable[[], object],
 ) -> None:
-    """Bring the fork up to the shard's upper of now. `config` is the collection's.
+    """Bring the fork up to the end of the last turn. `config` is the collection's; `on_round` comes after each commit.
 
-    Raises what `rounds` raises, and `RunFailed` if another replay of the same fork keeps winning.
+    Raises what `rounds` and `on_round` raise, and `RunFailed` if another replay of the same fork keeps winning.
     """
-    state, fork = client.state(config.name), replay_config(config)
+    fork = replay_config(config)
 
     def seen(step: Step) -> None:
         if isinstance(step, Round):
             stages.checkpoint(client, fork)
+            on_round()
             say(f"replayed {step.interval} of {config.name}: {step.input_files} files, {step.input_bytes} bytes")
         elif isinstance(step, Conflict):
             say(str(step.record))
 
-    for until, holds_back in _turns(client, config, state, start):
+    for until, holds_back in turns:
         if until <= (client.state(fork.name).upper.time or 0):
             continue
         run = rounds(
@@ -125,34 +131,61 @@ def replay(
             raise RunFailed(f"{fork.name} did not reach {show_time(until)}; nothing was corrected. Try again")
 
 
-def _turns(
-    client: PersistClient, config: CollectionConfig, state: ShardState, start: Start
-) -> list[tuple[int, HoldBack]]:
-    """Up to which times the fork consumes, one after the other, and which files each turn leaves for later ones."""
-    files = CollectionSource(client, config).files
+def turns_of(client: PersistClient, config: CollectionConfig, state: ShardState, start: Start) -> list[Turn]:
+    """The turns of a replay up to the shard's upper, one after the other.
+
+    Raises `InvalidInput` if the order of commits decides, and is no longer known.
+    """
+    files, end = CollectionSource(client, config).files, state.upper.time or 0
     known = files.consumed(state.sources.get(FILES))
-    turns: list[tuple[int, HoldBack]] = []
+    turn_of: dict[str, int] = {}
     if config.order.mode == "log" and config.time.source == "description":
-        before = len(files.consumed(start.progress))
-        for upper, progress in sorted(_progress_by_upper(client, state, start).items()):
-            taken = files.consumed(progress)
-            if len(taken) > before and upper < (state.upper.time or 0):
-                turns.append((upper, _held(known, known.keys() - taken.keys())))
-            before = len(taken)
-    return [*turns, (state.upper.time or 0, _held(known, ()))]
+        turn_of, epoch = dict.fromkeys(files.consumed(start.progress), start.upper), start.epoch
+        corrections, unknown = _corrections(client, state), None
+        for each in _points_since(client, state, start):
+            taken = turn_of if each.progress is None else files.consumed(each.progress)
+            if each.epoch > epoch + 1 and len(taken.keys() - turn_of.keys()) > 1:
+                unknown = each
+            turn = start.upper if each.epoch in corrections else each.upper  # a correction takes files by their dates
+            turn_of, epoch = {name: turn_of.get(name, turn) for name in taken}, each.epoch
+        if unknown is not None:
+            raise InvalidInput(_order_unknown(client, state, unknown))
+    uppers = sorted({upper for upper in turn_of.values() if start.upper < upper < end})
+    later = [frozenset(name for name in known if turn_of.get(name, end) > upper) for upper in uppers]
+    return [(upper, _held(known, names)) for upper, names in zip((*uppers, end), (*later, frozenset()), strict=True)]
 
 
-def _held(known: Mapping[str, object], later: Iterable[str]) -> HoldBack:
-    names = frozenset(later)
-    return lambda name, date_ms: name in names or (date_ms is None and name not in known)
+def _held(known: Collection[str], later: Collection[str]) -> HoldBack:
+    return lambda name, date_ms: name in later or (date_ms is None and name not in known)
 
 
-def _progress_by_upper(client: PersistClient, state: ShardState, start: Start) -> dict[int, SourceFrontier | None]:
-    """The progress after each commit since `start` that is still known, by its upper."""
-    found = {each.upper: each.progress for each in starts(client, state) if each.upper > start.upper}
+def _corrections(client: PersistClient, state: ShardState) -> set[int]:
+    """The epochs of the corrections that are still known."""
+    restores = [(each.epoch, client.manifest(each).restored) for each in state.commits if each.restored_from]
+    return {epoch for epoch, restored in restores if restored is not None and restored.correction is not None}
+
+
+def _points_since(client: PersistClient, state: ShardState, start: Start) -> list[Start]:
+    """The points after each commit since `start` that is still known, oldest first."""
+    found = {each.epoch: each for each in starts(client, state) if each.upper > start.upper}
     for commit in state.commits:
-        if commit.upper is not None and commit.upper > start.upper and commit.upper not in found:
-            sources = client.manifest(commit).sources
-            if FILES in sources:
-                found[commit.upper] = sources[FILES]
-    return found
+        if commit.upper is not None and commit.upper > start.upper and commit.epoch not in found:
+            progress = client.manifest(commit).sources.get(FILES)
+            found[commit.epoch] = Start(commit.checkpoint_id, last_time(commit.upper), progress, commit.epoch)
+    return [found[epoch] for epoch in sorted(found)]
+
+
+def _order_unknown(client: PersistClient, state: ShardState, unknown: Start) -> str:
+    """Says where a replay can begin. `unknown`: the first known commit after forgotten ones."""
+    end = state.upper.time or 0
+    fit = [each for each in starts(client, state) if each.epoch >= unknown.epoch and each.upper < end]
+    remedy = (
+        f"Begin later: from {show_time(fit[-1].upper)} on it is known"
+        if fit
+        else "No later point is kept: drop the correct records as a new file instead"
+    )
+    return (
+        f"collection {state.shard} is in log order, and some of its commits before {show_time(unknown.upper)} are no"
+        " longer known, nor in which order they consumed their files: a replay could change correct rows."
+        f" {remedy}. Nothing was changed"
+    )

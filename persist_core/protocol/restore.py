@@ -91,8 +91,10 @@ def _planned(
     if state.upper.time is None or state.upper.time == MAX_TIME or state.schema is None:
         raise InvalidInput(f"shard {shard} is closed (upper {state.upper}): it accepts no commits; {fork}")
     reader, after = client.open_reader(shard), last_time(point.upper)
-    check_size(reader, state, after, max_updates, f"checkpoint {checkpoint_id}", f"; or {fork}")
-    undone = net_of([(-1, delta_since(reader, state, after))], state.schema, state.upper.time, remedy=f", or {fork}")
+    since = f"checkpoint {checkpoint_id}"
+    check_size(reader, state, after, max_updates, since, f"; or {fork}")
+    changes = [(-1, delta_since(reader, state, after))]
+    undone = net_of(changes, state.schema, state.upper.time, since=since, remedy=f", or {fork}")
     return RestorePlan(shard, point, state.upper.time, state.schema, undone, _inputs_again(client, state, point), state)
 
 

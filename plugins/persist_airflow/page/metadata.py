@@ -25,7 +25,7 @@ from persist_airflow.compat import asset_tables
 from persist_airflow.metrics import SECONDS_XCOM
 from persist_airflow.provider import CONNECTION_TYPE
 from persist_core.config.alerts import DurationThreshold
-from persist_core.inspection.days import day_of
+from persist_core.time_text import day_of
 
 _YAML = re.compile(r"```yaml\n(.*?)\n```", re.DOTALL)
 _SHARD_URI = re.compile(r"persist://([^/?#]+)/([A-Za-z0-9][A-Za-z0-9._-]*)")

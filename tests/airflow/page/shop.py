@@ -20,7 +20,6 @@ from persist_core.contents.batch import BatchDescription
 from persist_core.contents.parts import errs_schema, updates_schema
 from persist_core.contents.stats import BatchWarning
 from persist_core.handles.client import PersistClient
-from persist_core.inspection.days import day_of
 from persist_core.inspection.inspector import Inspector
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
@@ -30,7 +29,7 @@ from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.schema import DIFF, MISSING_ORDER, TIME, CollectionSchema, Column
 from persist_core.shard.state import UpperMismatch
-from persist_core.time_text import local_of
+from persist_core.time_text import day_of, local_of
 from tests.core.sources.drop_folder import collection, drop
 from tests.plain_commit import ErrUpdate, Update, commit
 

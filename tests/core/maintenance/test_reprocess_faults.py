@@ -53,7 +53,12 @@ def made(folder: Path) -> Collection:
 
 
 def correct(
-    shard: Collection, client: PersistClient | None = None, *, first: Wrap = lambda _: None, **request: Any
+    shard: Collection,
+    client: PersistClient | None = None,
+    *,
+    first: Wrap = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
+    **request: Any,
 ) -> Reprocessed:
     hidden = shard.beside(HIDDEN)
 
@@ -63,7 +68,7 @@ def correct(
 
     asked = Request(**{"from_ms": 10, "is_confirmed": True, **request})
     client = client or shard.client
-    return reprocess(client, shard.config, asked, write=write, writer="test", say=lambda _: None)
+    return reprocess(client, shard.config, asked, write=write, writer="test", say=say)
 
 
 def names(shard: Collection) -> dict[Any, str]:

@@ -1,0 +1,162 @@
+"""Where a correction ends, what it leaves alone, and what it survives: days of a zone, errs that a user has resolved,
+commits that are forgotten, a long replay, and an error of cleaning up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persist_core.config.collection import CollectionConfig
+from persist_core.contents.batch import BatchDescription
+from persist_core.errors import InvalidInput, StorageError
+from persist_core.maintenance import reprocess
+from persist_core.maintenance.maintain import maintain
+from persist_core.protocol.resolve import plan_resolve, resolve
+from persist_core.shard import invariants
+from persist_core.shard import state as transitions
+from persist_core.time_text import parse_time
+from tests.core.maintenance.test_reprocess import HIDDEN, corrected, replace_file
+from tests.core.maintenance.test_reprocess_faults import A, B, correct, made, names, ok
+from tests.core.protocol.ordered_shard import OrderedCollection
+from tests.core.protocol.restored_shard import SHARD, Collection
+from tests.core.protocol.test_ordered import put
+from tests.core.protocol.test_resolve import places, unordered, with_unordered
+from tests.virtual import ManualClock
+
+HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("through", "expected"),
+    [
+        ("2026-03-29", "2026-03-29T22:00Z"),
+        ("2026-03-29T18:00", "2026-03-29T22:00Z"),
+        ("2026-03-29T21:59:59Z", "2026-03-29T22:00Z"),
+        ("2026-03-28T22:30Z", "2026-03-28T23:00Z"),
+    ],
+)
+def test_the_last_day_ends_at_midnight_of_the_zone(tmp_path: Path, through: str, expected: str) -> None:
+    """The day on which the clocks go forward has 23 hours."""
+    config = Collection(tmp_path).config.model_copy(update={"timezone": "Europe/Berlin"})
+    request = reprocess.request_of(config, begin="2026-03-01", through=through, now_ms=0)
+    assert request.end_ms == parse_time(expected)
+
+
+def test_a_last_day_beyond_all_dates_is_a_bound_too(tmp_path: Path) -> None:
+    request = reprocess.request_of(Collection(tmp_path).config, begin="0", through=str(2**63 - 1), now_ms=0)
+    assert request.end_ms is not None
+
+
+def test_errs_that_were_resolved_do_not_come_back(tmp_path: Path) -> None:
+    shard = with_unordered(OrderedCollection(tmp_path))
+    resolve(shard.client, plan_resolve(shard.client, SHARD), writer="test")
+    again = unordered("day=2/2.txt", 10)
+    replace_file(shard, "2.txt", (put(5, "right"), again, unordered("day=2/2.txt", 12)))
+    corrected(shard, 10)
+    assert places(shard) == ["day=2/2.txt, line 12"]
+    assert not corrected(shard, 10).is_needed
+    replace_file(shard, "2.txt", (put(5, "right"),))
+    corrected(shard, 10)
+    assert places(shard) == []
+    replace_file(shard, "2.txt", (put(5, "right"), unordered("day=2/2.txt", 12)))
+    corrected(shard, 10)
+    assert places(shard) == ["day=2/2.txt, line 12"]  # a correction had retracted it, not a user
+    shard.check()
+
+
+def backwards(folder: Path, count: int) -> Collection:
+    """Commits whose files are in the opposite of their natural order. The newest value of `A` is the last one's."""
+    shard = Collection(folder)
+    shard.config = shard.config.model_copy(
+        update={"retention": shard.config.retention.model_copy(update={"keep_last": 2})}
+    )
+    for number in range(count):
+        shard.drop(f"{count - number}.txt", [ok(A, f"commit {number}"), ok(("eu", 10 + number), "own")])
+        shard.run(10 * (number + 1))
+    return shard
+
+
+def test_no_other_order_takes_the_place_of_forgotten_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in ((transitions, "MAX"), (transitions, "MIN"), (invariants, "MIN")):
+        monkeypatch.setattr(module, f"{name}_COMMITS_KEPT", 2)
+    shard = backwards(tmp_path, 8)
+    replace_file(shard, "1.txt", (ok(A, "right"),))
+    with pytest.raises(
+        InvalidInput, match=r"some of its commits before .* are no\s+longer known.* from 70 on"
+    ) as found:
+        correct(shard, from_ms=5)
+    assert shard.client.machine.fetch(HIDDEN) is None
+    assert "Nothing was changed" in str(found.value)
+    correct(shard, from_ms=70)
+    assert names(shard)[A] == "right"
+
+
+def test_a_file_takes_the_turn_that_counts(tmp_path: Path) -> None:
+    """After a restore files are consumed again, together with newer ones."""
+    shard = Collection(tmp_path)
+    ids = []
+    for number, name in enumerate(("1.txt", "3.txt")):
+        shard.drop(name, [ok(A, name)])
+        ids.append(shard.run(10 * (number + 1)))
+    shard.go_back(ids[0])
+    shard.drop("2.txt", [ok(A, "2.txt")])
+    shard.run(30)
+    assert names(shard)[A] == "3.txt"
+    found = correct(shard, from_ms=5)
+    assert not found.is_needed
+    assert names(shard)[A] == "3.txt"
+
+
+def test_a_second_correction_takes_a_new_file_by_its_date_too(tmp_path: Path) -> None:
+    shard = Collection(tmp_path)
+    source = {"path": "{date:%Y-%m-%d}-*.txt", "format": "json"}
+    shard.config = CollectionConfig.model_validate({**shard.config.model_dump(mode="json"), "source": source})
+    for day in (1, 2):
+        shard.drop(f"2023-01-0{day}-a.txt", [ok(A, f"day {day}")])
+        shard.run(parse_time(f"2023-01-0{day + 1}"))
+    shard.drop("2023-01-01-late.txt", [ok(A, "late"), ok(B, "late")])
+    begin = parse_time("2023-01-01")
+    assert correct(shard, from_ms=begin).new == ("2023-01-01-late.txt",)
+    assert names(shard) == {A: "day 2", B: "late"}
+    assert not correct(shard, from_ms=begin).is_needed
+    assert names(shard) == {A: "day 2", B: "late"}
+
+
+def test_a_long_replay_keeps_its_history(tmp_path: Path) -> None:
+    shard = made(tmp_path)
+    shard.client.set_history(SHARD, 0)
+
+    def slowly(_: BatchDescription) -> None:
+        assert isinstance(shard.clock, ManualClock)
+        shard.clock.sleep_ms(20 * HOUR_MS)
+        shard.client.advance_since(SHARD)
+
+    assert correct(shard, first=slowly).commit is not None
+    assert names(shard) == {A: "right", B: "three"}
+    assert not shard.client.state(SHARD).leases
+
+
+def test_a_correction_stands_if_cleaning_up_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = made(tmp_path)
+
+    def failing(*_: Any, **__: Any) -> bool:
+        raise StorageError("the store is away")
+
+    lines: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(reprocess, "give_up", failing)
+        found = correct(shard, say=lines.append)
+        assert found.commit is not None
+        assert not correct(shard).is_needed
+        patch.setattr("persist_core.maintenance.maintain.give_up_if_idle", failing)
+        done = maintain(shard.client, SHARD)
+    assert any("not cleaned up yet" in line and "the store is away" in line for line in lines)
+    assert "the store is away" in done.did
+    assert shard.client.state(HIDDEN).commits
+    assert names(shard) == {A: "right", B: "three"}
+    correct(shard)
+    assert not shard.client.state(HIDDEN).commits
