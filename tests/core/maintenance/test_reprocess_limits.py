@@ -78,9 +78,7 @@ def backwards(folder: Path, count: int) -> Collection:
     return shard
 
 
-def test_no_other_order_takes_the_place_of_forgotten_commits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_other_order_takes_the_place_of_forgotten_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((transitions, "MAX"), (transitions, "MIN"), (invariants, "MIN")):
         monkeypatch.setattr(module, f"{name}_COMMITS_KEPT", 2)
     shard = backwards(tmp_path, 8)
