@@ -24,7 +24,7 @@ from persist_core.errors import PersistError, StorageError, TooManyErrors
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import location_from
 from persist_core.spark_job.answer import record_failure
-from persist_core.spark_job.calls import answer_calls
+from persist_core.spark_job.calls import BROKEN, answer_calls
 from persist_core.spark_job.process import ENV_LOG_FIELDS, SMALL_INPUT_BYTES, LogFields, name_of
 from persist_core.spark_job.spec import JobSpec, MergeInputs, load_spec
 
@@ -42,8 +42,8 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
         def do(arguments: Sequence[str]) -> int:
             named = [arguments[first : first + 4] for first in range(0, len(arguments) or 1, 4)]
             items = [item for each in named if (item := _loaded(location, each)) is not None]
-            done = _run_all(location, items, started, stack) if items else 0
-            return 0 if done == len(named) else 1
+            missing = 0 if len(items) == len(named) else 1
+            return max(missing, *_run_all(location, items, started, stack)) if items else missing
 
         return answer_calls(argv, env, do)
 
@@ -57,8 +57,10 @@ def _loaded(location: OpenLocation, argv: Sequence[str]) -> JobSpec | None:
         return None
 
 
-def _run_all(location: OpenLocation, items: Sequence[JobSpec], started: list[SparkSession], stack: ExitStack) -> int:
-    """Run the items in one Spark, which is started if it is not; how many are done."""
+def _run_all(
+    location: OpenLocation, items: Sequence[JobSpec], started: list[SparkSession], stack: ExitStack
+) -> list[int]:
+    """Run the items in one Spark, which is started if it is not: their statuses, see `run_item`."""
     from persist_spark.session import build_session
 
     try:
@@ -66,20 +68,19 @@ def _run_all(location: OpenLocation, items: Sequence[JobSpec], started: list[Spa
             started.append(build_session(name_of(items)))
             stack.callback(started[0].stop)
     except Exception as error:  # noqa: BLE001 - each item records it
-        for item in items:
-            _failed(location, item, error)
-        return 0
+        return [_failed(location, item, error) for item in items]
     small = [item for item in items if item.description.input_bytes <= SMALL_INPUT_BYTES]
     large = [item for item in items if item.description.input_bytes > SMALL_INPUT_BYTES]
     if len(small) <= 1:  # in this thread, which gets the signals
-        return sum(run_item(started[0], item, location) for item in items)
+        return [run_item(started[0], item, location) for item in items]
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         done = list(pool.map(lambda item: run_item(started[0], item, location), small))
-    return sum([*done, *(run_item(started[0], item, location) for item in large)])
+    return [*done, *(run_item(started[0], item, location) for item in large)]
 
 
-def run_item(spark: SparkSession, item: JobSpec, location: OpenLocation) -> bool:
-    """Run one item beside others in the context or the server of `spark`; False if it failed, which it records."""
+def run_item(spark: SparkSession, item: JobSpec, location: OpenLocation) -> int:
+    """Run one item beside others in the context or the server of `spark`: 0, or the status of its failure, which it
+    records: 1, or `BROKEN` if it is no error of ours."""
     from persist_spark.merge.job import run_merge_job
     from persist_spark.upsert.job import run_write_job
     from persist_spark.view.job import run_view_job
@@ -92,13 +93,12 @@ def run_item(spark: SparkSession, item: JobSpec, location: OpenLocation) -> bool
     try:
         jobs[type(item.config)](spark, item, location)
     except Exception as error:  # noqa: BLE001 - its starter raises it
-        _failed(location, item, error)
-        return False
-    return True
+        return _failed(location, item, error)
+    return 0
 
 
-def _failed(location: OpenLocation, item: JobSpec, error: Exception) -> None:
-    """Record why an item failed: best effort, since the store itself may have failed."""
+def _failed(location: OpenLocation, item: JobSpec, error: Exception) -> int:
+    """Record why an item failed, best effort, since the store itself may have failed; its status."""
     samples = error.samples if isinstance(error, TooManyErrors) else ()
     if isinstance(error, PersistError):
         kind, message = error.kind, str(error)
@@ -110,6 +110,7 @@ def _failed(location: OpenLocation, item: JobSpec, error: Exception) -> None:
         record_failure(location.blob, item, kind, message, samples)
     except StorageError as unreachable:
         sys.stderr.write(f"the failure could not be recorded: {unreachable}\n")
+    return 1 if isinstance(error, PersistError) else BROKEN
 
 
 if __name__ == "__main__":

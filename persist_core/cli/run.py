@@ -27,7 +27,7 @@ from persist_core.maintenance.drop import create_again
 from persist_core.maintenance.maintain import maintain_inline
 from persist_core.protocol.run import (
     RunReport,
-    Wanted,
+    RunRequest,
     bring_all_up_to_date,
     describe_dry_run,
 )
@@ -84,6 +84,8 @@ def run(
         raise InvalidInput("--close and --until exclude each other: after --close the shard takes no later times")
     if bool(names) == is_all:
         raise InvalidInput("expected a NAME, several, or --all")
+    if (close or recreate) and len(names) != 1:
+        raise InvalidInput("--close and --recreate are for one NAME")
     spark = spark_of(session, master, conf, logs)
     wrong: list[PersistError] = []
     if is_all:
@@ -104,6 +106,8 @@ def run(
             create_again(session.client, config.name)
         if close and isinstance(config, ViewConfig):
             check_closable(session.client, config)
+    for name in (config.name for config in configs if config.writes_nothing):
+        session.say(f"{name} is read-only and left out; `persist run {name}` shows what a refresh would write")
     wanted = [_wanted(session, config, until, force, close) for config in configs if not config.writes_nothing]
     if len(wanted) == 1 and not is_all:
         with spark.kept() as start:
@@ -115,14 +119,14 @@ def run(
     _run_several(session, wanted, wrong, spark)
 
 
-def _wanted(session: Session, config: ShardConfig, until: str | None, force: bool, close: bool) -> Wanted:
+def _wanted(session: Session, config: ShardConfig, until: str | None, force: bool, close: bool) -> RunRequest:
     frontier = session.time(until, "--until", config.timezone)
     if frontier is None and not close:
         frontier = config.default_until(session.client.clock.now_ms())
-    return Wanted(config, frontier, force)
+    return RunRequest(config, frontier, force)
 
 
-def _run_several(session: Session, wanted: list[Wanted], wrong: list[PersistError], spark: SparkProcess) -> None:
+def _run_several(session: Session, wanted: list[RunRequest], wrong: list[PersistError], spark: SparkProcess) -> None:
     """Run all, print each as its turn ends, and a summary. Raises `RunFailed` if one failed."""
     counts: Counter[str] = Counter()
     failed = [str(error).partition(":")[0] for error in wrong]
@@ -145,7 +149,7 @@ def _run_several(session: Session, wanted: list[Wanted], wrong: list[PersistErro
 
 
 def _reports(
-    session: Session, wanted: Sequence[Wanted], spark: SparkProcess, start: Start
+    session: Session, wanted: Sequence[RunRequest], spark: SparkProcess, start: Start
 ) -> Iterator[tuple[ShardConfig, RunReport | PersistError]]:
     """Yield the report of each, or its error; those first that need none of the others."""
 
@@ -159,7 +163,7 @@ def _reports(
         yield from zip([each.config for each in wave], reports, strict=True)
 
 
-def _waves(wanted: Sequence[Wanted]) -> Iterator[list[Wanted]]:
+def _waves(wanted: Sequence[RunRequest]) -> Iterator[list[RunRequest]]:
     by_name = {each.config.name: each for each in wanted}
     order = TopologicalSorter({name: each.config.read_shards for name, each in by_name.items()})
     order.prepare()

@@ -117,17 +117,10 @@ def rounds(
 
 def written(run: Run[_Result], write: Write) -> _Result:
     """The result of a run whose descriptions are written by `write`, one after another. Raises what the run raises."""
-    (found,) = _all_written([run], lambda asked: [_answer_of(write, description) for _, description in asked])
+    (found,) = _all_written([run], lambda asked: [write(description) for _, description in asked])
     if isinstance(found, PersistError):
         raise found
     return found
-
-
-def _answer_of(write: Write, description: BatchDescription) -> str | PersistError:
-    try:
-        return write(description)
-    except PersistError as error:
-        return error
 
 
 def _all_written(
@@ -148,7 +141,10 @@ def _all_written(
                 ended[number] = end.value
             except PersistError as error:
                 ended[number] = error
-        found = write(asked) if asked else []
+        try:
+            found = write(asked) if asked else []
+        except PersistError as error:
+            found = [error] * len(asked)
         answers = {number: answer for (number, _), answer in zip(asked, found, strict=True)}
     return [ended[number] for number in range(len(runs))]
 
@@ -178,7 +174,7 @@ def append_staged(
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RunRequest:
     """A collection or view, and how far to bring it: up to `until` (ms).
 
     `None` closes a collection, and refreshes a view as far as its inputs go. `is_forced`: see `stages.mint`.
@@ -199,17 +195,17 @@ def bring_up_to_date(
     maintain: Maintain = lambda _client, _shard: None,
     is_forced: bool = False,
 ) -> RunReport:
-    """Bring one shard up to `until`, with a checkpoint and `maintain` after each commit: see `Wanted`.
+    """Bring one shard up to `until`, with a checkpoint and `maintain` after each commit: see `RunRequest`.
 
     `say` gets one line for each step. Raises what the stages and `write` raise, and `RunFailed` if other writers keep
     winning. All commits made before stay.
     """
-    return written(_run_of(client, Wanted(config, until, is_forced), say, maintain), write)
+    return written(_run_of(client, RunRequest(config, until, is_forced), say, maintain), write)
 
 
 def bring_all_up_to_date(
     client: PersistClient,
-    wanted: Sequence[Wanted],
+    wanted: Sequence[RunRequest],
     *,
     write: Callable[[Sequence[tuple[ShardConfig, BatchDescription]]], Sequence[str | PersistError]],
     say: Callable[[str], None],
@@ -226,7 +222,9 @@ def bring_all_up_to_date(
     )
 
 
-def _run_of(client: PersistClient, wanted: Wanted, say: Callable[[str], None], maintain: Maintain) -> Run[RunReport]:
+def _run_of(
+    client: PersistClient, wanted: RunRequest, say: Callable[[str], None], maintain: Maintain
+) -> Run[RunReport]:
     config = wanted.config
     if wanted.until is None and config.stays_open:
         raise InvalidInput(

@@ -1,7 +1,7 @@
 """How a Spark job answers: a manifest or a dry run's report (exit code 0), or a failure record (any other exit code).
 
-the job: record_failure -> <attempt>/failure.json -> the starter: job_failure -> the error to raise
-        died                                      ->              job_failure -> `spark_job.deaths` for the next try
+the job: record_failure -> <attempt>/failure.json -> the starter: named_failure -> the error to raise
+        died                                      ->              job_failure   -> `spark_job.deaths` for the next try
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from persist_core.errors import PersistError, RejectedRecord, RunFailed, StorageError, TooManyErrors
+from persist_core.errors import Corruption, PersistError, RejectedRecord, RunFailed, StorageError, TooManyErrors
 from persist_core.handles.client import PersistClient
 from persist_core.ids import time_of_uuid7
 from persist_core.keys import attempt_of_failure, batches_prefix, check_key_name, failure_key
@@ -51,31 +51,37 @@ def record_failure(blob: Blob, spec: JobSpec, kind: str, message: str, samples: 
     blob.set(failure_key(spec.description.shard, spec.attempt), seal(_SEAL, FAILURE_VERSION, body))
 
 
-def has_failed(client: PersistClient, spec: JobSpec) -> bool:
-    """True if the attempt left a failure record."""
-    return client.blob.get(failure_key(spec.description.shard, spec.attempt)) is not None
+def named_failure(client: PersistClient, spec: JobSpec) -> PersistError | None:
+    """The error of ours that the attempt's failure record names; `None` without a record, or for another error."""
+    kind, message = _record(client, spec)
+    error = error_of_kind(kind, message)
+    return error if error.kind == kind else None
+
+
+def _record(client: PersistClient, spec: JobSpec) -> tuple[str, str]:
+    """Kind and message of the failure record; empty without one, and for one that is damaged."""
+    key = failure_key(spec.description.shard, spec.attempt)
+    data = client.blob.get(key)
+    try:
+        record = {} if data is None else unseal(data, kind=_SEAL, version=FAILURE_VERSION, what=key)
+    except Corruption as error:
+        record = {"error": error.kind, "message": str(error)}
+    return str(record.get("error", "")), str(record.get("message", ""))
 
 
 def job_failure(
     client: PersistClient, spec: JobSpec, seen: str, cause: Cause | None = None, exit_status: int | None = None
-) -> PersistError:
-    """The error that the job's failure record names; `RunFailed` if no record exists, or if it names another error.
+) -> RunFailed:
+    """The error of an attempt that neither answered nor named an error of ours (`named_failure`).
 
-    If the cause is known, the first and last lines of a `RunFailed` state it. `cause` is from the job's log, `seen` is
-    what the starter saw. Then the job has died, which is recorded, unless its `exit_status` says that it was asked to
-    end.
+    If the cause is known, the first and last lines state it. `cause` is from the job's log, `seen` is what the starter
+    saw. The job has died, which is recorded, unless its `exit_status` says that it was asked to end.
     """
     description = spec.description
-    key = failure_key(description.shard, spec.attempt)
-    data = client.blob.get(key)
     what = f"The Spark job for {description.interval} of shard {description.shard} (attempt {spec.attempt})"
     told = f"{what} ended without an answer; nothing was committed. {seen}"
-    if data is not None:
-        record = unseal(data, kind=_SEAL, version=FAILURE_VERSION, what=key)
-        kind, message = str(record["error"]), str(record["message"])
-        error = error_of_kind(kind, message)
-        if error.kind == kind:
-            return error
+    kind, message = _record(client, spec)
+    if kind:
         cause = find_cause(message.splitlines()) or cause
         told = f"{what} failed; nothing was committed. {kind}: {_cut(message)}"
     if exit_status not in STOPPED and spec.input_uris:

@@ -2,8 +2,8 @@
 
     starter: Calls.do(arguments) ──a line of JSON──> the process: answer_calls ──exit status──> the starter
 
-The calls go through a socket in a folder of mode 0700. If the starter ends, so does the process, and the other way
-round: each sees the end of the connection.
+The calls go through a socket in a folder of mode 0700. If the starter ends, the process ends after its call; and the
+starter sees that the process has ended: each by the end of the connection.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+BROKEN = 2  # the exit status of a job after which the process cannot be trusted with another one
 ENV_CALLS = "PERSIST_JOB_CALLS"
 _MAX_FOLDER_CHARS = 80  # a socket's path has at most 108
 
@@ -30,6 +31,8 @@ def answer_calls(arguments: Sequence[str], env: Mapping[str, str], do: Callable[
         with connection.makefile("r", encoding="utf-8") as calls:
             for call in calls:
                 status = do(json.loads(call))
+                if status == BROKEN:
+                    break  # the starter sees the end of the process
                 connection.sendall(f"{status}\n".encode())
     return status
 

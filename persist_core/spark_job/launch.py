@@ -12,9 +12,10 @@ item that fails leaves the others alone. The job only stages: it changes nothing
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from persist_core.compaction.merge import Merge, replace_inputs
 from persist_core.config.shard import ShardConfig
@@ -24,7 +25,7 @@ from persist_core.contents.stats import DryRun
 from persist_core.errors import OutdatedDescription, PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.shard.replace import NotReplaced, Replaced
-from persist_core.spark_job.answer import has_failed, job_failure
+from persist_core.spark_job.answer import job_failure, named_failure
 from persist_core.spark_job.causes import STOPPED, Cause
 from persist_core.spark_job.spec import JobSpec, MergeInputs, stored
 
@@ -42,54 +43,61 @@ Start = Callable[[Sequence[JobSpec], Sequence[str]], Ended]
 """Runs one job for these items, with these arguments, to its end. Raises what says that the job could not be run."""
 
 
-def run_items(client: PersistClient, items: Sequence[JobSpec], start: Start) -> list[bytes | PersistError]:
-    """Run one job for all items: of each its answer, or the error that it ended with.
+def run_items(client: PersistClient, items: Sequence[JobSpec], start: Start) -> list[JobSpec | PersistError]:
+    """Run one job for all items: of each the attempt that has answered, or the error that it ended with.
 
-    If the job dies with several items unanswered, each of them runs again alone: so one that kills Spark takes no other
-    with it. `OutdatedDescription`, `TooManyErrors` ... if the item left a failure record; `RunFailed` if it did not, or
-    what `start` raised.
+    If an item of several has no answer and names no error of ours, as when the job died, it runs again alone, under
+    another attempt: so one that kills Spark takes no other with it. `OutdatedDescription`, `TooManyErrors` ... if the
+    item left a failure record; `RunFailed` if it did not, or what `start` raised.
     """
     try:
-        ended = _run(client, items, start)
+        with ExitStack() as stack:
+            ended = start(items, [part for item in items for part in stack.enter_context(stored(client.blob, item))])
     except PersistError as error:
-        return [_answer(client, item) or error for item in items]
-    found = {item.attempt: _answer(client, item) for item in items}
-    silent = [item for item in items if found[item.attempt] is None and not has_failed(client, item)]
-    if len(silent) > 1 and ended.exit_status not in STOPPED:
-        for item in silent:
-            (found[item.attempt],) = run_items(client, [item], start)
+        return [_found(client, item) or error for item in items]
+    found = [_found(client, item) for item in items]
+    if len(items) > 1 and ended.exit_status not in STOPPED:
+        again = [replace(item, attempt=client.ids.uuid7()) for item in items]
+        return [each or run_items(client, [alone], start)[0] for each, alone in zip(found, again, strict=True)]
     return [
-        found[item.attempt] or job_failure(client, item, ended.seen, ended.cause, ended.exit_status) for item in items
+        each or job_failure(client, item, ended.seen, ended.cause, ended.exit_status)
+        for each, item in zip(found, items, strict=True)
     ]
 
 
-def _run(client: PersistClient, items: Sequence[JobSpec], start: Start) -> Ended:
-    with ExitStack() as stack:
-        return start(items, [part for item in items for part in stack.enter_context(stored(client.blob, item))])
-
-
-def _answer(client: PersistClient, item: JobSpec) -> bytes | PersistError | None:
-    return client.blob.get(item.answer_key)  # the job writes it last
+def _found(client: PersistClient, item: JobSpec) -> JobSpec | PersistError | None:
+    """The attempt if it has answered, or the error of ours that it names."""
+    answer = client.blob.get(item.answer_key)  # the job writes it last
+    return named_failure(client, item) if answer is None else item
 
 
 def run_job(client: PersistClient, item: JobSpec, start: Start) -> bytes:
-    """Run one job for one item. Raises its error: see `run_items`."""
+    """Run one job for one item: its answer. Raises its error: see `run_items`."""
     (found,) = run_items(client, [item], start)
     if isinstance(found, PersistError):
         raise found
-    return found
+    return client.blob.get(found.answer_key) or b""
 
 
 def write_batches(
     client: PersistClient, start: Start, asked: Sequence[tuple[ShardConfig, BatchDescription]]
 ) -> list[str | PersistError]:
-    """Stage the batch of each description with one job: of each its manifest's key, or its error."""
+    """Stage the batch of each description, with one job for all that ask for the same settings: its manifest's key, or
+    its error."""
+    found: dict[int, JobSpec | PersistError] = {}
     items = [JobSpec(description, config, client.ids.uuid7()) for config, description in asked]
-    found = run_items(client, items, start)
-    return [
-        answer if isinstance(answer, PersistError) else item.answer_key
-        for item, answer in zip(items, found, strict=True)
-    ]
+    for group in _by_settings(items):
+        found |= zip(group, run_items(client, [items[number] for number in group], start), strict=True)
+    answers = [found[number] for number in range(len(items))]
+    return [each if isinstance(each, PersistError) else each.answer_key for each in answers]
+
+
+def _by_settings(items: Sequence[JobSpec]) -> list[list[int]]:
+    """The numbers of the items that ask for the same settings of Spark, which a job has for all."""
+    groups: dict[frozenset[tuple[str, str]], list[int]] = defaultdict(list)
+    for number, item in enumerate(items):
+        groups[frozenset(item.spark_conf.items())].append(number)
+    return list(groups.values())
 
 
 def write_batch(client: PersistClient, start: Start, config: ShardConfig, description: BatchDescription) -> str:

@@ -31,7 +31,7 @@ from persist_core.errors import InvalidInput, RunFailed
 from persist_core.location.settings import PersistLocation
 from persist_core.location.uri import redact_uri, secrets_of
 from persist_core.spark_job.calls import Calls
-from persist_core.spark_job.causes import STOPPED, CauseFinder
+from persist_core.spark_job.causes import CauseFinder
 from persist_core.spark_job.class_archive import archive_flags
 from persist_core.spark_job.handover import hand_over, location_environment, properties_file, spark_defaults
 from persist_core.spark_job.installation import find_spark_submit, job_path, spark_environment, spark_home
@@ -80,18 +80,21 @@ class SparkProcess:
 
     @contextmanager
     def kept(self) -> Iterator[Start]:
-        """A `Start` whose process lives on, for all jobs of the body; if it dies, the next job gets another one.
+        """A `Start` whose process lives on, for all jobs of the body.
 
-        It is started by the first job, with the settings for that. Raises `InvalidInput` if Spark is not installed,
-        `RunFailed` after `timeout_ms`.
+        A job gets another one if the process has died, if its items ask for other settings, or if it is large and the
+        process is tuned for small ones. Raises `InvalidInput` if Spark is not installed, `RunFailed` after
+        `timeout_ms`.
         """
         with ExitStack() as stack:
-            running: list[_Running] = []
+            running: _Running | None = None
 
             def start(items: Sequence[JobSpec], arguments: Sequence[str]) -> Ended:
-                if not running or running[-1].exit_status is not None:
-                    running.append(stack.enter_context(self._started(items)))
-                ended = running[-1].do(arguments, self.timeout_ms)
+                nonlocal running
+                if running is None or not running.can_do(items):
+                    stack.close()
+                    running = stack.enter_context(self._started(items))
+                ended = running.do(arguments, self.timeout_ms)
                 return replace(ended, seen=_without(secrets_of(self.master), ended.seen))
 
             yield start
@@ -106,14 +109,18 @@ class SparkProcess:
                 given = {**os.environ, **spark_environment(os.environ), ENV_LOG_FIELDS: "1"}
                 process = _start(command, {**given, **environment, **calls.environment}, log)
                 with path.open(encoding="utf-8", errors="replace") as lines:
-                    running = _Running(process, calls, lines)
+                    running = _Running(process, calls, lines, items)
+                    end_s = 0.0
                     try:
                         yield running
+                        end_s = self.end_s  # it is idle, and ends by itself
                     finally:
                         calls.close()
-                        with contextlib.suppress(subprocess.TimeoutExpired):
-                            process.wait(0 if running.exit_status in STOPPED else self.end_s)
-                        stop_process_group(process)
+                        try:
+                            with contextlib.suppress(subprocess.TimeoutExpired):
+                                process.wait(end_s)
+                        finally:
+                            stop_process_group(process)
 
     @contextmanager
     def _command(self, items: Sequence[JobSpec], scratch: str) -> Iterator[tuple[list[str], Mapping[str, str]]]:
@@ -175,15 +182,23 @@ def tuned_conf(master: str, items: Sequence[JobSpec], scratch: str | Path) -> di
     """
     conf = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     if is_local(master):
-        input_bytes = sum(item.description.input_bytes for item in items)
-        flags = SMALL_JVM if input_bytes <= SMALL_INPUT_BYTES else ()
+        flags = SMALL_JVM if _is_small(items) else ()
         conf["spark.driver.extraJavaOptions"] = " ".join([*flags, *archive_flags(os.environ), "-Xshare:auto"])
         conf["spark.authenticate"] = "true"  # other users of the machine reach 127.0.0.1 too; Spark makes the secret
         conf["spark.local.dir"] = str(scratch)  # shuffle files are for all to read: mode 0644
         conf["spark.driver.host"] = "127.0.0.1"
         conf["spark.driver.bindAddress"] = "127.0.0.1"
+    return {**conf, **_asked(items)}
+
+
+def _is_small(items: Sequence[JobSpec]) -> bool:
+    return sum(item.description.input_bytes for item in items) <= SMALL_INPUT_BYTES
+
+
+def _asked(items: Sequence[JobSpec]) -> dict[str, str]:
+    """The settings that all items ask for."""
     asked = [set(item.spark_conf.items()) for item in items]
-    return {**conf, **(dict(set.intersection(*asked)) if asked else {})}
+    return dict(set.intersection(*asked)) if asked else {}
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -202,11 +217,16 @@ def _start(command: Sequence[str], environment: Mapping[str, str], log: IO[bytes
 
 
 class _Running:
-    """A process that does one call after another. `exit_status` is set when it has ended."""
+    """A process that does one call after another, started for `items`."""
 
-    def __init__(self, process: subprocess.Popen[bytes], calls: Calls, log: IO[str]) -> None:
-        self.exit_status: int | None = None
+    def __init__(self, process: subprocess.Popen[bytes], calls: Calls, log: IO[str], items: Sequence[JobSpec]) -> None:
         self._process, self._calls, self._log = process, calls, log
+        self._is_small, self._asked = _is_small(items), _asked(items)
+
+    def can_do(self, items: Sequence[JobSpec]) -> bool:
+        """True if it runs, with the settings that these items need."""
+        fits = self._asked == _asked(items) and (_is_small(items) or not self._is_small)
+        return fits and self._process.poll() is None
 
     def do(self, arguments: Sequence[str], timeout_ms: int) -> Ended:
         """Do one call to its end, and log meanwhile what our code says. Raises `RunFailed` after `timeout_ms`."""
@@ -222,7 +242,6 @@ class _Running:
                 cause = causes.cause(status) if status else None
                 shown = "".join(tail)[-_TAIL_CHARS:]
                 return Ended(f"Its exit status is {status}. The end of its log:\n{shown}", cause, status)
-        self.exit_status = STOPPED[0]
         stop_process_group(self._process)
         raise RunFailed(
             f"the Spark job took more than {timeout_ms} ms and was stopped; nothing was committed. Give it"
@@ -238,8 +257,10 @@ class _Running:
                 self._process.wait(_STOP_SECONDS)
             stop_process_group(self._process)
             status = None
-        self.exit_status = self._process.poll()
-        return status if status is not None else self.exit_status
+        if status is None and self._process.poll() is not None:
+            stop_process_group(self._process)  # if the JVM has died, the driver's Python lives on
+            status = self._process.returncode
+        return status
 
 
 def _say(line: str) -> None:
@@ -257,8 +278,10 @@ def _without(secrets: Iterable[str], text: str) -> str:
 
 
 def stop_process_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process that leads a group, and all of that, if it has not ended by itself: politely, then for good."""
+    """End a process that leads a group, and all of that: politely, then for good."""
     if process.poll() is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         return
     for how in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):  # all of the group have ended meanwhile

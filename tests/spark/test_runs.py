@@ -109,7 +109,7 @@ def test_a_merger_stages_by_a_job_and_puts_in_place(spark: SparkSession, tmp_pat
 
     def start(items: Sequence[JobSpec], _arguments: Sequence[str]) -> Ended:
         (spec,) = (JobSpec.decode(item.encode()) for item in items)
-        return Ended("", exit_status=0 if run_item(spark, spec, history.client.location) else 1)
+        return Ended("", exit_status=run_item(spark, spec, history.client.location))
 
     merger = functools.partial(merge_by_job, history.client, start)
     before = history.state

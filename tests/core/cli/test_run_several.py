@@ -82,4 +82,18 @@ def test_a_wrong_file_and_a_name_twice(world: World, capsys: pytest.CaptureFixtu
     assert run_command([*command, "a", "a"]) == 2
     assert run_command(command) == 2
     assert run_command([*command, "a", "--all"]) == 2
-    assert "expected a NAME, several, or --all" in capsys.readouterr().err
+    assert run_command([*command, "a", "b", "--recreate"]) == 2
+    printed = capsys.readouterr()
+    assert "expected a NAME, several, or --all" in printed.err
+    assert "--close and --recreate are for one NAME" in printed.err
+
+
+def test_a_process_serves_only_jobs_that_its_settings_fit(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two collections ask for other settings of Spark: each has them on its command line."""
+    command = write_collections(world, "a", "b", "c")
+    path = world.folder / "dags" / "collections" / "b.yaml"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "spark_conf": {"spark.driver.memory": "2g"}}))
+    world.drop("x.txt", 1)
+    assert run_command([*command, "--all"]) == 0
+    assert "3 shards: 3 committed" in capsys.readouterr().err
+    assert ["spark.driver.memory=2g" in call["argv"] for call in world.calls()] == [False, True]

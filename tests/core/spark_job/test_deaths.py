@@ -16,7 +16,7 @@ from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.sources.input_file import InputFile
 from persist_core.sources.natural_order import natural_key
-from persist_core.spark_job.answer import job_failure, record_failure
+from persist_core.spark_job.answer import job_failure, named_failure, record_failure
 from persist_core.spark_job.causes import STOPPED
 from persist_core.spark_job.deaths import Death, blamed, deaths_at_lower, identity, reading, record_death
 from persist_core.spark_job.spec import JobSpec, MergeInputs, stored
@@ -95,7 +95,8 @@ def test_other_ends_are_no_deaths(blob: Listed, why: str) -> None:
     with stored(blob, job):
         if why == "own error":
             record_failure(blob, job, SourceChanged.kind, "the file changed")
-        failure = job_failure(client, job, "seen", exit_status=STOPPED[0] if why == "stopped" else 137)
+        status = STOPPED[0] if why == "stopped" else 137
+        failure = named_failure(client, job) or job_failure(client, job, "seen", exit_status=status)
     assert "reads the files apart" not in str(failure)
     assert found(blob) == [], "nor does the file count that it was reading"
 

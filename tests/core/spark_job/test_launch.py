@@ -33,34 +33,60 @@ def items(client: PersistClient) -> list[JobSpec]:
 
 
 def test_each_item_of_a_job_has_its_own_answer(client: PersistClient) -> None:
-    """One is staged, one says why it failed, and over one the job dies."""
+    """One is staged, one says why it failed, and one kills the job, beside the others and alone."""
+    attempts: list[str] = []
 
     def start(given: Sequence[JobSpec], arguments: Sequence[str]) -> Ended:
-        assert [load_spec(client.blob, arguments[4 * n : 4 * n + 4]) for n in range(3)] == list(given)
-        client.blob.set(given[0].answer_key, b"manifest")
-        record_failure(client.blob, given[1], OutdatedDescription.kind, "the upper is 7")
+        assert [load_spec(client.blob, arguments[4 * n : 4 * n + 4]) for n in range(len(given))] == list(given)
+        attempts.extend(spec.attempt for spec in given)
+        if len(given) > 1:
+            client.blob.set(given[0].answer_key, b"manifest")
+            record_failure(client.blob, given[1], OutdatedDescription.kind, "the upper is 7")
         return Ended("exit code 137", exit_status=137)
 
     specs = items(client)
     staged, outdated, died = run_items(client, specs, start)
-    assert staged == b"manifest"
+    assert staged == specs[0]
     assert (type(outdated), str(outdated)) == (OutdatedDescription, "the upper is 7")
     assert isinstance(died, RunFailed)
     assert "shard c" in str(died)
+    assert len(set(attempts)) == 4, "the one without an answer runs again alone, as another attempt"
     assert not any(client.blob.get(spec.key) for spec in specs)
     later = [replace(spec, attempt=client.ids.uuid7()) for spec in specs]
     found = [len(deaths_at_lower(client.blob, spec, client.clock.now_ms())) for spec in later]
     assert found == [0, 0, 1]
 
 
+def test_one_that_kills_spark_takes_no_other_with_it(client: PersistClient) -> None:
+    """The driver outlives its JVM, and records for all what Spark's client says then: that is no error of ours."""
+
+    def start(given: Sequence[JobSpec], _: Sequence[str]) -> Ended:
+        if len(given) > 1:
+            for spec in given:
+                record_failure(client.blob, spec, "unexpected", "Py4JNetworkError: Answer from Java side is empty")
+            return Ended("exit code 1", exit_status=1)
+        if given[0].description.shard == "b":
+            return Ended("exit code 137", exit_status=137)
+        client.blob.set(given[0].answer_key, b"manifest")
+        return Ended("", exit_status=0)
+
+    a, b, c = run_items(client, items(client), start)
+    assert [type(each) for each in (a, b, c)] == [JobSpec, RunFailed, JobSpec]
+    found = [len(deaths_at_lower(client.blob, spec, client.clock.now_ms())) for spec in items(client)]
+    assert found == [0, 1, 0]
+
+
 def test_what_was_staged_counts_though_the_job_was_stopped(client: PersistClient) -> None:
     def start(given: Sequence[JobSpec], _: Sequence[str]) -> Ended:
         client.blob.set(given[1].answer_key, b"manifest")
+        record_failure(client.blob, given[2], OutdatedDescription.kind, "the upper is 7")
         raise RunFailed("took too long")
 
-    failed, staged, _ = run_items(client, items(client), start)
+    specs = items(client)
+    failed, staged, outdated = run_items(client, specs, start)
     assert isinstance(failed, RunFailed)
-    assert (str(failed), staged) == ("took too long", b"manifest")
+    assert (str(failed), staged) == ("took too long", specs[1])
+    assert isinstance(outdated, OutdatedDescription)
 
 
 def test_a_job_gets_the_settings_that_all_of_its_items_ask_for() -> None:
