@@ -240,7 +240,14 @@ def test_kills_while_a_conflict_heals_change_nothing(
 ) -> None:
     """Days without input, so that only the protocol is at work: the loser is killed at each step of healing."""
     dag = build_upsert_dag(fruit.config())
-    points = [*kill_points.CONFLICT, "mint.after", "write.after", "append.before", "append.committed", "append.after"]
+    points = [
+        *kill_points.CONFLICT,
+        "mint.after",
+        "write.without_input",
+        "append.before",
+        "append.committed",
+        "append.after",
+    ]
     loser = DagRunDriver(dag, end_of(2), "loser")
     loser.run("mint_batch_descriptions")
     loser.run("write_batches")

@@ -58,7 +58,7 @@ def test_each_item_of_a_job_has_its_own_answer(client: PersistClient) -> None:
 
 
 def test_one_that_kills_spark_takes_no_other_with_it(client: PersistClient) -> None:
-    """The driver outlives its JVM, and records for all what Spark's client says then: that is no error of ours."""
+    """The driver outlives its JVM, and records for all what Spark's client says then: not one of our errors."""
 
     def start(given: Sequence[JobSpec], _: Sequence[str]) -> Ended:
         if len(given) > 1:
