@@ -80,7 +80,7 @@ def _run_all(
 
 def run_item(spark: SparkSession, item: JobSpec, location: OpenLocation) -> int:
     """Run one item beside others in the context or the server of `spark`: 0, or the status of its failure, which it
-    records: 1, or `BROKEN` if it is no error of ours."""
+    records: 1, or `BROKEN` for an error from elsewhere."""
     from persist_spark.merge.job import run_merge_job
     from persist_spark.upsert.job import run_write_job
     from persist_spark.view.job import run_view_job
