@@ -18,7 +18,7 @@ _REMARKABLE = {
     "late": "beaten by a higher order seen before (persist late lists them)",
     "late_beyond_memory": "that a forgotten delete may have beaten (order.keep_deleted)",
     "skipped": "control records skipped",
-    "warnings": "warnings (persist run and the log of the write task list them)",
+    "warnings": "warnings (persist run and the log of the append task list them)",
 }
 
 
@@ -34,8 +34,13 @@ class BatchWarning:
     samples: tuple[str, ...]
     fails: bool = False
 
+    @property
+    def counted(self) -> str:
+        """It in words, without the samples."""
+        return f"{self.name}: {self.count}"
+
     def __str__(self) -> str:
-        return f"{self.name}: {self.count}, for example {' and '.join(self.samples)}"
+        return f"{self.counted}, for example {' and '.join(self.samples)}"
 
 
 @dataclass(frozen=True)

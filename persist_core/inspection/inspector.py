@@ -68,7 +68,7 @@ class Inspector:
         self.client = client
         self._threads = threads
         self._lock = Lock()
-        self._summaries: dict[str, tuple[str, ShardSummary]] = {}
+        self._summaries: dict[tuple[str, int], tuple[str, ShardSummary]] = {}
         self._states: OrderedDict[str, tuple[str, ShardState]] = OrderedDict()
         self._manifests: OrderedDict[str, BatchManifest] = OrderedDict()
         self._conflicts: dict[str, ConflictRecord] = {}
@@ -246,24 +246,27 @@ class Inspector:
         oldest = self.client.clock.now_ms() - WEEK_MS
         return sum(r.detected_ms >= oldest for r in records) if len(records) <= MAX_CONFLICTS else None
 
-    def contents(self, shard: str) -> ShardSummary:
-        """The summary without what depends on the time of looking. Raises `ShardNotFound` and `Corruption`."""
+    def contents(self, shard: str, *, checked: int = MAX_CHECKED) -> ShardSummary:
+        """The summary without what depends on the time of looking. Raises `ShardNotFound` and `Corruption`.
+
+        `checked`: so many newest batches are looked at for damage, beside the newest run.
+        """
         head = self._head(shard)
         digest = sealed_digest(head.data)
-        known = self._summaries.get(shard)
+        known = self._summaries.get((shard, checked))
         if known is not None and known[0] == digest:
             return known[1]
         remembered = self._states.get(shard)
         state = remembered[1] if remembered and remembered[0] == digest else read_version(shard, head)
         found = newest_of(state, self._manifest)
         try:
-            for batch in state.batches[-MAX_CHECKED:]:
+            for batch in islice(reversed(state.batches), checked):
                 self._manifest(batch)
             made = summaries.summary_of(state, found, is_clipped=self._is_clipped(state))
         except Corruption as error:
             made = summaries.summary_of(state, replace(found, damage=_said(error)))
         if made.error is None:  # else it may be repaired
-            self._summaries[shard] = digest, made
+            self._summaries[shard, checked] = digest, made
         return made
 
     def _head(self, shard: str) -> VersionedData:

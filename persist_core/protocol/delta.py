@@ -52,7 +52,7 @@ def check_size(
         raise InvalidInput(
             f"shard {state.shard} has changed by {updates} updates ({size_bytes} bytes) since {since}; the"
             f" limit is {max_updates} ({max_updates * BYTES_OF_AN_UPDATE} bytes). If there is memory for them (1.2 KiB"
-            f" per update), raise --max-updates{remedy}"
+            f" per update), raise --max-updates (in Airflow: max_updates){remedy}"
         )
 
 

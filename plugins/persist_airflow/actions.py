@@ -37,6 +37,7 @@ from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance import actions
 from persist_core.maintenance.actions import Done
+from persist_core.protocol.delta import MAX_UPDATES
 from persist_core.sources.registry import kind_of
 
 DAG_ID = "persist_actions"
@@ -175,7 +176,14 @@ def _dag_of(client: PersistClient, operator: ShardActionOperator, params: Mappin
 
 
 def _restore(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
-    return restored(operator, params["checkpoint_id"], params["new_shard"], context, is_dry_run=params["dry_run"])
+    return restored(
+        operator,
+        params["checkpoint_id"],
+        params["new_shard"],
+        context,
+        is_dry_run=params["dry_run"],
+        max_updates=params["max_updates"] or MAX_UPDATES,
+    )
 
 
 def _reprocess(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
@@ -221,13 +229,13 @@ ACTIONS: dict[str, Action] = {
         "goes back to a checkpoint, as a new commit; with `new_shard` it makes a new shard of it instead",
         _restore,
         needs=("checkpoint_id",),
-        takes=("new_shard", "dry_run"),
+        takes=("new_shard", "dry_run", "max_updates"),
     ),
     "reprocess": Action(
         "corrects a collection by its files as they are now, from a day on: the difference becomes one commit",
         _reprocess,
         needs=("from",),
-        takes=("through", "dry_run", "confirm", "take_back_gone", "reason"),
+        takes=("through", "dry_run", "confirm", "take_back_gone", "max_updates", "reason"),
     ),
     "resolve": Action(
         "removes errors of kind missing_order, which no record removes",
@@ -275,12 +283,14 @@ _TEXTS = {
     "through": "reprocess: the last day whose files may differ",
     "dag_id": "run, rebuild: the shard's DAG, if the factories did not make it; one that the DAG file allows",
 }
+_NUMBERS = {"max_updates": f"restore, reprocess: refuse more updates than this, {MAX_UPDATES} by default"}
 _SWITCHES = {
     "dry_run": "restore, resolve, reprocess: only say what would change",
     "take_back_gone": "reprocess: undo the records of files that are gone",
     "repair": "fsck: first write again what commits determine",
     "force": "rebuild, release: also if others need it",
 }
+_FIELDS = (*_TEXTS, *_NUMBERS, *_SWITCHES)
 
 
 def check_conf(params: Mapping[str, Any], conf: Mapping[str, Any], *, allowed: Sequence[str]) -> str:
@@ -288,14 +298,14 @@ def check_conf(params: Mapping[str, Any], conf: Mapping[str, Any], *, allowed: S
     name = str(params.get("action"))
     if name not in allowed:
         raise InvalidInput(f"action is {name!r}; expected one of {', '.join(allowed)}")
-    unknown = sorted(set(conf) - {"action", "shard", *_TEXTS, *_SWITCHES})
+    unknown = sorted(set(conf) - {"action", "shard", *_FIELDS})
     if unknown:
         raise InvalidInput(f"unknown fields {', '.join(unknown)}; action {name} {_fields(ACTIONS[name])}")
     action = ACTIONS[name]
     missing = [field for field in action.needs if not params.get(field)]
     if missing:
         raise InvalidInput(f"action {name} needs {', '.join(missing)}; action {name} {_fields(action)}")
-    extra = [field for field in (*_TEXTS, *_SWITCHES) if params.get(field) and field not in action.needs + action.takes]
+    extra = [field for field in _FIELDS if params.get(field) and field not in action.needs + action.takes]
     if extra:
         raise InvalidInput(f"action {name} does not take {', '.join(extra)}; action {name} {_fields(action)}")
     if "confirm" in action.needs and params["confirm"] != params["shard"]:
@@ -376,10 +386,10 @@ def _params(names: Sequence[str]) -> dict[str, Any]:
     name = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
     shard = Param(type="string", pattern=name, maxLength=128, title="Shard", description=LOOK)
     used = {field for name in names for field in ACTIONS[name].needs + ACTIONS[name].takes}
-    texts = {
-        name: Param(None, type=["null", "string"], description=about) for name, about in _TEXTS.items() if name in used
+    texts = {name: Param(None, type=["null", "string"], description=about) for name, about in _TEXTS.items()}
+    numbers = {
+        name: Param(None, type=["null", "integer"], minimum=1, description=about) for name, about in _NUMBERS.items()
     }
-    switches = {
-        name: Param(False, type="boolean", description=about) for name, about in _SWITCHES.items() if name in used
-    }
-    return {"action": action, "shard": shard, **texts, **switches}
+    switches = {name: Param(False, type="boolean", description=about) for name, about in _SWITCHES.items()}
+    fields = {**texts, **numbers, **switches}
+    return {"action": action, "shard": shard, **{name: fields[name] for name in _FIELDS if name in used}}

@@ -81,6 +81,7 @@ __all__ = [
     "framed_url",
     "interval_end_ms",
     "interval_schedule",
+    "is_timeout",
     "make_asset",
     "mask_secret",
     "only_dag_id",
@@ -93,6 +94,7 @@ __all__ = [
 ]
 
 _ENDED = ("success", "skipped", "failed", "upstream_failed", "removed")
+_TIMEOUTS = ("Trigger timeout", "Trigger/execution timeout")  # on 3.x, and on 2.11
 _BEGUN = ("scheduled", "queued", "running", "restarting", "deferred", "up_for_retry", "up_for_reschedule")
 
 
@@ -117,6 +119,14 @@ def interval_end_ms(context: Context, clock: Clock) -> int:
     """The end of the dag run's data interval, in ms; for a run without one (manual, 3.x) `run_after`, else now."""
     end: datetime | None = context.get("data_interval_end") or getattr(context["dag_run"], "run_after", None)
     return clock.now_ms() if end is None else int(end.timestamp()) * 1000 + end.microsecond // 1000
+
+
+def is_timeout(next_method: str, next_kwargs: Mapping[str, Any] | None) -> bool:
+    """True if a deferred task goes on because its `timeout` or `execution_timeout` has passed.
+
+    By itself 2.11 would count it as a failed try, and try again.
+    """
+    return next_method == "__fail__" and (next_kwargs or {}).get("error") in _TIMEOUTS
 
 
 def run_ahead(context: Context, append: str, staging: Sequence[str]) -> str | None:

@@ -141,17 +141,20 @@ class PersistHook(BaseHook):
 
 
 @contextmanager
-def task_client(persist_conn_id: str, config: ShardConfig | None = None) -> Iterator[PersistClient]:
-    """A client for the body of a task, which reads the input of `config`.
+def open_client(persist_conn_id: str, config: ShardConfig | None = None) -> Iterator[PersistClient]:
+    """A client that reads the input of `config`. Raises our own errors."""
+    client = PersistHook(persist_conn_id, config).get_conn()
+    try:
+        yield client
+    finally:
+        client.location.close()
 
-    Errors that no retry can correct fail the task without further tries.
-    """
-    with fail_without_retry():
-        client = PersistHook(persist_conn_id, config).get_conn()
-        try:
-            yield client
-        finally:
-            client.location.close()
+
+@contextmanager
+def task_client(persist_conn_id: str, config: ShardConfig | None = None) -> Iterator[PersistClient]:
+    """Like `open_client`, for the body of a task: errors that no retry can correct fail it without further tries."""
+    with fail_without_retry(), open_client(persist_conn_id, config) as client:
+        yield client
 
 
 def _refuse_secrets(name: str, uri: str) -> None:

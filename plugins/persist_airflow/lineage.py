@@ -3,6 +3,7 @@
     write     inputs: the folder of the collection's files, or the shards that a view reads
     append    the same inputs, and the shard with its schema, what was written, and the columns of a view
     restore   the shard; of a fork also the shard that it was made of
+    reprocess the folder of the collection's files, and the shard with what was corrected
 
 1. Nothing of OpenLineage is imported unless the provider is installed and switched on; tasks then cost nothing more.
 2. Facts are read while the task has its client open (`Lineage`), and become OpenLineage's objects when the provider
@@ -22,6 +23,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from persist_core.config.collection import CollectionConfig
 from persist_core.config.path_pattern import S3
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig
@@ -138,6 +140,12 @@ def of_restore(client: PersistClient, shard: str, new_shard: str | None, conn_id
     return found
 
 
+def of_correction(client: PersistClient, config: CollectionConfig, commit: Commit, conn_id: str) -> Lineage:
+    """A correction: the shard as its commit wrote it, made of the folder of the collection's files."""
+    folder = Dataset(*_name_of_folder(config.source_pattern().root))
+    return of_commit(client, config, commit, conn_id, (folder,))
+
+
 def _inputs(
     client: PersistClient, config: ShardConfig, description: BatchDescription, conn_id: str
 ) -> Iterator[Dataset]:
@@ -145,13 +153,18 @@ def _inputs(
         if each.as_of is not None:
             yield replace(_of_shard(client, each.name, conn_id), version=str(each.as_of))
         else:
-            files, (bucket, _, name) = each.files, each.name.removeprefix(S3).partition("/")
             yield Dataset(
-                *((f"{S3}{bucket}", name or "/") if each.name.startswith(S3) else ("file", each.name)),
+                *_name_of_folder(each.name),
                 size_bytes=each.size_bytes,
-                files=len(files),
-                locations=files[:MAX_LOCATIONS],
+                files=len(each.files),
+                locations=each.files[:MAX_LOCATIONS],
             )
+
+
+def _name_of_folder(name: str) -> tuple[str, str]:
+    """Namespace and name of a folder of files."""
+    bucket, _, path = name.removeprefix(S3).partition("/")
+    return (f"{S3}{bucket}", path or "/") if name.startswith(S3) else ("file", name)
 
 
 def _of_shard(client: PersistClient, shard: str, conn_id: str) -> Dataset:

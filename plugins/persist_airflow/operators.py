@@ -314,7 +314,7 @@ def _report(client: PersistClient, result: str, commit: Commit | None) -> dict[s
         "epoch": commit.epoch,
         "writer": commit.writer,
         "stats": dict(manifest.stats),
-        "warnings": [str(each) for each in manifest.warnings],
+        "warnings": [each.counted for each in manifest.warnings],
         "errors": lines_of(manifest.err_groups, has_payloads=False),
     }
 

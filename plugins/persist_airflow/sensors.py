@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from persist_airflow.compat import (
@@ -19,6 +20,7 @@ from persist_airflow.compat import (
     Context,
     defers_by_default,
     interval_end_ms,
+    is_timeout,
 )
 from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.triggers import InputTrigger, ShardUpperTrigger, files_due
@@ -30,7 +32,7 @@ from persist_core.time_text import parse_time, show_time
 
 
 class _Sensor(BaseSensorOperator):
-    """Waits in the triggerer, if it is deferrable and what it waits for is not there yet."""
+    """Waits in the triggerer, if it is deferrable and what it waits for is not there yet. Airflow keeps the time."""
 
     ui_color = "#d9e8e3"
 
@@ -43,7 +45,14 @@ class _Sensor(BaseSensorOperator):
         """Wait. Raises `InvalidTime` for a time that is not one."""
         if not self.deferrable or self.poke(context):
             return super().execute(context)
-        return self.defer(trigger=self._trigger(context), method_name="execute_complete")
+        timeout = timedelta(seconds=self.timeout)
+        return self.defer(trigger=self._trigger(context), method_name="execute_complete", timeout=timeout)
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """Called when the triggerer has fired or failed, or the time has passed: then `execute_complete` gives up."""
+        if is_timeout(next_method, next_kwargs):
+            next_method, next_kwargs = "execute_complete", {"event": {"reached": False}}
+        return super().resume_execution(next_method, next_kwargs, context)
 
     @abstractmethod
     def _trigger(self, context: Context) -> BaseTrigger:
@@ -52,11 +61,7 @@ class _Sensor(BaseSensorOperator):
     @property
     def _waits(self) -> dict[str, Any]:
         """The arguments of each trigger."""
-        return {
-            "persist_conn_id": self.persist_conn_id,
-            "poll_s": self.poke_interval,
-            "timeout_s": self.timeout,
-        }
+        return {"persist_conn_id": self.persist_conn_id, "poll_s": self.poke_interval}
 
 
 class ShardSensor(_Sensor):
@@ -92,12 +97,11 @@ class ShardSensor(_Sensor):
     def _trigger(self, context: Context) -> BaseTrigger:
         return ShardUpperTrigger(self.shard, self._wanted(context), **self._waits)
 
-    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:  # noqa: ARG002 - its name and signature are Airflow's
-        """Called when the triggerer has seen the upper, or has given up."""
+    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:
+        """Called when the triggerer has seen the upper, or the time has passed."""
         if not event["reached"]:
-            raise AirflowSensorTimeout(
-                f"shard {self.shard}: upper is {show_time(event['upper'])} after {self.timeout} s"
-            )
+            wanted = show_time(self._wanted(context))
+            raise AirflowSensorTimeout(f"shard {self.shard}: upper has not reached {wanted} after {self.timeout} s")
         self.log.info("shard %s: upper is %s", self.shard, show_time(event["upper"]))
 
     def poke(self, context: Context) -> bool:
@@ -151,15 +155,16 @@ class InputSensor(_Sensor):
         return InputTrigger(self.config.model_dump(mode="json"), until, **self._waits)
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:  # noqa: ARG002 - its name and signature are Airflow's
-        """Called when the triggerer has found files, or has given up."""
+        """Called when the triggerer has found files, or the time has passed."""
         if not event["reached"]:
             raise AirflowSensorTimeout(f"{self.config.source.path}: no files are due after {self.timeout} s")
         self.log.info("%s: %d files are due", self.config.source.path, event["files"])
 
     def poke(self, context: Context) -> bool:
-        """True if there is input. Raises `Determinate` if the files cannot be listed."""
+        """True if there is input. Raises `PersistStepFailed` if the files cannot be listed."""
         until = interval_end_ms(context, SystemClock())
-        files, upper = files_due(self.config, until, self.persist_conn_id)
+        with task_client(self.persist_conn_id, self.config) as client:
+            files, upper = files_due(client, self.config, until)
         self.log.info(
             "shard %s: upper is %s; %s: %d files are due before %s",
             self.config.name,

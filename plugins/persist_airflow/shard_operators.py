@@ -12,7 +12,7 @@ from typing import Any
 
 from persist_airflow.compat import AirflowFailException, BaseOperator, Context, triggered_by
 from persist_airflow.hook import PersistHook, task_client
-from persist_airflow.lineage import ReportsLineage, of_restore
+from persist_airflow.lineage import ReportsLineage, of_correction, of_restore
 from persist_airflow.links import ShardLink
 from persist_airflow.operators import writer_of
 from persist_core.config.collection import CollectionConfig
@@ -182,10 +182,13 @@ def reprocessed(operator: Any, config: CollectionConfig, context: Context, param
             is_dry_run=params["dry_run"],
             is_confirmed=bool(params["confirm"]),
             reason=params["reason"] or "",
+            max_updates=params["max_updates"] or MAX_UPDATES,
         )
+        shown: list[str] = []
 
         def show(found: Reprocessed) -> None:
-            operator.log.info("%s", "; ".join(reprocess_lines(found)))
+            shown[:] = reprocess_lines(found)
+            operator.log.info("%s", "; ".join(shown))
 
         def run(start: Start) -> Reprocessed:
             write = functools.partial(write_batch, client, start)
@@ -194,5 +197,8 @@ def reprocessed(operator: Any, config: CollectionConfig, context: Context, param
             )
 
         found = operator.run_jobs(context, run)
+        if found.commit is not None:
+            operator.lineage = of_correction(client, config, found.commit, operator.persist_conn_id)
     facts = reprocess_facts(found, is_dry_run=request.is_dry_run)
-    return reported(operator, context, Done(facts, tuple(reprocess_lines(found))))
+    del facts["samples"]  # whole rows: the right to see this DAG's results is not the right to see the shard's rows
+    return reported(operator, context, Done(facts, tuple(line for line in reprocess_lines(found) if line not in shown)))

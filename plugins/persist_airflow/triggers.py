@@ -2,9 +2,9 @@
 
 ShardUpperTrigger    for tasks that wait: until a shard's upper reaches a time. A look reads one small state
     TriggerEvent({"shard": ..., "upper": ..., "reached": true})      upper in ms; None: the shard is closed
-    TriggerEvent({..., "reached": false})                            `timeout_s` has passed
+    TriggerEvent({..., "reached": false})                            `timeout_s` has passed; sensors have Airflow's
 InputTrigger         for tasks that wait: until there are files for a collection. A look lists them
-    TriggerEvent({"files": ..., "reached": ...})                     None: the shard covers the time already
+    TriggerEvent({"files": ..., "reached": true})                    0: the shard covers the time already
 ShardCommitTrigger   for asset watchers (Airflow 3): commits that no append task of Airflow has made
     TriggerEvent({"shard": ..., "upper": ..., "checkpoint_id": ..., "writer": ..., "commits": ...})
 """
@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 from asgiref.sync import sync_to_async
 
 from persist_airflow.compat import BaseEventTrigger, BaseTrigger, TriggerEvent
-from persist_airflow.hook import PersistHook, task_client
+from persist_airflow.hook import PersistHook, open_client
 from persist_core.clock import SystemClock
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import InvalidInput, StorageError
@@ -58,16 +58,20 @@ async def _looks(look: Callable[[], _Found], poll_s: float) -> AsyncIterator[_Fo
 async def _wait(
     look: Callable[[], _Found], is_done: Callable[[_Found], bool], poll_s: float, timeout_s: float | None
 ) -> tuple[_Found | None, bool]:
-    """Return the last finding of `look`, and whether the task waits for it. If not, `timeout_s` seconds have passed."""
+    """Return the last finding of `look`, and whether the task waits for it. If not, `timeout_s` seconds have passed.
+
+    The time does not outlive a restart of the triggerer.
+    """
     clock = SystemClock()
     deadline_ms = None if timeout_s is None else clock.now_ms() + timeout_s * 1000
-    found = None
+    last: _Found | None = None
     async for found in _looks(look, poll_s):
+        last = last if found is None else found
         if found is not None and is_done(found):
-            return found, True
+            return last, True
         if deadline_ms is not None and clock.now_ms() >= deadline_ms:
             break
-    return found, False
+    return last, False
 
 
 def _event(**payload: Any) -> TriggerEvent:
@@ -80,13 +84,12 @@ def _check_poll(poll_s: float) -> None:
         raise InvalidInput(f"poll_s is {poll_s}; expected more than 0")
 
 
-def files_due(config: CollectionConfig, until: int, persist_conn_id: str) -> tuple[int, Frontier]:
+def files_due(client: PersistClient, config: CollectionConfig, until: int) -> tuple[int, Frontier]:
     """How many files mint would take in up to `until` (ms), and the shard's upper. If that is not before `until`, mint
     has nothing to do, and no file is looked for."""
-    with task_client(persist_conn_id, config) as client:
-        state = client.machine.fetch(config.name) or ShardState(config.name)
-        is_covered = state.upper >= Frontier(until)
-        return 0 if is_covered else source_of(client, config).pending(state, until=until), state.upper
+    state = client.machine.fetch(config.name) or ShardState(config.name)
+    is_covered = state.upper >= Frontier(until)
+    return 0 if is_covered else source_of(client, config).pending(state, until=until), state.upper
 
 
 def _serialized(trigger: BaseTrigger, *names: str) -> tuple[str, dict[str, Any]]:
@@ -135,8 +138,7 @@ class ShardUpperTrigger(BaseTrigger):
 
 
 class InputTrigger(BaseTrigger):
-    """Fires when mint would take a file of the collection in, or the shard covers `until` (ms); or after `timeout_s`
-    seconds (`None`: never).
+    """Fires when mint would take a file of the collection in, or the shard covers `until` (ms).
 
     `config`: the collection as plain values. Between two looks nothing is held open. Raises `InvalidInput` for a poll
     that is not positive.
@@ -149,26 +151,26 @@ class InputTrigger(BaseTrigger):
         *,
         persist_conn_id: str = PersistHook.default_conn_name,
         poll_s: float = COMMIT_POLL_S,
-        timeout_s: float | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # Airflow's has no types
         _check_poll(poll_s)
-        self.config, self.until, self.persist_conn_id = config, until, persist_conn_id
-        self.poll_s, self.timeout_s = poll_s, timeout_s
+        self.config, self.until, self.persist_conn_id, self.poll_s = config, until, persist_conn_id, poll_s
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        return _serialized(self, "config", "until", "persist_conn_id", "poll_s", "timeout_s")
+        return _serialized(self, "config", "until", "persist_conn_id", "poll_s")
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """List every `poll_s` seconds, in a thread."""
         config = CollectionConfig.model_validate(self.config)
 
-        def is_there(due: tuple[int, Frontier] | None) -> bool:
-            return due is not None and (due[0] > 0 or due[1] >= Frontier(self.until))
+        def look() -> tuple[int, Frontier]:
+            with open_client(self.persist_conn_id, config) as client:
+                return files_due(client, config, self.until)
 
-        look = partial(files_due, config, self.until, self.persist_conn_id)
-        found, reached = await _wait(look, is_there, self.poll_s, self.timeout_s)
-        yield _event(files=found[0] if found else 0, reached=reached)
+        async for found in _looks(look, self.poll_s):
+            if found is not None and (found[0] > 0 or found[1] >= Frontier(self.until)):
+                yield _event(files=found[0], reached=True)
+                return
 
 
 class ShardCommitTrigger(BaseEventTrigger):
@@ -215,11 +217,8 @@ class ShardCommitTrigger(BaseEventTrigger):
                     await store.aset(SEEN, list(seen))
 
     def _look(self) -> ShardState | None:
-        client = PersistHook(self.persist_conn_id).get_conn()
-        try:
+        with open_client(self.persist_conn_id) as client:
             return client.machine.fetch(self.shard) or ShardState(self.shard)
-        finally:
-            client.location.close()
 
     def _event(self, state: ShardState, seen: tuple[int, int]) -> TriggerEvent | None:
         """The newest of the commits after `seen` that others have made."""

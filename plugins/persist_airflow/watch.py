@@ -2,7 +2,8 @@
 
     watch_shards (one task) : files -> rules; states -> facts; `persist_core.alerts` -> alerts and notices; notifiers
 
-1. It reads one state, one listing and the record of alerts for each shard: no data, no Spark.
+1. It reads the record of alerts, and for each shard one state, one listing and the manifests of its newest run: no
+   data, no Spark.
 2. It needs no dag run of the shard: a feed whose DAG is paused or gone is late as well.
 3. A notifier that fails makes the task fail; the notice stays, and the next dag run sends it again.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from persist_airflow import shard_operators
+from persist_airflow import lineage, shard_operators
 from persist_airflow.actions import (
     ACTIONS,
     ShardActionOperator,
@@ -28,7 +28,7 @@ from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.reprocess import Reprocessed, Request
-from persist_core.protocol.delta import BEGINNING
+from persist_core.protocol.delta import BEGINNING, MAX_UPDATES
 from persist_core.protocol.difference import Differences
 from persist_core.protocol.replay import Start
 from persist_core.protocol.resolve import plan_resolve
@@ -96,8 +96,10 @@ def test_a_restore_goes_back_as_a_commit_and_says_who_asked(
 
 
 def test_forks_and_dry_runs_leave_the_shard_alone(client: PersistClient) -> None:
-    _, second, _ = fill(client)
+    first, second, _ = fill(client)
     before = client.state(SHARD)
+    with pytest.raises(AirflowFailException, match=r"limit is 1 .*in Airflow: max_updates"):
+        act(action="restore", shard=SHARD, checkpoint_id=first, max_updates=1)
     done = act(action="restore", shard=SHARD, checkpoint_id=second, dry_run=True)
     assert (done["status"], done["counts"]["retractions"]) == ("dry_run", 1)
     assert client.state(SHARD) == before
@@ -349,8 +351,13 @@ def test_dag_runs_with_a_conf(tmp_path: Path, migrated: Path, location: PersistL
 
 
 def test_a_correction_gets_what_the_conf_asks(
-    client: PersistClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: PersistClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr(lineage, "is_on", lambda: True)
     fill(client)
     text = "source: {path: 'in/*.json', format: json}\nkey: id\ncolumns: {id: bigint, name: string}\ndelete: none\n"
     (tmp_path / "fruit.yaml").write_text(text)
@@ -368,14 +375,19 @@ def test_a_correction_gets_what_the_conf_asks(
     monkeypatch.setattr(shard_operators, "reprocess", reprocess)
     operator = ShardActionOperator(task_id="shard_action", shard=SHARD, collections=tmp_path)
     conf = {"action": "reprocess", "shard": SHARD, "from": "2026-11-22", "through": "2026-11-23", "reason": "cents"}
-    done: Any = operator.execute(context("alice", **conf))
-    json.dumps(done)
+    with caplog.at_level("INFO"):
+        done: Any = operator.execute(context("alice", **conf))
+    logged = caplog.text, capsys.readouterr().out  # 2.11 logs by `logging`, 3.x by structlog
+    assert [max(each.count(text) for each in logged) for text in ("1 rows added", "corrected from")] == [1, 1]
+    assert "samples" not in json.dumps(done), "they are whole rows"
+    (read,), (written,) = operator.lineage.inputs, operator.lineage.outputs
+    assert (read.name, written.version) == (str(tmp_path / "in"), done["checkpoint_id"])
     assert (done["status"], done["replaced"], done["added"]) == ("corrected", ["a"], 1)
     (request,) = asked
     assert (request.from_ms, request.end_ms) == (parse_time("2026-11-22"), parse_time("2026-11-24"))
-    assert (request.is_confirmed, request.reason) == (False, "cents")
-    operator.execute(context("alice", **conf, confirm=SHARD, take_back_gone=True))
-    assert (asked[1].is_confirmed, asked[1].takes_back_gone) == (True, True)
+    assert (request.is_confirmed, request.reason, request.max_updates) == (False, "cents", MAX_UPDATES)
+    operator.execute(context("alice", **conf, confirm=SHARD, take_back_gone=True, max_updates=7))
+    assert (asked[1].is_confirmed, asked[1].takes_back_gone, asked[1].max_updates) == (True, True, 7)
     for wrong, message in (({"confirm": "x"}, "confirm is 'x'"), ({"shard": "other"}, "no collection file of")):
         one = ShardActionOperator(task_id="shard_action", shard=wrong.get("shard", SHARD), collections=tmp_path)
         with pytest.raises((AirflowFailException, InvalidInput, PersistStepFailed), match=message):

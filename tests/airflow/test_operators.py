@@ -20,6 +20,8 @@ import pytest
 from persist_airflow.compat import AirflowFailException, AirflowSkipException
 from persist_airflow.factory import build_upsert_dag
 from persist_airflow.failures import PersistCasConflict
+from persist_airflow.operators import _report
+from persist_core.contents.stats import BatchWarning
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.protocol import run, stages
@@ -27,6 +29,8 @@ from persist_core.protocol.conflicts import list_conflicts
 from persist_core.time_text import show_time
 from tests.airflow.fruit import NAME, START_MS, Fruit, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
+from tests.core.world import SCHEMA
+from tests.plain_commit import commit
 
 pytestmark = pytest.mark.airflow_2_11
 
@@ -38,6 +42,12 @@ def dag(fruit: Fruit, client: PersistClient) -> Any:
     """The collection's DAG; `client` is there so that the location is in the environment."""
     del client
     return build_upsert_dag(fruit.config())
+
+
+def test_a_report_has_no_sample_of_a_warning(client: PersistClient) -> None:
+    warning = BatchWarning("check price", 2, ('{"id":7}',))
+    commit(client, NAME, SCHEMA, 1, stats={"warnings": 2}, warnings=(warning,))
+    assert _report(client, "committed", client.state(NAME).newest_commit)["warnings"] == ["check price: 2"]
 
 
 def staged(dag: Any, day: int, run_id: str) -> DagRunDriver:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from persist_airflow.compat import AirflowFailException, AirflowSensorTimeout
+from persist_airflow import triggers
+from persist_airflow.compat import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
 from persist_airflow.factory import build_upsert_dag
+from persist_airflow.hook import PersistHook
 from persist_airflow.sensors import InputSensor, ShardSensor
-from persist_airflow.triggers import InputTrigger
-from persist_core.errors import InvalidTime
+from persist_core.errors import Determinate, InvalidTime
 from persist_core.handles.client import PersistClient
 from tests.airflow.fruit import NAME, Fruit, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
@@ -52,23 +54,44 @@ def test_there_is_input_if_mint_would_take_a_file(fruit: Fruit, client: PersistC
 
 def test_a_deferred_sensor_gives_up_after_its_timeout(fruit: Fruit, client: PersistClient) -> None:
     del client
-    sensor = ShardSensor(task_id="wait", shard=NAME, deferrable=True, timeout=30, poke_interval=3)
+    wait: dict[str, Any] = {"task_id": "wait", "shard": NAME, "deferrable": True, "timeout": 30, "poke_interval": 3}
+    sensor = ShardSensor(**wait)
     with pytest.raises(BaseException) as put_off:  # noqa: PT011 - Airflow 3's is a BaseException
         sensor.execute(context(0))
     deferred: Any = put_off.value
     assert type(deferred).__name__ == "TaskDeferred"
     trigger = deferred.trigger
-    assert (trigger.shard, trigger.upper, trigger.poll_s, trigger.timeout_s) == (NAME, end_ms(0), 3, 30)
-    sensor.execute_complete(context(0), {"shard": NAME, "upper": end_ms(0), "reached": True})
-    with pytest.raises(
-        AirflowSensorTimeout, match=r"shard fruit: upper is 2026-01-01T00:00:00Z \(1767225600000\) after 30"
-    ):
-        sensor.execute_complete(context(0), {"shard": NAME, "upper": end_ms(-1), "reached": False})
+    assert deferred.timeout == timedelta(seconds=30), "Airflow keeps it, also if the triggerer starts again"
+    assert (trigger.shard, trigger.upper, trigger.poll_s, trigger.timeout_s) == (NAME, end_ms(0), 3, None)
+    reached = {"event": {"shard": NAME, "upper": end_ms(0), "reached": True}}
+    sensor.resume_execution("execute_complete", reached, context(0))
+    for error in ("Trigger timeout", "Trigger/execution timeout"):  # of 3.x, and of 2.11
+        timeout = ("__fail__", {"error": error}, context(0))
+        with pytest.raises(AirflowSensorTimeout, match=r"fruit: upper has not reached 2026-01-02T.* after 30"):
+            sensor.resume_execution(*timeout)
+        with pytest.raises(AirflowSkipException):
+            ShardSensor(**wait, soft_fail=True).resume_execution(*timeout)
+    with pytest.raises(Exception, match="Trigger failure") as failed:
+        sensor.resume_execution("__fail__", {"error": "Trigger failure"}, context(0))
+    assert not isinstance(failed.value, AirflowSensorTimeout), "another try may succeed"
     DagRunDriver(build_upsert_dag(fruit.config()), end_of(0)).run_all()
     sensor.execute(context(0))
 
 
-def test_it_waits_for_files_in_the_triggerer(fruit: Fruit, client: PersistClient) -> None:
+def test_a_look_that_fails_hides_no_earlier_one() -> None:
+    found = iter((7,))
+
+    def look() -> int:
+        for number in found:
+            return number
+        raise Determinate("the store is away")
+
+    assert asyncio.run(triggers._wait(look, lambda _: False, 0.01, 0.05)) == (7, False)
+
+
+def test_it_waits_for_files_in_the_triggerer(
+    fruit: Fruit, client: PersistClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     del client
     sensor = InputSensor(task_id="files", config=fruit.config(), deferrable=True, timeout=30, poke_interval=0.01)
     with pytest.raises(BaseException) as put_off:  # noqa: PT011 - Airflow 3's is a BaseException
@@ -77,6 +100,15 @@ def test_it_waits_for_files_in_the_triggerer(fruit: Fruit, client: PersistClient
     name, arguments = deferred.trigger.serialize()
     module, _, kind = name.rpartition(".")
     trigger = getattr(importlib.import_module(module), kind)(**json.loads(json.dumps(arguments)))
+
+    failures, get_conn = [Determinate("the store is away")] * (triggers.MAX_STORAGE_ERRORS - 1), PersistHook.get_conn
+
+    def unsteady(hook: PersistHook) -> PersistClient:
+        if failures:
+            raise failures.pop()
+        return get_conn(hook)
+
+    monkeypatch.setattr(PersistHook, "get_conn", unsteady)
 
     async def fired() -> Any:
         waiting = asyncio.ensure_future(anext(trigger.run()))
@@ -89,13 +121,9 @@ def test_it_waits_for_files_in_the_triggerer(fruit: Fruit, client: PersistClient
     assert event == {"files": 1, "reached": True}
     sensor.execute_complete(context(0), event)
     sensor.execute(context(0))
-    trigger = InputTrigger(fruit.config().model_dump(mode="json"), end_ms(-1), timeout_s=0)
-
-    async def given_up() -> Any:
-        return (await anext(trigger.run())).payload
-
+    assert not failures
     with pytest.raises(AirflowSensorTimeout, match=r"\*\.json: no files are due after 30"):
-        sensor.execute_complete(context(0), asyncio.run(given_up()))
+        sensor.resume_execution("__fail__", {"error": "Trigger timeout"}, context(0))
 
 
 def test_a_mistyped_name_fails_with_the_name_that_is_near(client: PersistClient) -> None:

@@ -179,11 +179,12 @@ class Site:
         now_ms = self._clock.now_ms()
         with create_session() as session:
             ids = self._allowed(session, access, conn_id, shard)
-            inspector = self._inspector(conn_id)
-            state = inspector.state(shard)
-            zone = zone_of(state)
             seen = access.readable_dags().intersection(ids)
             dags = metadata.dags(session, seen)
+        inspector = self._inspector(conn_id)
+        state = inspector.state(shard)  # outside of a session: a slow store holds no connection of Airflow's database
+        zone = zone_of(state)
+        with create_session() as session:
             failed = metadata.failed_days(session, seen, after_ms=now_ms - limit * DAY_MS, zone=zone)
         expected = [dag.expected_upper for dag in dags.values() if dag.expected_upper is not None]
         due = min(expected, default=now_ms)

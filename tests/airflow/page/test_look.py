@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from persist_core.shard.state import ShardState
 from persist_core.time_text import parse_time
 from tests.airflow.page import shop
 from tests.airflow.page.conftest import Browse
@@ -198,6 +201,36 @@ def test_a_failed_run_is_of_the_day_in_which_its_interval_ends(zone: str, day: s
     assert found == {parse_time(day, zone=zone): ("dag", "again")}
     ended.reverse()
     assert failed_days(session, ["dag"], after_ms=0, zone=zone) == {}
+
+
+def test_a_slow_store_holds_no_connection_of_airflows_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    from persist_airflow.page import metadata, site
+
+    held: list[object] = []
+
+    @contextmanager
+    def create_session() -> Iterator[object]:
+        held.append(object())
+        yield held[-1]
+        held.pop()
+
+    class Reads:
+        def state(self, shard: str) -> ShardState:
+            assert not held
+            return ShardState(shard)
+
+        def loads(self, *_: Any, **__: Any) -> list[Any]:
+            assert not held
+            return []
+
+    access: Any = SimpleNamespace(readable_dags=lambda: frozenset({"dag"}), reads_values=lambda _: True)
+    monkeypatch.setattr(site, "create_session", create_session)
+    monkeypatch.setattr(metadata, "writers", lambda _: {"location": {"fruit": ("dag",)}})
+    for name in ("dags", "failed_days"):
+        monkeypatch.setattr(metadata, name, lambda session, *_, **__: {} if session else None)
+    monkeypatch.setattr(site.Site, "_inspector", lambda *_: Reads())
+    found = site.Site().days(access, "location", "fruit", limit=3, check=lambda: None)
+    assert found["airflow"] == {"failed_runs": {}}
 
 
 def _labels(found: Any) -> list[str]:

@@ -136,6 +136,9 @@ def test_a_look_at_many_shards_reads_states_and_listings_alone(
         client.ensure_shard(name)
     for name in names[:9]:
         commit(client, name, KEYED, DAY_MS, [((1, "a"), 1, 1)], [("value", None, b"x", 2, 1)])
+    for day in range(6):
+        row = ((day, "a"), day * DAY_MS, 1)
+        commit(client, names[9], KEYED, (day + 1) * DAY_MS, [row], stats={"inserts": 1}, writer=f"dag/{day}")
     calls: Counter[str] = Counter()
     stores: tuple[tuple[Any, tuple[str, ...]], ...] = (
         (client.location.consensus, ("head", "scan", "list_keys")),
@@ -152,6 +155,6 @@ def test_a_look_at_many_shards_reads_states_and_listings_alone(
             monkeypatch.setattr(store, method, counted)
     rules = dict.fromkeys(names, DEFAULTS)
     WatchBoard(client).turn(rules, lambda: healths(Inspector(client), rules))
-    manifests = 2 * 9  # of the newest run, and of the newest errors
+    manifests = 2 * 9 + 1  # of the newest run, and of the newest errors
     assert calls == {"head": 200 + 9 + 1, "list_keys_and_metadata": 200, "get": manifests}
     assert len(open_alerts(Inspector(client))) == 9
