@@ -6,7 +6,7 @@ The facts come from `persist_core.inspection`: with `--json` its objects, for pe
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
@@ -84,10 +84,13 @@ def shards(session: Session) -> None:
 def describe(session: Session, shard: str) -> None:
     """Frontiers, schema, sizes, progress and holders of SHARD."""
     found = Inspector(session.client).description(shard)
+    if _is_correctable(found):
+        kept = [each for each in starts(session.client, session.client.state(shard)) if each.checkpoint_id]
+        found = replace(found, reprocess_from=kept[-1].upper if kept else None)
     if session.as_json:
         output.print_json(asdict(found))
         return
-    output.print_facts([*_facts(found, session.client.clock.now_ms()), *_correctable(session, found)])
+    output.print_facts(_facts(found, session.client.clock.now_ms()))
     if found.schema is not None:
         keys, values = found.schema["key"], found.schema["values"]
         rows = [(c["name"], c["type"], "key") for c in keys]
@@ -95,12 +98,9 @@ def describe(session: Session, shard: str) -> None:
         output.print_table(("column", "type", ""), rows)
 
 
-def _correctable(session: Session, found: ShardDescription) -> Iterable[tuple[str, str]]:
-    """From which time on `persist reprocess` has a checkpoint to begin at; earlier days cost a replay of everything."""
-    if found.kind == "collection" and not found.is_dropped:
-        kept = [each for each in starts(session.client, session.client.state(found.shard)) if each.checkpoint_id]
-        from_when = f"days from {show_time(kept[-1].upper)} on; earlier ones by all input" if kept else "all input"
-        yield "reprocess", f"replays {from_when}"
+def _is_correctable(found: ShardDescription) -> bool:
+    """True if `persist reprocess` can replay its input."""
+    return found.kind == "collection" and not found.is_dropped
 
 
 def _facts(found: ShardDescription, now_ms: int) -> Iterable[tuple[str, str]]:
@@ -141,6 +141,10 @@ def _facts(found: ShardDescription, now_ms: int) -> Iterable[tuple[str, str]]:
         yield "attention", ", ".join(found.attention)
     if found.error:
         yield "not readable", found.error
+    if _is_correctable(found):
+        first = found.reprocess_from
+        replayed = "all input" if first is None else f"days from {show_time(first)} on; earlier ones by all input"
+        yield "reprocess", f"replays {replayed}"
 
 
 def _last(commit: LastCommit | None, now_ms: int) -> str:

@@ -84,13 +84,15 @@ class ShardDescription(Holders, ShardSummary):
 
     `schema` is `CollectionSchema.to_json()`. `sources` is the progress by source, with long lists as their length.
     `definition` is a view's, as its newest refresh had it (SQL or `module:function`). `warned` are the warnings of the
-    newest run; their samples are keys and values of rows.
+    newest run; their samples are keys and values of rows. `reprocess_from`, in `persist describe` only: the time from
+    which on `persist reprocess` has a checkpoint; `None` if it replays all input.
     """
 
     schema: Mapping[str, Any] | None = None
     sources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     definition: str | None = None
     warned: tuple[BatchWarning, ...] = ()
+    reprocess_from: int | None = None
 
 
 @dataclass(frozen=True)

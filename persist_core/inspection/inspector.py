@@ -39,6 +39,7 @@ from persist_core.inspection.newest import newest_of
 from persist_core.keys import check_shard_name, owner_of
 from persist_core.location.consensus import VersionedData
 from persist_core.protocol.conflicts import ConflictRecord, list_conflicts
+from persist_core.protocol.living import is_clipped
 from persist_core.sealed import sealed_digest
 from persist_core.shard.codec import read_version
 from persist_core.shard.state import Commit, ShardState
@@ -166,7 +167,7 @@ class Inspector:
         is_newest = bool(page) and page[-1] is state.newest_commit
         made = state if is_newest or not page else self._version(shard, page[-1].seqno)
         facts = side_by_side(facts_of, page, threads=self._threads)
-        if made is not None and not self._is_clipped(made):
+        if made is not None and not is_clipped(self.client, made):
             facts = summaries.with_contents(facts, [self._readable(commit) for commit in page], made)
         return CommitsPage(shard, tuple(facts), page[0].seqno if has_older else None)
 
@@ -262,7 +263,7 @@ class Inspector:
         try:
             for batch in islice(reversed(state.batches), checked):
                 self._manifest(batch)
-            made = summaries.summary_of(state, found, is_clipped=self._is_clipped(state))
+            made = summaries.summary_of(state, found, is_clipped=is_clipped(self.client, state))
         except Corruption as error:
             made = summaries.summary_of(state, replace(found, damage=_said(error)))
         if made.error is None:  # else it may be repaired
@@ -276,11 +277,6 @@ class Inspector:
                 f"no shard {shard!r} in {self.client.location.consensus.uri}; `persist shards` lists the existing ones"
             )
         return head
-
-    def _is_clipped(self, state: ShardState) -> bool:
-        """True if the fork shares only a part of a run: its counts are then the whole run's."""
-        shared = [batch for batch in state.batches if owner_of(batch.manifest_key) != state.shard]
-        return bool(shared) and self.client.manifest(shared[-1]).last_time > shared[-1].last_time
 
     def _commits_up_to(self, shard: str, seqno: int) -> tuple[Commit, ...]:
         """Commits of the version `seqno` of the state; none if consensus does not keep it."""

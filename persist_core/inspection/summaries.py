@@ -22,6 +22,7 @@ from persist_core.inspection.facts import (
 )
 from persist_core.inspection.newest import Newest, is_multiset
 from persist_core.keys import owner_of
+from persist_core.protocol.living import living
 from persist_core.shard.state import Commit, ShardState
 from persist_core.sources.registry import kind_of
 from persist_core.sources.shards import Refreshed
@@ -38,7 +39,7 @@ def summary_of(state: ShardState, found: Newest, *, is_clipped: bool = False) ->
     newest, due = state.newest_commit, merge_due(state)
     held = [lease.since for lease in state.leases.values()] + [hold.since for hold in state.holds.values()]
     stats = found.counted.stats if found.counted else {}
-    rows, errors = (None, None) if is_clipped else _living(state.batches)
+    rows, errors = (None, None) if is_clipped else living(state.batches)
     if is_multiset(state):
         rows, errors = stats.get("rows"), stats.get("errs")
     refreshed = Refreshed.of(state.sources)
@@ -93,12 +94,6 @@ def at_time(summary: ShardSummary, *, now_ms: int, conflicts_7d: int | None) -> 
 def lag(upper: int | None, now_ms: int) -> int | None:
     """How far a clock time is behind `now_ms`; `None` for a closed upper and for counters."""
     return None if upper is None or upper < DAY_MS else max(0, now_ms - upper)
-
-
-def _living(batches: tuple[HollowBatch, ...]) -> tuple[int | None, int | None]:
-    counts = [batch.counts for batch in batches]
-    rows = sum(c.insertions - c.retractions for c in counts)
-    return rows, sum(c.err_insertions - c.err_retractions for c in counts)
 
 
 def _owner(batch: HollowBatch) -> str:
@@ -159,7 +154,9 @@ def with_contents(facts: list[CommitFacts], deltas: list[BatchManifest | None], 
         return [
             replace(f, rows=s.get("rows"), living_errors=s.get("errs")) for f, s in zip(facts, counted, strict=True)
         ]
-    rows, errors = _living(state.batches)
+    rows: int | None
+    errors: int | None
+    rows, errors = living(state.batches)
     done: list[CommitFacts] = []
     for fact, delta in zip(reversed(facts), reversed(deltas), strict=True):
         done.append(replace(fact, rows=rows, living_errors=errors))

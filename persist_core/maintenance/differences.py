@@ -7,10 +7,10 @@ from typing import Any
 from persist_core.inspection.values import json_rows
 from persist_core.maintenance.reprocess import Reprocessed
 from persist_core.protocol.difference import Differences
+from persist_core.row_text import show_names
 from persist_core.time_text import show_time
 
 SAMPLES = 20  # rows of a report
-MAX_NAMED = 20  # files in lines; facts have all
 
 
 def facts_of(found: Differences, samples: int = SAMPLES) -> dict[str, Any]:
@@ -53,10 +53,9 @@ def reprocess_facts(found: Reprocessed, *, is_dry_run: bool) -> dict[str, Any]:
 
 def reprocess_lines(found: Reprocessed) -> list[str]:
     """The report in lines, without the samples."""
-    lines = [f"{found.shard}, of {found.rows} rows: {line_of(found.found)}"]
+    lines = [f"{found.shard}, {found.of_rows}: {line_of(found.found)}"]
     for what, names in (("replaced", found.replaced), ("gone", found.gone), ("new", found.new)):
-        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-        lines += [f"files {what}: {', '.join(names[:MAX_NAMED])}{more}"] if names else []
+        lines += [f"files {what}: {show_names(names)}"] if names else []
     if found.commit:
         lines.append(
             f"corrected from {show_time(found.commit.lower)} on, as checkpoint {found.commit.checkpoint_id}; earlier"

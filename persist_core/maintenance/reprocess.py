@@ -9,7 +9,7 @@ The report comes before the commit, and a person confirms what changes more rows
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,13 +27,13 @@ from persist_core.protocol.delta import BEGINNING, MAX_UPDATES
 from persist_core.protocol.difference import Differences, differences
 from persist_core.protocol.fork import fork, fork_token
 from persist_core.protocol.replay import Start, WriteOf, replay, start_for, starts, turns_of
+from persist_core.row_text import show_names
 from persist_core.shard.state import Commit, Committed, ShardState
 from persist_core.sources.collection import CollectionSource
 from persist_core.sources.files import InputsNow
 from persist_core.time_text import DAY_MS, LAST_ISO_MS, day_of, parse_time, show_time
 
 MAX_TRIES = 10  # each but the first because another writer has committed meanwhile
-MAX_NAMED = 20  # files in a message
 LEASE_MS = DAY_MS  # on the shard's history from the start on; a replay that was killed holds it no longer
 _LAST_DAY = LAST_ISO_MS - 3 * DAY_MS  # whose next day has a date in every zone
 
@@ -62,8 +62,9 @@ def request_of(config: CollectionConfig, *, begin: str, through: str | None, now
 
 @dataclass(frozen=True)
 class Reprocessed:
-    """The report: which files differ from what was consumed, and which of the shard's `rows` rows. `commit` is `None`
-    if there was nothing to correct, or only looked at (`is_needed`: if there is, orders of rows included)."""
+    """The report: which files differ from what was consumed, and which of the shard's `rows` rows (see
+    `CorrectionPlan`). `commit` is `None` if there was nothing to correct, or only looked at (`is_needed`: if there is,
+    orders of rows included)."""
 
     shard: str
     start: Start
@@ -71,9 +72,14 @@ class Reprocessed:
     gone: tuple[str, ...]
     new: tuple[str, ...]
     found: Differences
-    rows: int
+    rows: int | None
     is_needed: bool
     commit: Commit | None = None
+
+    @property
+    def of_rows(self) -> str:
+        """The shard's rows in words."""
+        return f"of {'an unknown number of' if self.rows is None else self.rows} rows"
 
 
 def reprocess(
@@ -201,8 +207,8 @@ def _check_inputs(
     if now.gone and not request.takes_back_gone:
         raise InvalidInput(
             f"{len(now.gone)} files that {config.name} has consumed since {show_time(start.upper)} are gone:"
-            f" {_named(now.gone)}. Put them back; or, if their records are to be undone, add --take-back-gone; or begin"
-            f" later: {_oldest_without_gone(client, config, state, now)}. Nothing was changed"
+            f" {show_names(now.gone)}. Put them back; or, if their records are to be undone, add --take-back-gone; or"
+            f" begin later: {_oldest_without_gone(client, config, state, now)}. Nothing was changed"
         )
 
 
@@ -225,7 +231,7 @@ def _check_end(differing: dict[str, int | None], request: Request) -> None:
     if later:
         raise InvalidInput(
             f"{len(later)} files that differ from what was consumed are not dated before {show_time(request.end_ms)}:"
-            f" {_named(later)}. The replay reads them too: leave out --through, or give a later day. Nothing was"
+            f" {show_names(later)}. The replay reads them too: leave out --through, or give a later day. Nothing was"
             " changed"
         )
 
@@ -252,16 +258,10 @@ def _reported(
 
 
 def _check_confirmed(found: Reprocessed, request: Request) -> None:
-    limit = exceeded_limit(request.max_changed, found.found.total, found.rows)
+    limit = exceeded_limit(request.max_changed, found.found.total, found.rows or 0)
     if limit is not None and not request.is_confirmed:
         raise InvalidInput(
-            f"the correction changes {found.found.total} of {found.rows} rows of {found.shard}, more than {limit}"
+            f"the correction changes {found.found.total} {found.of_rows} of {found.shard}, more than {limit}"
             " (limits.max_changed). Nothing was changed: look at the report, then confirm with --yes; what was"
             " replayed is kept until then"
         )
-
-
-def _named(names: Iterable[str]) -> str:
-    listed = sorted(names)
-    more = f" and {len(listed) - MAX_NAMED} more" if len(listed) > MAX_NAMED else ""
-    return ", ".join(ascii(name)[1:-1] for name in listed[:MAX_NAMED]) + more

@@ -18,6 +18,7 @@ from persist_core.contents.batch import Correction, Restored, last_time
 from persist_core.handles.client import PersistClient
 from persist_core.handles.slow_reads import named_if_dropped
 from persist_core.protocol.delta import MAX_UPDATES, Delta, check_size, delta_since, net_of
+from persist_core.protocol.living import is_clipped, living
 from persist_core.protocol.replay import Start
 from persist_core.protocol.restore import append_replacing
 from persist_core.protocol.restore_point import restore_token
@@ -30,18 +31,18 @@ from persist_core.time_text import show_time
 
 @dataclass(frozen=True)
 class CorrectionPlan:
-    """The updates of a correction, all at time `upper - 1`. `began` and `fork` are the states that they are between."""
+    """The updates of a correction, all at time `upper - 1`. `began` and `fork` are the states that they are between.
+
+    `rows`: how many rows the shard holds before it; `None` for a fork that shares a part of a run: nothing has counted
+    them.
+    """
 
     began: ShardState
     fork: ShardState
     updates: Delta
     schema: CollectionSchema
     upper: int
-
-    @property
-    def rows(self) -> int:
-        """How many rows the shard holds before it."""
-        return sum(batch.counts.insertions - batch.counts.retractions for batch in self.began.batches)
+    rows: int | None
 
 
 def plan_correction(
@@ -62,7 +63,8 @@ def plan_correction(
         deltas.append((sign, delta_since(reader, state, start.after)))
     updates = net_of(deltas, schema, upper - 1, since=show_time(start.upper))
     errs = _without_resolved(updates.errs, deltas[0][1].errs, ours)
-    return CorrectionPlan(ours, theirs, replace(updates, errs=errs), schema, upper)
+    rows = None if is_clipped(client, ours) else living(ours.batches)[0]
+    return CorrectionPlan(ours, theirs, replace(updates, errs=errs), schema, upper, rows)
 
 
 def _without_resolved(errs: pa.Table, since: pa.Table, state: ShardState) -> pa.Table:

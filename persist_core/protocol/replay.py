@@ -71,14 +71,15 @@ def starts(client: PersistClient, state: ShardState) -> Iterator[Start]:
 
 def start_for(client: PersistClient, state: ShardState, from_ms: int) -> Start:
     """The newest point before any input of `from_ms` or later was consumed. `InvalidInput` if `from_ms` is too late."""
-    if state.upper.time is None or state.upper.time == MAX_TIME or state.schema is None:
+    upper = state.upper.time
+    if upper is None or upper == MAX_TIME or upper <= FIRST_UPPER or state.schema is None:
         raise InvalidInput(f"shard {state.shard} is closed or empty (upper {state.upper}): there is nothing to correct")
-    if from_ms >= state.upper.time:
+    if from_ms >= upper:
         raise InvalidInput(
             f"--from is {show_time(from_ms)}; expected a time before the upper of shard {state.shard},"
             f" {show_time(state.upper.time)}: later input has not been consumed, and the next run takes it as it is"
         )
-    return next(each for each in starts(client, state) if each.upper <= max(from_ms, FIRST_UPPER))
+    return next(each for each in starts(client, state) if each.checkpoint_id is None or each.upper <= from_ms)
 
 
 def replay_config(config: CollectionConfig) -> CollectionConfig:
@@ -167,9 +168,9 @@ def _corrections(client: PersistClient, state: ShardState) -> set[int]:
 
 def _points_since(client: PersistClient, state: ShardState, start: Start) -> list[Start]:
     """The points after each commit since `start` that is still known, oldest first."""
-    found = {each.epoch: each for each in starts(client, state) if each.upper > start.upper}
+    found = {each.epoch: each for each in starts(client, state) if each.epoch > start.epoch}
     for commit in state.commits:
-        if commit.upper is not None and commit.upper > start.upper and commit.epoch not in found:
+        if commit.upper is not None and commit.epoch > start.epoch and commit.epoch not in found:
             progress = client.manifest(commit).sources.get(FILES)
             found[commit.epoch] = Start(commit.checkpoint_id, last_time(commit.upper), progress, commit.epoch)
     return [found[epoch] for epoch in sorted(found)]

@@ -3,26 +3,36 @@ commits that are forgotten, a long replay, and an error of cleaning up."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from persist_core.cli.main import run_command
 from persist_core.config.collection import CollectionConfig
 from persist_core.contents.batch import BatchDescription
-from persist_core.errors import InvalidInput, StorageError
+from persist_core.errors import InvalidInput, InvariantViolation, StorageError
+from persist_core.keys import hidden_shard
 from persist_core.maintenance import reprocess
+from persist_core.maintenance.differences import reprocess_lines
 from persist_core.maintenance.maintain import maintain
+from persist_core.protocol.delta import BEGINNING, delta_since, net_of
+from persist_core.protocol.difference import Differences
+from persist_core.protocol.fork import fork
+from persist_core.protocol.replay import PURPOSE, Start
 from persist_core.protocol.resolve import plan_resolve, resolve
 from persist_core.shard import invariants
 from persist_core.shard import state as transitions
 from persist_core.time_text import parse_time
+from tests.core.maintenance.copies import merge_all
 from tests.core.maintenance.test_reprocess import HIDDEN, corrected, replace_file
 from tests.core.maintenance.test_reprocess_faults import A, B, correct, made, names, ok
 from tests.core.protocol.ordered_shard import OrderedCollection
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.core.protocol.test_ordered import put
-from tests.core.protocol.test_resolve import places, unordered, with_unordered
+from tests.core.protocol.test_resolve import in_files, places, unordered, with_unordered
 from tests.virtual import ManualClock
 
 HOUR_MS = 3_600_000
@@ -42,6 +52,16 @@ def test_the_last_day_ends_at_midnight_of_the_zone(tmp_path: Path, through: str,
     config = Collection(tmp_path).config.model_copy(update={"timezone": "Europe/Berlin"})
     request = reprocess.request_of(config, begin="2026-03-01", through=through, now_ms=0)
     assert request.end_ms == parse_time(expected)
+
+
+def test_the_first_input_is_replayed_too(tmp_path: Path) -> None:
+    shard = Collection(tmp_path)
+    shard.drop("0.txt", [ok(A, "wrong")])
+    shard.run(1)
+    shard.run(20)
+    replace_file(shard, "0.txt", (ok(A, "right"),))
+    assert correct(shard, from_ms=0).start.checkpoint_id is None
+    assert names(shard) == {A: "right"}
 
 
 def test_a_last_day_beyond_all_dates_is_a_bound_too(tmp_path: Path) -> None:
@@ -158,3 +178,50 @@ def test_a_correction_stands_if_cleaning_up_fails(tmp_path: Path, monkeypatch: p
     assert names(shard) == {A: "right", B: "three"}
     correct(shard)
     assert not shard.client.state(HIDDEN).commits
+
+
+def test_the_rows_of_a_fork_within_a_run_are_unknown(tmp_path: Path) -> None:
+    shard = made(tmp_path)
+    first = shard.client.state(SHARD).commits[0].checkpoint_id
+    merge_all(shard.client, SHARD)
+    fork(shard.client, SHARD, first, "twin", writer="test")
+    twin = shard.beside("twin")
+    twin.run(20)
+    replace_file(twin, "2.txt", (ok(B, "other"),))
+    hidden = twin.beside(hidden_shard("twin", PURPOSE))
+    asked = reprocess.Request(10, max_changed=("90 %",))
+    with pytest.raises(InvalidInput, match="changes 1 of an unknown number of rows of twin, more than 90 %"):
+        reprocess.reprocess(
+            twin.client,
+            twin.config,
+            asked,
+            write=lambda _, description: hidden.write(description),
+            writer="test",
+            say=lambda _: None,
+        )
+
+
+def test_names_of_files_are_safe_to_print() -> None:
+    names = ("\x1b[2Jred.txt", *(f"{number:02}.txt" for number in range(22)))
+    nothing = Differences(0, 0, 0, 0, 0, {}, pa.table({}))
+    found = reprocess.Reprocessed(SHARD, Start(None, BEGINNING, None), names, (), (), nothing, 3, is_needed=True)
+    assert "files replaced: \\x1b[2Jred.txt, 00.txt, 01" in reprocess_lines(found)[1]
+    assert reprocess_lines(found)[1].endswith("18.txt and 3 more")
+
+
+def test_a_net_change_that_is_impossible_says_since_when(tmp_path: Path) -> None:
+    shard = made(tmp_path)
+    state = shard.client.state(SHARD)
+    delta = delta_since(shard.client.open_reader(SHARD), state, 9)
+    with pytest.raises(InvariantViolation, match=r"since two o'clock .* more than once"):
+        net_of([(1, delta), (1, delta)], shard.schema, 30, since="two o'clock")
+
+
+def test_describe_says_where_a_correction_can_begin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with in_files(tmp_path) as (_, options):
+        pass
+    capsys.readouterr()
+    assert run_command(["describe", SHARD, "--json", *options]) == 0
+    assert json.loads(capsys.readouterr().out)["reprocess_from"] == 10
+    assert run_command(["describe", SHARD, *options]) == 0
+    assert "replays days from 10 on; earlier ones by all input" in capsys.readouterr().out

@@ -20,6 +20,7 @@ from persist_core.location.settings import PersistLocation
 from persist_core.protocol.compare import compare, side_of
 from persist_core.protocol.difference import KIND
 from persist_core.protocol.fork import fork
+from tests.core.maintenance.test_reprocess_faults import A, B, ok
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.core.world import SCHEMA
 from tests.oracle.consolidate import Err
@@ -68,6 +69,23 @@ def test_differences_are_what_two_snapshots_say(history: History, data: st.DataO
         assert found.total or not len(found.rows)
         back = compare(shard.client, sides[1], sides[0])
         assert (back.added, back.removed, back.changed) == (found.removed, found.added, found.changed)
+
+
+def test_a_fork_is_compared_whole_if_its_history_has_moved_on(tmp_path: Path) -> None:
+    shard = Collection(tmp_path)
+    shard.drop("1.txt", [ok(A, "one"), ok(B, "two")])
+    first = shard.run(10)
+    fork(shard.client, SHARD, first, "twin", writer="test")
+    twin = shard.beside("twin")
+    for number, each in enumerate((shard, twin)):
+        each.drop("2.txt", [ok(A, f"later {number}")])
+        each.run(20)
+        each.client.set_history(each.shard, 0)
+        each.client.advance_since(each.shard)
+    sides = [side_of(shard.client, SHARD, name, zone=UTC) for name in (None, "twin")]
+    found = compare(shard.client, *sides)
+    assert (found.added, found.removed, found.changed) == (0, 0, 1)
+    assert [row["name"] for row in found.rows.to_pylist()] == ["later 0", "later 1"]
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
