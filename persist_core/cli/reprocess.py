@@ -126,7 +126,12 @@ def diff_command(
     a, b = (side_of(session.client, name, text, zone=zone) for text in (old, new))
     found = compare(session.client, a, b, max_updates=max_updates)
     if file is not None:
-        pq.write_table(found.rows, file)
+        try:
+            pq.write_table(found.rows, file)
+        except OSError as error:
+            raise InvalidInput(
+                f"--to {file}: {error.strerror or error}; expected a file that can be written"
+            ) from error
     if session.as_json:
         sides = {"a": {"shard": a.state.shard, "time": a.time}, "b": {"shard": b.state.shard, "time": b.time}}
         output.print_json({**sides, **facts_of(found, limit)})

@@ -125,7 +125,8 @@ def reprocess(
                 _cleaned_up(lambda: give_up(client, config.name), say)
                 return found
             _check_confirmed(found, request)
-            result = correct(client, plan, Correction(request.from_ms, request.end_ms, request.reason), writer=writer)
+            correction = Correction(request.from_ms, request.end_ms, start.upper, request.reason)
+            result = correct(client, plan, correction, writer=writer)
             if isinstance(result, Committed):
                 _cleaned_up(lambda: give_up(client, config.name), say)
                 return replace(found, commit=result.commit)

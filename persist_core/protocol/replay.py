@@ -57,7 +57,22 @@ class Start:
 
 
 def starts(client: PersistClient, state: ShardState) -> Iterator[Start]:
-    """All points that a replay can begin at, newest first."""
+    """All points that a replay can begin at, newest first.
+
+    Not one that a later correction or restore has gone back behind: it holds what was undone.
+    """
+    gone_back = [
+        (each.epoch, restored.watermark or 0 if restored.correction is None else restored.correction.start_ms)
+        for each in state.commits
+        if each.restored_from and (restored := client.manifest(each).restored) is not None
+    ]
+    for each in _points(client, state):
+        if not any(each.epoch < epoch and each.upper > upper for epoch, upper in gone_back):
+            yield each
+
+
+def _points(client: PersistClient, state: ShardState) -> Iterator[Start]:
+    """The points after commits whose checkpoints are kept, newest first, and the beginning."""
     listing = Checkpointer(client.blob, state.shard, state.origin.life).listing()
     for manifest in reversed(listing.manifests):
         upper = manifest.shard.upper if manifest.shard else None
@@ -168,7 +183,7 @@ def _corrections(client: PersistClient, state: ShardState) -> set[int]:
 
 def _points_since(client: PersistClient, state: ShardState, start: Start) -> list[Start]:
     """The points after each commit since `start` that is still known, oldest first."""
-    found = {each.epoch: each for each in starts(client, state) if each.epoch > start.epoch}
+    found = {each.epoch: each for each in _points(client, state) if each.epoch > start.epoch}
     for commit in state.commits:
         if commit.upper is not None and commit.epoch > start.epoch and commit.epoch not in found:
             progress = client.manifest(commit).sources.get(FILES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import cached_property
+from itertools import takewhile
 
 from persist_core.config.collection import FILES, CollectionConfig
 from persist_core.handles.client import PersistClient
@@ -47,8 +48,9 @@ class CollectionSource:
 
         The first commit names the progress though it is empty: a restore to its checkpoint needs it.
         """
-        consumed, newest = state.sources.get(FILES), state.newest_commit
-        in_time_from = newest.lower if newest is not None and newest.restored_from is not None else None
+        consumed = state.sources.get(FILES)
+        went_back = list(takewhile(lambda commit: commit.restored_from is not None, reversed(state.commits)))
+        in_time_from = went_back[-1].lower if went_back else None
         freeze = self.files.freeze(
             consumed, until=until, lower=lower, in_time_from=in_time_from, holds_back=self._holds_back
         )

@@ -92,7 +92,7 @@ MANIFEST = BatchManifest(
     read_operators={STASH_OPERATOR: "f" * 64},
     stats={"eligible": 1},
     err_groups=(ErrGroup("value", "column 'n' is '...'; expected int", 2, "", "a.jsonl, line 1", "{}"),),
-    restored=Restored("orders", A, 9, Correction(7, None, "prices in cents")),
+    restored=Restored("orders", A, 9, Correction(7, None, 5, "prices in cents")),
     era=3,
 )
 CHECKPOINT = CheckpointManifest(

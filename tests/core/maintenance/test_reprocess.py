@@ -80,7 +80,8 @@ def test_a_correction_gives_what_a_fresh_load_gives(history: History, other: His
         assert (found.commit is None) == (not found.is_needed)
         assert not shard.client.state(HIDDEN).commits
         shard.check()
-        again = corrected(shard, from_ms)  # what waited for the upper may be due now
+        later = data.draw(st.sampled_from([each for each in (from_ms, *uppers) if from_ms <= each < uppers[-1]]))
+        again = corrected(shard, later)  # what waited for the upper may be due now
         assert (again.replaced, again.gone, again.new) == ((), (), ())
 
         for each in (shard, fresh):
