@@ -102,9 +102,7 @@ class BatchCounts:
 
 @dataclass(frozen=True)
 class Correction:
-    """A batch that corrects others: inputs dated from `from_ms` to before `end_ms` (`None`: all later ones) were
-    replayed as they were then, by whom the manifest says; `reason` is for people. `start_ms`: the shard's upper where
-    the replay began. Checkpoints between that and this batch hold what it has corrected."""
+    """A batch from a replay since the upper `start_ms`; inputs before `end_ms` (`None`: all) were to be corrected."""
 
     from_ms: int
     end_ms: int | None

@@ -67,7 +67,9 @@ def starts(client: PersistClient, state: ShardState) -> Iterator[Start]:
         if each.restored_from and (restored := client.manifest(each).restored) is not None
     ]
     for each in _points(client, state):
-        if not any(each.epoch < epoch and each.upper > upper for epoch, upper in gone_back):
+        if each.checkpoint_id is None or not any(
+            each.epoch < epoch and each.upper > upper for epoch, upper in gone_back
+        ):
             yield each
 
 
