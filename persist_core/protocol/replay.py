@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.config.collection import FILES, CollectionConfig
-from persist_core.contents.batch import BatchDescription, SourceFrontier, last_time
+from persist_core.contents.batch import BatchDescription, Restored, SourceFrontier, last_time
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.handles.client import PersistClient
 from persist_core.keys import hidden_shard
@@ -62,9 +62,8 @@ def starts(client: PersistClient, state: ShardState) -> Iterator[Start]:
     Not one that a later correction or restore has gone back behind: it holds what was undone.
     """
     gone_back = [
-        (each.epoch, restored.watermark or 0 if restored.correction is None else restored.correction.start_ms)
-        for each in state.commits
-        if each.restored_from and (restored := client.manifest(each).restored) is not None
+        (epoch, restored.watermark or 0 if restored.correction is None else restored.correction.start_ms)
+        for epoch, restored in _restores(client, state)
     ]
     for each in _points(client, state):
         if each.checkpoint_id is None or not any(
@@ -159,7 +158,8 @@ def turns_of(client: PersistClient, config: CollectionConfig, state: ShardState,
     turn_of: dict[str, int] = {}
     if config.order.mode == "log" and config.time.source == "description":
         turn_of, epoch = dict.fromkeys(files.consumed(start.progress), start.upper), start.epoch
-        corrections, unknown = _corrections(client, state), None
+        unknown = None
+        corrections = {epoch for epoch, restored in _restores(client, state) if restored.correction is not None}
         for each in _points_since(client, state, start):
             taken = turn_of if each.progress is None else files.consumed(each.progress)
             if each.epoch > epoch + 1 and len(taken.keys() - turn_of.keys()) > 1:
@@ -177,10 +177,10 @@ def _held(known: Collection[str], later: Collection[str]) -> HoldBack:
     return lambda name, date_ms: name in later or (date_ms is None and name not in known)
 
 
-def _corrections(client: PersistClient, state: ShardState) -> set[int]:
-    """The epochs of the corrections that are still known."""
-    restores = [(each.epoch, client.manifest(each).restored) for each in state.commits if each.restored_from]
-    return {epoch for epoch, restored in restores if restored is not None and restored.correction is not None}
+def _restores(client: PersistClient, state: ShardState) -> list[tuple[int, Restored]]:
+    """The restores and corrections that are still known, by epoch."""
+    found = [(each.epoch, client.manifest(each).restored) for each in state.commits if each.restored_from]
+    return [(epoch, restored) for epoch, restored in found if restored is not None]
 
 
 def _points_since(client: PersistClient, state: ShardState, start: Start) -> list[Start]:
