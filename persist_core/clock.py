@@ -11,11 +11,9 @@ class Clock(Protocol):
 
     def now_ms(self) -> int:
         """Milliseconds since the Unix epoch, UTC."""
-        ...
 
     def sleep_ms(self, duration_ms: int) -> None:
         """Wait for `duration_ms` milliseconds."""
-        ...
 
 
 class SystemClock:

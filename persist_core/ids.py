@@ -15,11 +15,9 @@ class Ids(Protocol):
 
     def uuid7(self) -> str:
         """A UUIDv7 (RFC 9562): sorts by creation time."""
-        ...
 
     def jitter(self) -> float:
         """A number in `[0, 1)`, for backoff."""
-        ...
 
 
 def _uuid7(now_ms: int, bits: int) -> str:

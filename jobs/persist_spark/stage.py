@@ -63,7 +63,6 @@ class Stats(Protocol):
 
     def to_json(self) -> dict[str, int]:
         """Plain numbers by name."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -80,17 +79,14 @@ class Written(Protocol):
     @property
     def needs_thorough_plan(self) -> bool:
         """True if what was written must be discarded."""
-        ...
 
     @property
     def counts(self) -> BatchCounts:
         """Updates by kind."""
-        ...
 
     @property
     def state_rows(self) -> Mapping[str, StateRows]:
         """The rows of each operator's state, by operator."""
-        ...
 
 
 class Counted(Written, Protocol):
@@ -99,17 +95,14 @@ class Counted(Written, Protocol):
     @property
     def rows_digest(self) -> str:
         """For `persist_core.contents.batch.contents_digest`."""
-        ...
 
     @property
     def stats(self) -> Stats:
         """The report of the run."""
-        ...
 
     @property
     def warnings(self) -> tuple[BatchWarning, ...]:
         """Warnings of the run."""
-        ...
 
 
 C = TypeVar("C", bound=Counted)
@@ -123,11 +116,9 @@ class Planned(Protocol[Counts]):
     @property
     def updates(self) -> DataFrame:
         """The part columns, the columns of operators' state, and `PART`."""
-        ...
 
     def outcome(self) -> Counts:
         """The counts of the action; call it only after the action has succeeded."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -30,17 +30,14 @@ class Link(Protocol):
     @property
     def checkpoint_id(self) -> str:
         """Its id."""
-        ...
 
     @property
     def parent_id(self) -> str | None:
         """The id of the checkpoint that its deltas build on."""
-        ...
 
     @property
     def operators(self) -> Mapping[str, _Operator]:
         """Its operator state, by operator."""
-        ...
 
 
 LinkT = TypeVar("LinkT", bound=Link)

@@ -220,8 +220,6 @@ for _command in (
 
 
 class _Told(logging.Handler):
-    """Send logs to stderr, like all other messages."""
-
     def emit(self, record: logging.LogRecord) -> None:
         output.print_line(record.getMessage(), to_stderr=True)
 

@@ -201,7 +201,6 @@ def copy_command(
 
 @contextmanager
 def _bar(session: Session) -> Iterator[Progress]:
-    """A bar for each shard on stderr, if that is a terminal."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[size]}")
     console = Console(stderr=True, markup=False, emoji=False, highlight=False)
     bars: dict[str, TaskID] = {}

@@ -175,7 +175,6 @@ def _waves(wanted: Sequence[RunRequest]) -> Iterator[list[RunRequest]]:
 
 
 def _all_of(collections: Path | None, views: Path | None) -> tuple[list[ShardConfig], list[PersistError]]:
-    """All collections and views of the folders, and an error for each wrong file."""
     collections, views = _folders(collections, views)
     found: list[ShardConfig] = []
     loaded, errors = load_collections(collections)

@@ -99,7 +99,6 @@ def describe(session: Session, shard: str) -> None:
 
 
 def _is_correctable(found: ShardDescription) -> bool:
-    """True if `persist reprocess` can replay its input."""
     return found.kind == "collection" and not found.is_dropped
 
 

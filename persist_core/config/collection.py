@@ -359,7 +359,6 @@ class CollectionConfig(ShardConfig):
         )
 
     def _inherits(self, column: ColumnConfig) -> bool:
-        """True if a record may leave out the value of the column."""
         is_debezium = self.source.format == "debezium-json"
         return self.source.missing_field == "unchanged" or (is_debezium and column.type in UNAVAILABLE_TYPES)
 

@@ -141,8 +141,6 @@ class ViewConfig(ShardConfig):
 
 
 class _Known:
-    """The collection and view files that a view may read, looked up by name."""
-
     def __init__(self, views: Path, collections: Path) -> None:
         self.views, self.collections = views, collections
         self._columns: dict[str, Sequence[str] | None] = {}

@@ -132,7 +132,6 @@ def _bad_syntax(found: str) -> BadQuery:
 
 
 def _inputs(text: str, tree: exp.Expr) -> Iterator[str]:
-    """Names of the tables that are not CTEs, in the order of the text."""
     found = [table for table in tree.find_all(exp.Table) if isinstance(table.this, exp.Identifier)]
     for table in sorted(found, key=lambda table: table.this.meta.get("start", 0)):
         if _is_cte(table) or table.find_ancestor(exp.Hint) is not None:  # a hint names a table of the query

@@ -90,14 +90,12 @@ class PartFormat(Protocol):
 
     def encode(self, table: pa.Table) -> bytes:
         """The bytes of a part."""
-        ...
 
     def decode(self, data: bytes, columns: list[str], written: CollectionSchema) -> pa.Table:
         """The columns of `columns`, by their names in `written`, that the part has.
 
         Raises `pa.ArrowInvalid` or `OSError` for bytes that are not a part, and as `check_field_ids`.
         """
-        ...
 
     def batches(
         self, data: bytes, columns: list[str], written: CollectionSchema, rows: int, *, is_packed: bool = False
@@ -107,7 +105,6 @@ class PartFormat(Protocol):
         `is_packed`: fewer if rows are large, about `PACKED_BYTES`; texts and bytes may be dictionaries, so that a text
         which is stored once and used often is in memory once.
         """
-        ...
 
 
 class ParquetParts:

@@ -86,7 +86,6 @@ def read_part_batches(
 
 @contextmanager
 def _decoding(blob: Blob, part: Part) -> Iterator[None]:
-    """Damage is reported as `CorruptArtifact`."""
     try:
         yield
     except InvalidInput:  # the caller's, not the file's

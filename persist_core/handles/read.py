@@ -224,7 +224,6 @@ class ReadHandle:
         schema: CollectionSchema,
         keys: Sequence[KeyRange] | None,
     ) -> pa.Table:
-        """The rows that `read` gives, of these keys only."""
         if keys is None:
             return self.read(batches, columns, choose)
         if not schema.key:
@@ -245,7 +244,6 @@ class ReadHandle:
         return pa.concat_tables(tables) if tables else nullable.empty_table()
 
     def _piece(self, piece: Piece, schema: pa.Schema) -> pa.Table:
-        """The piece's rows of its file, with the columns of `schema`."""
         columns = schema.append(pa.field(ENDED, pa.int64())) if piece.has_ends else schema
         return piece.of(read_part(self._blob, piece.part, columns, self._part_format))
 

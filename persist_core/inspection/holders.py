@@ -118,7 +118,6 @@ def _about_history(state: ShardState) -> str:
 
 
 def _described_hold(client: PersistClient, shard: str, holder: str, release: str) -> tuple[str, str, str]:
-    """Kind, description and remedy of a critical hold."""
     if holder.startswith(PIN):
         checkpoint_id = holder.removeprefix(PIN)
         if checkpoint_id in Checkpointer(client.blob, shard).pinned():

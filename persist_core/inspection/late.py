@@ -93,7 +93,6 @@ def _late_record(row: Mapping[str, Any], schema: CollectionSchema, sources: Mapp
 def _split(
     order: Mapping[str, Any] | None, schema: CollectionSchema, sources: Mapping[str, SourceFrontier]
 ) -> tuple[dict[str, Any], str | None]:
-    """The order by the names of its fields, and the position."""
     if order is None:
         return {}, None
     fields = {column.name: json_value(value) for column, value in zip(schema.order or (), order.values(), strict=False)}

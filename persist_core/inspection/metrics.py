@@ -75,7 +75,6 @@ def _of(read: Callable[[ShardSummary], Value]) -> Callable[[Shard], Mapping[str,
 
 
 def _of_commit(read: Callable[[CommitFacts], Value]) -> Callable[[Shard], Mapping[str, Value]]:
-    """A fact of the newest commit's manifest."""
     return lambda shard: {"": read(shard[1])} if shard[1] is not None else {}
 
 

@@ -34,39 +34,31 @@ class Blob(Protocol):
 
     def get(self, key: str) -> bytes | None:
         """The bytes under `key`, or `None`."""
-        ...
 
     def set(self, key: str, data: bytes) -> None:
         """Write `data` whole under `key`; durable when this returns."""
-        ...
 
     def delete(self, key: str) -> int | None:
         """Delete `key` and return the size in bytes of what it held, or `None` if there was nothing."""
-        ...
 
     def list_keys_and_metadata(self, prefix: str) -> Iterator[BlobMetadata]:
         """Keys that start with the string `prefix`, in ascending order of their UTF-8 bytes."""
-        ...
 
     def uri_of(self, key: str) -> str:
         """Where Spark and Hadoop read or write `key`: a path for their readers, not percent-encoded, not a glob.
 
         Raises `InvalidInput` if no other process could reach it (`mem:`).
         """
-        ...
 
     def make_durable(self, prefix: str) -> None:
         """Make what others (Spark) wrote under keys that start with `prefix` as durable as `set` would have."""
-        ...
 
     def close(self) -> None:
         """Close connections. The object is not usable afterwards."""
-        ...
 
     @property
     def uri(self) -> str:
         """The URI, with secrets removed: safe to print."""
-        ...
 
 
 @runtime_checkable
@@ -75,7 +67,6 @@ class RangeReader(Protocol):
 
     def get_range(self, key: str, start: int, size_bytes: int) -> bytes | None:
         """`size_bytes` (at least one) bytes from `start` on, fewer if the value ends earlier; `None` without one."""
-        ...
 
 
 @runtime_checkable
@@ -84,7 +75,6 @@ class FileTaker(Protocol):
 
     def set_file(self, key: str, path: Path) -> None:
         """`set` with the bytes of the file at `path`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -110,11 +100,9 @@ class UploadStore(Protocol):
 
     def unfinished_uploads(self, prefix: str) -> UnfinishedUploads:
         """Uploads of keys that start with the string `prefix`, the first 10,000 of them."""
-        ...
 
     def abort_upload(self, upload: UnfinishedUpload) -> bool:
         """Delete its pieces, so that its writer can no longer complete it. False if it has ended already."""
-        ...
 
 
 class RangeFile(io.RawIOBase):

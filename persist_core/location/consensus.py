@@ -38,11 +38,9 @@ class Consensus(Protocol):
 
     def list_keys(self) -> Iterator[str]:
         """Every key ever created, in no particular order."""
-        ...
 
     def head(self, key: str) -> VersionedData | None:
         """The newest version, or `None` for a key without data."""
-        ...
 
     def compare_and_set(self, key: str, expected: int | None, new: VersionedData) -> CaSResult:
         """Append `new` iff the current seqno is exactly `expected` (`None`: no data yet).
@@ -50,27 +48,22 @@ class Consensus(Protocol):
         Raises `InvalidSeqNo` if `new.seqno` is outside the range or not greater than `expected`, even if
         `expected` is current.
         """
-        ...
 
     def scan(self, key: str, from_seqno: int, limit: int = SCAN_ALL) -> list[VersionedData]:
         """Up to `limit` versions with seqno >= `from_seqno`, ascending; `[]` past the head or for an unknown key."""
-        ...
 
     def truncate(self, key: str, seqno: int) -> int:
         """Delete versions `< seqno`, return how many. Idempotent.
 
         Raises `InvalidSeqNo` if `seqno` > head or the key has no data.
         """
-        ...
 
     def close(self) -> None:
         """Close connections. The object is not usable afterwards."""
-        ...
 
     @property
     def uri(self) -> str:
         """The URI, with secrets removed: safe to print."""
-        ...
 
 
 def check_consensus_key(key: str) -> str:

@@ -60,7 +60,6 @@ class Examinable(Protocol):
 
     def diagnose(self, clock: Clock) -> Iterator[Finding]:
         """Settings, rights and rules that only this kind of store has. Changes nothing."""
-        ...
 
 
 @runtime_checkable
@@ -69,4 +68,3 @@ class Erasable(Protocol):
 
     def erase(self, key: str) -> None:
         """Remove `key` with all its versions. Only for keys that no shard uses: a late writer could win again."""
-        ...

@@ -38,8 +38,6 @@ def parse_mem_uri(uri: LocationUri) -> str:
 
 
 class _BlobStore:
-    """The storage shared by all `MemBlob`s of one name."""
-
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.values: dict[str, bytes] = {}
@@ -47,8 +45,6 @@ class _BlobStore:
 
 
 class _ConsensusStore:
-    """The storage shared by all `MemConsensus`es of one name."""
-
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.versions: dict[str, list[VersionedData]] = {}

@@ -73,7 +73,6 @@ def path_of(paths: Sequence[str]) -> str:
 
 
 def _shared(texts: Sequence[Sequence[str]]) -> list[str]:
-    """The parts with which all of them start."""
     return [parts[0] for parts in itertools.takewhile(lambda parts: len({*parts}) == 1, zip(*texts, strict=False))]
 
 

@@ -163,7 +163,6 @@ def _next_run(source: FileSource, config: CollectionConfig, state: ShardState | 
 def _tried(
     client: PersistClient, config: CollectionConfig, start: Start, until: int | None, empty: Preview, rows: int
 ) -> Preview:
-    """The sample in a shard of its own."""
     minted = stages.mint(client, config, until=until, writer="preview", is_forced=True)
     if not isinstance(minted, stages.Minted) or minted.description.input_key is None:
         return replace(empty, stops="none of the files is due yet")

@@ -42,8 +42,6 @@ _WORDS = {"true", "false", "null"}
 
 @dataclass(frozen=True)
 class _Column:
-    """A column, the field that it is read from, its values, and their type."""
-
     name: str
     field: str
     values: tuple[Any, ...]
@@ -64,8 +62,6 @@ class _Column:
 
 @dataclass(frozen=True)
 class _Feed:
-    """All that is known of a sample."""
-
     detected: Detected
     rows: Sequence[RawRow]
     columns: Sequence[_Column]
@@ -144,7 +140,6 @@ def _relative(pattern: str, folder: Path | None) -> str:
 
 
 def _names(detected: Detected, found: Sequence[Any]) -> list[str] | None:
-    """Names for the fields of a CSV without a header line."""
     if detected.header or not detected.format.endswith("csv"):
         return None
     first = next(line for each in found for line in each.lines if line.strip())

@@ -41,20 +41,16 @@ class Feed(Protocol):
 
     def scan(self, wanted: Wanted) -> Scan:
         """The files that match. Raises `StorageError` if they can't be listed."""
-        ...
 
     def freeze(self, files: Sequence[InputFile]) -> list[InputFile]:
         """These files, listed just now, with all that tells them from later ones; without missing files."""
-        ...
 
     def check(self, files: Sequence[InputFile]) -> None:
         """Raise `SourceChanged` naming a file of a frozen input that can no longer be read as it was. Reads no
         contents."""
-        ...
 
     def opened(self, file: InputFile) -> IO[bytes]:
         """The bytes of a file of a frozen input, as they are stored. The caller closes it."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,6 @@ class _Scanner:
         return self._result
 
     def _look(self, folder: _Folder, entry: os.DirEntry[str]) -> _Folder | None:
-        """Record a file; return a folder to enter."""
         below_root = f"{folder.below_root}{entry.name}"
         is_match = any(
             state == self._last and self._segments[state].loose.fullmatch(entry.name) for state in folder.states

@@ -19,12 +19,10 @@ class Frozen(Protocol):
 
     def encode(self) -> bytes:
         """The bytes to store, sealed."""
-        ...
 
     @classmethod
     def decode(cls, data: bytes, *, what: str) -> Self:
         """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
-        ...
 
 
 F = TypeVar("F", bound=Frozen)

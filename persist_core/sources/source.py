@@ -76,30 +76,24 @@ class Source(Protocol):
 
         Of a shard that is still to be made (`None`), raise what `freeze` would if the input can't be found at all.
         """
-        ...
 
     def freeze(self, state: ShardState, *, lower: int, until: int | None) -> Intake | NotYet:
         """All input that no commit has consumed, for a description from `lower` (the shard's upper) up to `until`.
 
         Stages what it freezes and commits nothing; the same input gives the same result.
         """
-        ...
 
     def pending(self, state: ShardState, *, until: int | None) -> int:
         """How many inputs `freeze` up to `until` would find due if the shard's upper were before `until`."""
-        ...
 
     def inputs(self, input_key: str) -> list[ReadInput]:
         """The inputs of a description with this frozen input. Raises `CorruptArtifact`."""
-        ...
 
     def schema(self, state: ShardState) -> CollectionSchema:
         """The schema of a batch without updates."""
-        ...
 
     def settle(self, state: ShardState) -> None:
         """Release what the shard no longer needs of its input after its newest commit. Idempotent."""
-        ...
 
 
 class Progress(Protocol):
@@ -107,23 +101,18 @@ class Progress(Protocol):
 
     def needed_keys(self) -> set[str]:
         """Blob keys that GC keeps as long as anything refers to this progress. Reads nothing."""
-        ...
 
     def verify(self) -> Iterator[str]:
         """Read every object that the progress names; return one message for each that is missing or damaged."""
-        ...
 
     def check_restorable(self) -> None:
         """Raise `InvalidInput` if the shard can't go back to an earlier progress; the message says what to do."""
-        ...
 
     def copied_to(self, shard: str, *, era: int) -> SourceFrontier:
         """This progress as the progress of another shard, which owns a copy of what it names, staged in its `era`."""
-        ...
 
     def consumed_since(self, earlier: SourceFrontier | None) -> tuple[ConsumedInput, ...]:
         """The inputs that this progress has and an earlier progress of the same source does not have, by name.
 
         After a restore to `earlier` the next run reads what still exists of them. Raises `Corruption`.
         """
-        ...

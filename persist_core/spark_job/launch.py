@@ -66,7 +66,6 @@ def run_items(client: PersistClient, items: Sequence[JobSpec], start: Start) -> 
 
 
 def _found(client: PersistClient, item: JobSpec) -> JobSpec | PersistError | None:
-    """The attempt if it has answered, or the error of ours that it names."""
     answer = client.blob.get(item.answer_key)  # the job writes it last
     return named_failure(client, item) if answer is None else item
 

@@ -124,7 +124,6 @@ class SparkProcess:
 
     @contextmanager
     def _command(self, items: Sequence[JobSpec], scratch: str) -> Iterator[tuple[list[str], Mapping[str, str]]]:
-        """The whole command line of a process, and what goes over its starter's environment."""
         location = location_environment(self.location)
         if self.master.startswith(CONNECT_SCHEME):
             if self.conf:
@@ -196,13 +195,11 @@ def _is_small(items: Sequence[JobSpec]) -> bool:
 
 
 def _asked(items: Sequence[JobSpec]) -> dict[str, str]:
-    """The settings that all items ask for."""
     asked = [set(item.spark_conf.items()) for item in items]
     return dict(set.intersection(*asked)) if asked else {}
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start a process in a group of its own."""
     try:
         return subprocess.Popen(
             command,

@@ -93,8 +93,6 @@ _SCHEMA = T.StructType(
 
 @dataclass(frozen=True)
 class _Wanted:
-    """The fields that the collection needs of a message, computed once."""
-
     config: CollectionConfig
     fields: Fields
     paths: dict[str, Path]  # of each raw field, within a row
@@ -227,7 +225,6 @@ def _with_body(wanted: _Wanted, opened: DataFrame) -> DataFrame:
 
 
 def _body(wanted: _Wanted, path: Path) -> SparkColumn:
-    """The value at `path` of the envelope or the unwrapped record."""
     document = F.col("document")
     payload = wanted.document.object(document, "payload")
     inner = F.when(payload.isNotNull(), wanted.body.get(payload, path))
@@ -243,7 +240,6 @@ def _is_flat() -> SparkColumn:
 
 
 def _is_control() -> SparkColumn:
-    """Transaction marks, schema changes, heartbeats."""
     mark = F.col("status").isin("BEGIN", "END")
     change = F.col("databaseName").isNotNull() & (F.col("ddl").isNotNull() | F.col("tableChanges").isNotNull())
     heartbeat = F.col("ts_ms").isNotNull() & F.col("text").rlike(_HEARTBEAT)
@@ -251,7 +247,6 @@ def _is_control() -> SparkColumn:
 
 
 def _pick(fields: SparkColumn, name: str) -> SparkColumn:
-    """The element called `name`, or null."""
     at = F.array_position(fields.getField("field"), name)
     return F.get(fields, (at - 1).cast("int"))
 

@@ -78,7 +78,6 @@ def decode(spark: SparkSession, config: CollectionConfig, files: Sequence[InputF
 def _raw_records(
     spark: SparkSession, config: CollectionConfig, files: list[ReadableFile], copies: Copies
 ) -> list[RawRecords]:
-    """The records of at least one file."""
     if config.source.format in _JSON_LINES:
         lines = text_lines(spark, files, copies.options)
         lines = lines.withColumn(BROKEN, F.col(BROKEN) | has_half_surrogates(F.col(LINE)))

@@ -238,7 +238,6 @@ def parquet_records(
 def _rows(
     spark: SparkSession, schema: FileSchema, files: Sequence[ReadableFile], options: Mapping[str, str]
 ) -> DataFrame:
-    """All readable columns as c0.., and what every record has of its file."""
     if not files:
         return spark.createDataFrame([], NO_LINES)
     wanted = T.StructType([T.StructField(name, kind) for name, kind in schema.columns])

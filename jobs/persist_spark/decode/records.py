@@ -321,7 +321,6 @@ def _any(conditions: Sequence[SparkColumn]) -> SparkColumn:
 
 
 def _first_fault(config: CollectionConfig, raw: RawRecords, fields: Sequence[Field]) -> SparkColumn:
-    """The fault of the first bad field, or null."""
     fault = F.lit(None).cast("string")
     for field in reversed(fields):
         start = f"column {field.column.name!r} is "
@@ -342,7 +341,6 @@ def _shown(name: str) -> SparkColumn:
 
 
 def _expected(config: CollectionConfig, column: Column) -> str:
-    """The values that a column accepts, for messages."""
     unit = config.columns[column.name].unit
     if column.type.startswith("decimal"):
         return f"{column.type}, without rounding"

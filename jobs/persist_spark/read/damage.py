@@ -188,7 +188,6 @@ def _named_in(manifests: Iterable[BatchManifest], key: str) -> Part | StateArtif
 
 
 def _is_damaged(blob: Blob, file: Part | StateArtifact) -> bool:
-    """True if a staged file is not what its manifest says."""
     try:
         return digests_of(blob, [BlobMetadata(file.key, file.size_bytes)]) != [file.sha256]
     except CorruptArtifact:

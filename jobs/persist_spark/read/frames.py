@@ -154,8 +154,6 @@ def error_changes(
 
 @dataclass(frozen=True)
 class _Reading:
-    """One read: which batches, which times."""
-
     spark: SparkSession
     client: PersistClient
     state: ShardState
@@ -266,7 +264,6 @@ def _manifests_of(client: PersistClient, batches: Sequence[HollowBatch]) -> list
 
 
 def _is_small(pieces: Sequence[Piece], max_bytes: int) -> bool:
-    """True if this process reads these files by itself."""
     return READS_ARROW and sum(piece.part.size_bytes for piece in pieces) <= max_bytes
 
 
@@ -275,7 +272,6 @@ def _with_time(columns: T.StructType) -> T.StructType:
 
 
 def _multiset(updates: DataFrame, shard: str, schema: CollectionSchema) -> DataFrame:
-    """Rows of a shard without a key, each as often as its diffs say."""
     flat = [f"c{i}" for i in range(len(schema.columns))]
     renamed = updates.select(
         *[named(column.name).alias(name) for name, column in zip(flat, schema.columns, strict=True)], DIFF
@@ -286,5 +282,4 @@ def _multiset(updates: DataFrame, shard: str, schema: CollectionSchema) -> DataF
 
 
 def _repeated(counted: DataFrame) -> DataFrame:
-    """Each row as often as its diff says."""
     return counted.withColumn("_persist_copy", F.explode(F.sequence(F.lit(1).cast("bigint"), F.col(DIFF))))

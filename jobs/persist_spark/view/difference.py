@@ -230,7 +230,6 @@ def _changed(summed: DataFrame, identity: Sequence[str], *, is_err: bool) -> tup
 
 
 def _counts(prefix: str) -> dict[str, str]:
-    """The counts of every row, changed or not."""
     sums = {
         "desired": "sum(desired)",
         "persisted": "sum(persisted)",
@@ -247,8 +246,6 @@ def _counts(prefix: str) -> dict[str, str]:
 
 
 def _refresh(totals: Mapping[str, int]) -> Refresh:
-    """The counts of both kinds of rows, combined."""
-
     def contents(side: str) -> Contents:
         digests = [whole_sum(totals, f"{side}_{i}") & _63_BITS for i in range(2)]
         return Contents(totals[f"rows_{side}"], totals.get(f"errs_{side}", 0), (digests[0], digests[1]))

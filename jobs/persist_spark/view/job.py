@@ -52,8 +52,6 @@ _JOINS = {"spark.sql.autoBroadcastJoinThreshold": "10485760"}
 
 @dataclass(frozen=True)
 class _View:
-    """One refresh: the target's contents, and the desired contents."""
-
     spark: SparkSession
     client: PersistClient
     location: OpenLocation

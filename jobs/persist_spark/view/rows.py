@@ -166,7 +166,6 @@ _REFUSED = tuple(
 
 
 def _within(found: T.DataType) -> Iterator[T.DataType]:
-    """A nested type's own types."""
     if isinstance(found, T.StructType):
         inner = [field.dataType for field in found.fields]
     elif isinstance(found, T.ArrayType):

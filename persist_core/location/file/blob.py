@@ -197,7 +197,6 @@ class FileBlob:
                 os.close(descriptor)
 
     def _stage(self, write: Callable[[IO[bytes]], object]) -> Path:
-        """Have `write` fill a new temporary file, and flush it."""
         folder = self._root / TEMPORARY
         create_directory(self._root)
         create_directory(folder, 0o777)  # all who may write to the root may write here

@@ -57,8 +57,6 @@ class NoConnection(Exception):
 
 
 class _AtRest:
-    """One process's connections."""
-
     def __init__(self) -> None:
         self.slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self.connections: list[_Connection] = []  # append and pop are atomic; the newest is taken first

@@ -310,7 +310,6 @@ class PostgresConsensus:
             )
 
     def _verdict(self, error: psycopg.Error, action: str, *, writes: bool) -> PersistError:
-        """The error to raise for a statement that ended in `error`."""
         where, said = f"{self.uri}: {action}", _said(error)
         code = error.sqlstate or ""
         if code in _CORRUPT:

@@ -110,7 +110,6 @@ def _statement_timeout_ms(text: str, value: str | None) -> int:
 
 
 def _read_by_libpq(uri: str, text: str) -> dict[str, str]:
-    """libpq's own reading of the URI, without the parameters that are ours."""
     try:
         from psycopg import Error
         from psycopg.conninfo import conninfo_to_dict

@@ -191,7 +191,6 @@ class S3Blob:
         return self._settings.uri
 
     def _name(self, key: str) -> str:
-        """The object's name in the bucket."""
         check_blob_key(key)
         if key == CONSENSUS_FOLDER or key.startswith(f"{CONSENSUS_FOLDER}/"):
             raise InvalidName(f"blob key {key!r}: the folder {CONSENSUS_FOLDER} is kept for S3Consensus; use another")

@@ -253,7 +253,6 @@ class S3Consensus:
         return header_at(header.first + bisect_left(positions, seqno, key=lambda at: header_at(at).seqno))
 
     def _versions(self, newest: Entry, start: Header, limit: int) -> list[VersionedData]:
-        """Up to `limit` versions from `start` to `newest`."""
         key, last = newest.header.key, newest.header.position
         versions: list[VersionedData] = []
         at = start.position

@@ -130,7 +130,6 @@ def _lifecycle(found: Any, root: str, *, has_uploads: bool) -> Iterator[Finding]
 
 
 def _unfinished_uploads(rules: list[Any], root: str) -> Finding:
-    """True if interrupted uploads are cleared, and running ones are not."""
     found = [rule for rule in rules if "AbortIncompleteMultipartUpload" in rule]
     days = {rule.get("ID", "?"): rule["AbortIncompleteMultipartUpload"].get("DaysAfterInitiation", 0) for rule in found}
     hasty = [f"{name} (after {after} d)" for name, after in days.items() if after <= MAX_WRITE_DAYS]

@@ -86,7 +86,6 @@ def _upper(client: PersistClient, shard: str) -> int:
 
 
 def _run_steps(console: Console, airflow: LocalAirflow, steps: Sequence[Step]) -> bool:
-    """All steps through a real scheduler; whether every dag run succeeded."""
     if airflow.is_running():
         raise EmbeddedAirflowError(
             "Airflow is running already, and the demo would start a second scheduler; stop it with"
@@ -129,7 +128,6 @@ def _run_step(console: Console, airflow: LocalAirflow, step: Step) -> bool:
 
 
 def _follow(console: Console, airflow: LocalAirflow, dag_id: str, backfill_id: int) -> bool:
-    """A backfill to its end; whether all its dag runs succeeded. Raises `EmbeddedAirflowError` if it does not end."""
     runs = follow(console, airflow, backfill_id)
     ended = sum(runs[state] for state in ENDED)
     if ended < runs.total():
@@ -183,7 +181,6 @@ def looks(first_ms: int) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def _print_results(console: Console, location: PersistLocation, first_ms: int) -> int:
-    """Run `looks` in this process; the first exit code that is not 0."""
     options = ("--blob-uri", location.blob_uri, "--consensus-uri", location.consensus_uri)
     for title, command in looks(first_ms):
         console.print(f"\n[bold]{title}[/]\n$ persist {' '.join(command)}", highlight=False, soft_wrap=True)

@@ -259,7 +259,6 @@ class LocalAirflow:
         return [name, "--skip-serve-logs"] if name in (SCHEDULER, TRIGGERER) else [name]
 
     def _get(self, path: str) -> bytes | None:
-        """The answer of the API server; `None` without one."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with contextlib.suppress(OSError), opener.open(f"{self.url}{path}", timeout=_REQUEST_TIMEOUT_S) as answer:
             body: bytes = answer.read()

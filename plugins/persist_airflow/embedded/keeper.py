@@ -131,8 +131,6 @@ def _descendants(processes: Sequence[Any]) -> set[Any]:
 
 
 class _Kept:
-    """A program, its process, and when it is due to start again."""
-
     def __init__(self, program: Program) -> None:
         self.program = program
         self.process = Process(program.name, stop_signal=program.stop_signal)

@@ -55,12 +55,10 @@ class LocalSpark:
         )
 
     def _scratch(self) -> Path:
-        """Where the server's shuffle files go, made when it is first needed."""
         folder = self.home / "spark-scratch"
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.mkdir(exist_ok=True, mode=0o700)
         return folder
 
     def _token(self) -> str:
-        """The server's token, made when it is first needed."""
         return secret_of(self.home / "spark-connect-token", _TOKEN_BYTES)

@@ -55,15 +55,12 @@ class Access(Protocol):
 
     def readable_dags(self) -> frozenset[str]:
         """Ids of all DAGs that the user may read."""
-        ...
 
     def reads_values(self, dag_id: str) -> bool:
         """True if the user may read the DAG's XComs."""
-        ...
 
     def reads_connection(self, conn_id: str) -> bool:
         """True if the user may read the connection."""
-        ...
 
 
 @dataclass
@@ -298,7 +295,6 @@ class Site:
         return place
 
     def _refresh(self, place: _Place) -> None:
-        """Read the summaries and open alerts again if they are not fresh."""
         if self._clock.now_ms() - place.listed_ms >= FRESH_MS:
             place.summaries = tuple(place.inspector.summaries())
             place.alerts = _open_alerts(place.inspector)
