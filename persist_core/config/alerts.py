@@ -21,12 +21,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from persist_core.config import checks
 from persist_core.config.files import load_folder, read_mapping
-from persist_core.config.model import ConfigModel
-from persist_core.config.problems import explain, nearest, refuse
+from persist_core.config.model import ConfigModel, OneOrMore
+from persist_core.config.problems import nearest, refuse, validated
 from persist_core.config.thresholds import DEFAULTS, FRESHNESS, Level, Threshold
 from persist_core.errors import ConfigError
 
@@ -115,7 +115,7 @@ class NotifyConfig(ConfigModel):
 
     notifier: str
     args: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies defaults
-    on: tuple[Literal["alerts", "failures", "conflicts"], ...] = ("alerts", "failures")
+    on: Annotated[tuple[Literal["alerts", "failures", "conflicts"], ...], OneOrMore] = ("alerts", "failures")
     level: Level = "warn"
     name: Annotated[str, Field(min_length=1, max_length=100)] | None = None
 
@@ -126,11 +126,6 @@ class NotifyConfig(ConfigModel):
             remedy = nearest(name, SHORT_NAMES) or "for example my_package.notifiers.ChatNotifier"
             raise refuse(name, f"one of {', '.join(SHORT_NAMES)}, or the path of a notifier's class", remedy)
         return name
-
-    @field_validator("on", mode="before")
-    @classmethod
-    def _on_shorthand(cls, data: Any) -> Any:
-        return [data] if isinstance(data, str) else data
 
     @property
     def class_path(self) -> str:
@@ -177,7 +172,4 @@ def load_watched(folder: Path, *, what: str) -> tuple[list[WatchedShard], list[C
 
 def _load_watched(path: Path) -> WatchedShard:
     body = read_mapping(path, None, first_fields="source: or query:")
-    try:
-        return WatchedShard.model_validate({name: body[name] for name in WatchedShard.model_fields if name in body})
-    except ValidationError as error:
-        raise ConfigError(explain(error, WatchedShard, str(path))) from None
+    return validated(WatchedShard, {name: body[name] for name in WatchedShard.model_fields if name in body}, path)

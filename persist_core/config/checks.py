@@ -109,6 +109,11 @@ def rule_of(error: InvalidName) -> str:
     return str(error).rpartition(": ")[2].partition(" ")[2]
 
 
+def listed(data: Any) -> Any:
+    """A text as the list that it stands for; any other value unchanged."""
+    return [data] if isinstance(data, str) else data
+
+
 def scalar_text(value: Any) -> Any:
     """A number or boolean as the text that records are compared with; any other value unchanged."""
     if isinstance(value, bool):
@@ -116,7 +121,7 @@ def scalar_text(value: Any) -> Any:
     return str(value) if isinstance(value, int) else value
 
 
-def spark_conf(settings: Mapping[str, str]) -> Mapping[str, str]:
+def spark_conf(settings: dict[str, str]) -> dict[str, str]:
     """Return `settings`. Raises a problem for the first one that a file may not have."""
     groups = tuple(name for name in SPARK_CONF if name.endswith("."))
     for name in settings:

@@ -11,20 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from persist_core.config import checks
 from persist_core.config.column import Binary, ColumnConfig, Decimals, Unit
 from persist_core.config.error_limits import DEFAULT as DEFAULT_ERRORS
-from persist_core.config.error_limits import DEFAULT_CHANGED, ErrorLimits, read_limits
+from persist_core.config.error_limits import DEFAULT_CHANGED, LimitsField
 from persist_core.config.files import expanded, load_folder, read_mapping
-from persist_core.config.model import ConfigModel
+from persist_core.config.model import ConfigModel, FieldName, Names
 from persist_core.config.order import BESIDE, OrderConfig, check_sequence, has_eras, order_columns, order_fields
 from persist_core.config.path_pattern import S3, PathPattern, parse_pattern
-from persist_core.config.problems import explain, nearest, refuse, show
+from persist_core.config.problems import nearest, refuse, show, validated
 from persist_core.config.row_checks import CheckConfig, check_names, parsed_checks
 from persist_core.config.shard import ShardConfig
 from persist_core.errors import ConfigError
@@ -40,6 +41,14 @@ NEVER_KEYS = ("float", "double", "json")
 DEFAULT_LOOK_BACK = "7 days"
 FILES = "files"  # the name and the type of a collection's one source
 FILE_POSITION = (Column("file", "string"), Column("block", "bigint"), Column("row", "bigint"))
+
+
+def _folders(names: tuple[str, ...]) -> tuple[str, ...]:
+    checks.distinct(names, at=[])
+    return tuple(map(checks.source_folder, names))
+
+
+Folders = Annotated[Names, AfterValidator(_folders)]
 
 
 class SourceConfig(ConfigModel):
@@ -58,11 +67,11 @@ class SourceConfig(ConfigModel):
     cannot be read as its format is set aside as an err of kind `file` (`quarantine`), or stops the run (`fail`).
     """
 
-    path: str
-    moved_from: tuple[str, ...] = ()
-    replaces: tuple[str, ...] = ()
+    path: Annotated[str, AfterValidator(checks.source_path)]
+    moved_from: Folders = ()
+    replaces: Folders = ()
     connection: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=250)] | None = None
-    look_back: str | None = None
+    look_back: Annotated[str, BeforeValidator(partial(checks.history, field="look_back"))] | None = None
     requester_pays: bool = False
     format: Format
     decimals: Decimals | None = None
@@ -72,27 +81,6 @@ class SourceConfig(ConfigModel):
     unavailable_value: str = UNAVAILABLE_VALUE
     delimiter: str = ","
     header: bool = True
-
-    @field_validator("path")
-    @classmethod
-    def _check_path(cls, path: str) -> str:
-        return checks.source_path(path)
-
-    @field_validator("look_back", mode="before")
-    @classmethod
-    def _check_look_back(cls, text: object) -> str | None:
-        return None if text is None else checks.history(text, field="look_back")
-
-    @field_validator("moved_from", "replaces", mode="before")
-    @classmethod
-    def _folder_shorthand(cls, data: Any) -> Any:
-        return [data] if isinstance(data, str) else data
-
-    @field_validator("moved_from", "replaces")
-    @classmethod
-    def _check_folders(cls, folders: tuple[str, ...]) -> tuple[str, ...]:
-        checks.distinct(folders, at=[])
-        return tuple(checks.source_folder(folder) for folder in folders)
 
     @model_validator(mode="after")
     def _check_one_reason(self) -> SourceConfig:
@@ -144,7 +132,7 @@ class TimeConfig(ConfigModel):
     """Where a record's time comes from. `late`: what happens to a time before the batch's lower."""
 
     source: Literal["description", "path", "field"] = "description"
-    field: str | None = None
+    field: FieldName | None = None
     unit: Unit = "ms"
     late: Literal["lift", "error"] = "lift"
 
@@ -167,8 +155,6 @@ class TimeConfig(ConfigModel):
             raise refuse(None, "the field that holds the time", "write time: {field: ts_ms, unit: ms}", at=["field"])
         if self.source != "field" and self.field is not None:
             raise refuse(self.field, f"no field with source: {self.source}", "remove one of the two", at=["field"])
-        if self.field is not None:
-            checks.field_name(self.field, at=["field"])
         return self
 
 
@@ -178,7 +164,7 @@ class DeleteConfig(ConfigModel):
     `never` (in a file: `delete: none`): the feed has no deletes.
     """
 
-    column: str | None = None
+    column: FieldName | None = None
     values: tuple[str, ...] = ()
     null_value: bool = False
     never: bool = False
@@ -202,8 +188,6 @@ class DeleteConfig(ConfigModel):
             raise refuse(None, "the values that mark a delete", "for example values: [D]", at=["values"])
         if self.values and self.column is None:
             raise refuse(None, "the column that holds the values", "for example column: op", at=["column"])
-        if self.column is not None:
-            checks.field_name(self.column, at=["column"])
         if self.never and (self.null_value or self.column is not None):
             raise refuse("none", "either none or a marker", "remove one of the two", at=["never"])
         return self
@@ -212,16 +196,11 @@ class DeleteConfig(ConfigModel):
 class LimitsConfig(ConfigModel):
     """Bounds of one run. `None`: no bound. `max_record_bytes` is of one line of a text file, decompressed."""
 
-    max_errors: ErrorLimits = DEFAULT_ERRORS
-    max_changed: ErrorLimits = DEFAULT_CHANGED
+    max_errors: LimitsField = DEFAULT_ERRORS
+    max_changed: LimitsField = DEFAULT_CHANGED
     max_files: Annotated[int, Field(ge=1)] = 100_000
     max_bytes: Annotated[int, Field(ge=1)] | None = None
     max_record_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 30)] = 64 << 20
-
-    @field_validator("max_errors", "max_changed", mode="before")
-    @classmethod
-    def _read_shares(cls, data: Any) -> Any:
-        return read_limits(data)
 
 
 class CollectionConfig(ShardConfig):
@@ -230,19 +209,14 @@ class CollectionConfig(ShardConfig):
     input_noun = "files"
 
     source: SourceConfig
-    key: tuple[str, ...]
+    key: Names
     columns: dict[str, ColumnConfig]
     order: OrderConfig = Field(default=OrderConfig(), validate_default=True)
     time: TimeConfig = TimeConfig()
     delete: DeleteConfig = DeleteConfig()
-    checks: dict[str, CheckConfig] = {}  # noqa: RUF012 - pydantic copies defaults
+    checks: Annotated[dict[str, CheckConfig], AfterValidator(check_names)] = {}  # noqa: RUF012 - pydantic copies defaults
     end_of_input: Literal["keep_open", "close"] = "keep_open"
     limits: LimitsConfig = LimitsConfig()
-
-    @field_validator("key", mode="before")
-    @classmethod
-    def _key_shorthand(cls, data: Any) -> Any:
-        return [data] if isinstance(data, str) else data
 
     @field_validator("order")
     @classmethod
@@ -264,12 +238,6 @@ class CollectionConfig(ShardConfig):
                     name, f"each name once, ignoring case ({other!r} is a column too)", "rename one", at=[name]
                 )
         return columns
-
-    @field_validator("checks")
-    @classmethod
-    def _check_checks(cls, found: dict[str, CheckConfig]) -> dict[str, CheckConfig]:
-        check_names(found)
-        return found
 
     @model_validator(mode="after")
     def _check_together(self) -> CollectionConfig:
@@ -384,10 +352,7 @@ def load_collection(path: Path, base_dir: Path | None = None) -> CollectionConfi
     source = body.get("source")
     if isinstance(source, dict):
         source |= {name: expanded(path, f"source.{name}", source[name]) for name in PATH_FIELDS if name in source}
-    try:
-        config = CollectionConfig.model_validate(body)
-    except ValidationError as error:
-        raise ConfigError(explain(error, CollectionConfig, str(path))) from None
+    config = validated(CollectionConfig, body, path)
     inheriting = {column.name for column in config.collection_schema().values if column.inherits}
     return config.model_copy(update={"checks": parsed_checks(path, config.checks, tuple(config.columns), inheriting)})
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import AfterValidator, model_validator
 
 from persist_core.config import checks
-from persist_core.config.model import ConfigModel
+from persist_core.config.model import ConfigModel, FieldName
 from persist_core.config.problems import refuse
 
 Unit = Literal["s", "ms", "us", "ns", "days"]
@@ -24,14 +24,14 @@ class ColumnConfig(ConfigModel):
     the name that the column has had in the shard.
     """
 
-    type: str
-    field: str | None = None
+    type: Annotated[str, AfterValidator(checks.type_name)]
+    field: FieldName | None = None
     unit: Unit | None = None
     decimals: Decimals | None = None
     binary: Binary | None = None
     nullable: bool = True
     on_error: Literal["err", "null"] = "err"
-    renamed_from: str | None = None
+    renamed_from: FieldName | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -39,16 +39,6 @@ class ColumnConfig(ConfigModel):
         if isinstance(data, Mapping) and "on_error" in data and data["on_error"] is None:
             return {**data, "on_error": "null"}  # YAML's own null
         return {"type": data} if isinstance(data, str) else data
-
-    @field_validator("type")
-    @classmethod
-    def _check_type(cls, name: str) -> str:
-        return checks.type_name(name)
-
-    @field_validator("field", "renamed_from")
-    @classmethod
-    def _check_field(cls, name: str | None) -> str | None:
-        return None if name is None else checks.field_name(name)
 
     @model_validator(mode="after")
     def _check_type_of_settings(self) -> ColumnConfig:

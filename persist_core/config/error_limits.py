@@ -4,7 +4,9 @@ number, a share, or both."""
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
 
 from persist_core.config.problems import refuse
 
@@ -16,7 +18,7 @@ _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,3})?) ?%")
 
 
 def read_limits(data: Any) -> ErrorLimits:
-    """A number, a share as text (`5 %`), a list of both, or nothing, as a list. For a validator."""
+    """A number, a share as text (`5 %`), a list of both, or nothing, as a list. Raises by `refuse`."""
     if data is None:
         return None
     found = tuple(data) if isinstance(data, list | tuple) else (data,)
@@ -29,6 +31,9 @@ def read_limits(data: Any) -> ErrorLimits:
     if not 1 <= len(found) <= 2 or len({isinstance(limit, str) for limit in found}) < len(found):
         raise refuse(f"{len(found)} limits", "one number, one share, or one of each", 'write [1000, "5 %"]')
     return found
+
+
+LimitsField = Annotated[ErrorLimits, BeforeValidator(read_limits)]
 
 
 def reached_limit(limits: ErrorLimits, *, errors: int, bad_records: int, records: int) -> str | None:

@@ -1,7 +1,7 @@
 """Errors in a collection file: `<file>: <dotted field>: found <value>, expected <what>; <remedy>`.
 
 pydantic finds the mistakes; this module writes the messages. `refuse` makes an error inside a validator,
-`explain` turns a `ValidationError` into lines.
+`validated` turns a `ValidationError` into lines.
 """
 
 from __future__ import annotations
@@ -10,10 +10,15 @@ import difflib
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError
+
+from persist_core.errors import ConfigError
+
+M = TypeVar("M", bound=BaseModel)
 
 MAX_LINES = 20  # a file with more errors usually repeats one mistake
 _MAX_FOUND_CHARS = 80
@@ -74,6 +79,14 @@ def dotted(path: Iterable[str | int]) -> str:
         else:
             text += f"[{show(step)}]"
     return text
+
+
+def validated(model: type[M], fields: Mapping[str, Any], path: Path) -> M:
+    """The model of a file's fields. Raises `ConfigError` with a line for each mistake."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise ConfigError(explain(error, model, str(path))) from None
 
 
 def explain(error: ValidationError, model: type[BaseModel], file: str) -> str:

@@ -14,14 +14,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from persist_core.config import checks
 from persist_core.config.alerts import WatchFields
 from persist_core.config.files import read_fields
-from persist_core.config.model import ConfigModel
-from persist_core.config.problems import explain, refuse
-from persist_core.errors import ConfigError
+from persist_core.config.model import AirflowName, ConfigModel, Schedule, TimeZone
+from persist_core.config.problems import refuse, validated
 from persist_core.time_text import UTC_ZONE
 
 
@@ -34,19 +32,14 @@ class MaintenanceConfig(ConfigModel):
     described more than `intent_hours` ago.
     """
 
-    schedule: str | None = "@hourly"
-    pool: Annotated[str, Field(min_length=1, max_length=250)] = "default_pool"
+    schedule: Schedule = "@hourly"
+    pool: AirflowName = "default_pool"
     max_shards: Annotated[int, Field(ge=1, le=1000)] = 200
     max_tasks: Annotated[int, Field(ge=1, le=1000)] = 1
     max_merges: Annotated[int, Field(ge=0, le=1000)] = 16
     max_rows: Annotated[int, Field(ge=0)] = 5_000_000
     grace_hours: Annotated[int, Field(ge=1, le=8760)] = 24
     intent_hours: Annotated[int, Field(ge=1, le=8760)] = 72
-
-    @field_validator("schedule")
-    @classmethod
-    def _check_schedule(cls, schedule: str | None) -> str | None:
-        return None if schedule is None else checks.schedule(schedule)
 
     @model_validator(mode="after")
     def _check_hours(self) -> MaintenanceConfig:
@@ -59,14 +52,9 @@ class MaintenanceConfig(ConfigModel):
 class WatchConfig(ConfigModel):
     """When and how the DAG `persist_watch` runs. `guide` is where its messages find docs/operations.md."""
 
-    schedule: str | None = "*/5 * * * *"
-    pool: Annotated[str, Field(min_length=1, max_length=250)] = "default_pool"
+    schedule: Schedule = "*/5 * * * *"
+    pool: AirflowName = "default_pool"
     guide: Annotated[str, Field(min_length=1, max_length=1000)] = "docs/operations.md"
-
-    @field_validator("schedule")
-    @classmethod
-    def _check_schedule(cls, schedule: str | None) -> str | None:
-        return None if schedule is None else checks.schedule(schedule)
 
 
 class ProjectConfig(WatchFields):
@@ -75,21 +63,11 @@ class ProjectConfig(WatchFields):
     `freshness`, `alerts`, `notify` and `timezone` are for the collections and views whose files do not have them.
     """
 
-    timezone: str = UTC_ZONE
-
+    timezone: TimeZone = UTC_ZONE
     maintenance: MaintenanceConfig = MaintenanceConfig()
     watch: WatchConfig = WatchConfig()
-
-    @field_validator("timezone")
-    @classmethod
-    def _check_timezone(cls, name: str) -> str:
-        return checks.timezone(name)
 
 
 def load_project(path: Path) -> ProjectConfig:
     """Parse and check the file. Raises `ConfigError`: one line per mistake, as `load_collection`."""
-    body = read_fields(path, first_fields="maintenance:")
-    try:
-        return ProjectConfig.model_validate(body)
-    except ValidationError as error:
-        raise ConfigError(explain(error, ProjectConfig, str(path))) from None
+    return validated(ProjectConfig, read_fields(path, first_fields="maintenance:"), path)

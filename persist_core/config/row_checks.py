@@ -51,8 +51,8 @@ class CheckConfig(ConfigModel):
         return self
 
 
-def check_names(checks: Mapping[str, CheckConfig]) -> None:
-    """Raise by `refuse` for a name that an err's kind cannot have, and for too many checks."""
+def check_names(checks: dict[str, CheckConfig]) -> dict[str, CheckConfig]:
+    """Return `checks`. Raises by `refuse` for a name that an err's kind cannot have, and for too many checks."""
     if len(checks) > MAX_CHECKS:
         raise refuse(len(checks), f"at most {MAX_CHECKS} checks", "join some of them by AND")
     for name in checks:
@@ -60,6 +60,7 @@ def check_names(checks: Mapping[str, CheckConfig]) -> None:
             raise refuse(name, "a name of letters, digits and underscores, at most 63", "rename the check", at=[name])
         if name in KINDS:
             raise refuse(name, "a name that no other kind of err has", "rename the check", at=[name])
+    return checks
 
 
 def parsed_checks(

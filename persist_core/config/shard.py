@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from persist_core.config import checks
 from persist_core.config.alerts import AlertsConfig, DurationThreshold, NotifyList
-from persist_core.config.model import ConfigModel
+from persist_core.config.model import ConfigModel, Schedule, TimeZone
 from persist_core.config.problems import refuse
 from persist_core.config.tasks import AirflowConfig
 from persist_core.errors import InvalidInput, InvalidName
@@ -43,14 +43,14 @@ class ShardConfig(ConfigModel):
 
     name: str
     description: Annotated[str, Field(max_length=10_000)] = ""
-    schedule: str | None = "@daily"
+    schedule: Schedule = "@daily"
     start_date: str | None = None
-    timezone: str = UTC_ZONE
+    timezone: TimeZone = UTC_ZONE
     retention: RetentionConfig = RetentionConfig()
-    history: str = checks.ALL_HISTORY
-    base_dir: str = "."
+    history: Annotated[str, BeforeValidator(checks.history)] = checks.ALL_HISTORY
+    base_dir: Annotated[str, AfterValidator(checks.folder)] = "."
     airflow: AirflowConfig = AirflowConfig()
-    spark_conf: dict[str, str] = {}  # noqa: RUF012 - pydantic copies defaults
+    spark_conf: Annotated[dict[str, str], AfterValidator(checks.spark_conf)] = {}  # noqa: RUF012 - pydantic copies defaults
     freshness: DurationThreshold | None = None
     alerts: AlertsConfig = AlertsConfig()
     notify: NotifyList = None
@@ -98,16 +98,6 @@ class ShardConfig(ConfigModel):
         except InvalidName as error:
             raise refuse(name, checks.rule_of(error), "rename the file") from None
 
-    @field_validator("schedule")
-    @classmethod
-    def _check_schedule(cls, schedule: str | None) -> str | None:
-        return None if schedule is None else checks.schedule(schedule)
-
-    @field_validator("timezone")
-    @classmethod
-    def _check_timezone(cls, name: str) -> str:
-        return checks.timezone(name)
-
     @model_validator(mode="after")
     def _check_start_date(self) -> Self:
         if self.start_date is not None:
@@ -124,22 +114,7 @@ class ShardConfig(ConfigModel):
     def _spark_conf_as_text(cls, data: Any) -> Any:
         return {name: checks.scalar_text(value) for name, value in data.items()} if isinstance(data, Mapping) else data
 
-    @field_validator("spark_conf")
-    @classmethod
-    def _check_spark_conf(cls, settings: dict[str, str]) -> dict[str, str]:
-        return dict(checks.spark_conf(settings))
-
-    @field_validator("history", mode="before")
-    @classmethod
-    def _check_history(cls, text: object) -> str:
-        return checks.history(text)
-
     @property
     def history_ms(self) -> int | None:
         """How much history to keep before the newest contents, in ms; `None`: all."""
         return checks.history_ms(self.history)
-
-    @field_validator("base_dir")
-    @classmethod
-    def _check_base_dir(cls, folder: str) -> str:
-        return checks.folder(folder)

@@ -14,9 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from persist_core.config.model import ConfigModel
-
-_Name = Annotated[str, Field(min_length=1, max_length=250)]
+from persist_core.config.model import AirflowName, ConfigModel
 
 
 class TaskConfig(ConfigModel):
@@ -25,9 +23,9 @@ class TaskConfig(ConfigModel):
     `priority` is Airflow's `priority_weight`, `timeout_s` its `execution_timeout`. `executor_config` is plain data.
     """
 
-    pool: _Name | None = None
+    pool: AirflowName | None = None
     pool_slots: Annotated[int, Field(ge=1)] | None = None
-    queue: _Name | None = None
+    queue: AirflowName | None = None
     priority: int | None = None
     retries: Annotated[int, Field(ge=0, le=1000)] | None = None
     retry_delay_s: Annotated[int, Field(ge=0)] | None = None
@@ -38,7 +36,7 @@ class TaskConfig(ConfigModel):
 class AirflowConfig(ConfigModel):
     """Options of the DAG: `owner`, `tags`, `max_active_runs`; and of the tasks: `all`, and each by its stage."""
 
-    owner: _Name | None = None
+    owner: AirflowName | None = None
     tags: tuple[Annotated[str, Field(min_length=1, max_length=100)], ...] = ()
     max_active_runs: Annotated[int, Field(ge=1, le=1000)] = 1
     all: TaskConfig = TaskConfig()

@@ -18,14 +18,14 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from persist_core.config import checks
 from persist_core.config.collection import load_collection
 from persist_core.config.files import SUFFIXES, config_files, load_folder, read_mapping
-from persist_core.config.model import ConfigModel
-from persist_core.config.problems import explain, nearest, refuse, show
+from persist_core.config.model import ConfigModel, Names
+from persist_core.config.problems import nearest, refuse, show, validated
 from persist_core.config.shard import ShardConfig
 from persist_core.errors import ConfigError, InvalidName
 from persist_core.keys import check_shard_name
@@ -57,7 +57,7 @@ class ViewConfig(ShardConfig):
 
     query: str | None = None
     function: str | None = None
-    inputs: tuple[str, ...] = ()
+    inputs: Names = ()
     schedule: str | None = ON_INPUT
     read_only: bool = False
     renamed: dict[str, str] = {}  # noqa: RUF012 - pydantic copies defaults
@@ -106,11 +106,6 @@ class ViewConfig(ShardConfig):
         if function is not None and not _FUNCTION.fullmatch(function):
             raise refuse(function, "module:name of a Python function", "for example my_package.views:orders_by_city")
         return function
-
-    @field_validator("inputs", mode="before")
-    @classmethod
-    def _inputs_shorthand(cls, data: Any) -> Any:
-        return [data] if isinstance(data, str) else data
 
     @field_validator("inputs")
     @classmethod
@@ -221,10 +216,7 @@ def _known(views: Path, collections: Path | None) -> _Known:
 
 def _load_view(path: Path, known: _Known) -> ViewConfig:
     body = _fields(path)
-    try:
-        config = ViewConfig.model_validate(_with_inputs(path, body, known))
-    except ValidationError as error:
-        raise ConfigError(explain(error, ViewConfig, str(path))) from None
+    config = validated(ViewConfig, _with_inputs(path, body, known), path)
     if known.is_collection(config.name):
         problem = refuse(config.name, "a name that no collection has", "rename one of the two: each is a shard")
         raise ConfigError(f"{path}: name: {problem.message()}")
