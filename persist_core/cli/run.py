@@ -176,6 +176,8 @@ def _waves(wanted: Sequence[RunRequest]) -> Iterator[list[RunRequest]]:
 
 def _all_of(collections: Path | None, views: Path | None) -> tuple[list[ShardConfig], list[PersistError]]:
     collections, views = _folders(collections, views)
+    if not collections.is_dir():
+        raise InvalidInput(f"no folder {collections}; give --collections FOLDER, or set {ENV_COLLECTIONS}")
     found: list[ShardConfig] = []
     loaded, errors = load_collections(collections)
     found += loaded

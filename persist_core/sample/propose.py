@@ -32,8 +32,9 @@ MAX_RECORDS = 10_000
 _MARKERS = re.compile(r"(?:__)?(?:op|op_type|operation|change_type|deleted|is_deleted|_action)", re.IGNORECASE)
 _DELETES = ("d", "delete", "deleted", "del", "true", "1")
 _SEQUENCES = re.compile(r"(?:^|_)(?:lsn|scn|seq|sequence|change_no|version|revision|offset|position)$", re.IGNORECASE)
-_CHANGED = re.compile(r"(?:^|_)(?:updated|modified|changed)(?:_at|_on|_ts)?$", re.IGNORECASE)
-_IDS = tuple(re.compile(text, re.IGNORECASE) for text in (r"_?id", r".*_id|.*Id", r".*uuid|.*key|.*code|.*_no"))
+_CHANGED = re.compile(r"(?:^|[ _])(?:updated|modified|changed)(?:[ _](?:at|on|ts))?$", re.IGNORECASE)
+_IDS = tuple(re.compile(text, re.IGNORECASE) for text in (r"_?id", r".*[ _]id|.*Id", r".*uuid|.*key|.*code|.*[ _]no"))
+_TIMES = ("timestamp", "date")
 _PLAIN = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _MOST = 0.9
@@ -221,11 +222,12 @@ def _source(feed: _Feed, pattern: str, connection: str | None) -> Iterator[str]:
 def _key(feed: _Feed) -> Iterator[str]:
     candidates = [column for column in feed.columns if column.can_be_key and column is not feed.order]
     is_changes = not feed.is_plain or feed.marker is not None or feed.order is not None
+    candidates = [column for column in candidates if column.guess.type not in _TIMES] or candidates
     unique = [column for column in candidates if not column.nulls and (is_changes or column.is_unique)]
     if not unique:
         best = min(candidates or feed.columns, key=lambda column: (_rank(column), column.nulls))
-        nulls = f"null in {best.nulls} of {len(best.values)} records" if best.nulls else "not unique"
-        yield f"key: {_scalar(best.name)} # QUESTION: it is {nulls}. What names a row? Several columns: [a, b]"
+        nulls = f"null in {best.nulls} of {len(best.values)} records" if best.nulls else "in several records"
+        yield f"key: {_scalar(best.name)} # QUESTION: it is {nulls}. Does it name a row? Several columns: [a, b]"
         return
     best, *others = sorted(unique, key=_rank)
     more = f"; so are {_one_line(', '.join(column.name for column in others[:5]))}" if others else ""
@@ -276,7 +278,9 @@ def _order(feed: _Feed) -> Iterator[str]:
     if not feed.is_plain:
         yield f"# order: auto # the default: {feed.detected.format} has an order of its own"
     elif order is None:
-        yield "# order: {by: [version]} # QUESTION: which field grows with each change? Else files must come in order"
+        times = [column.name for column in feed.columns if column.guess.type == "timestamp" and not column.nulls]
+        by = _scalar(times[0] if times else "version")
+        yield f"# order: {{by: [{by}]}} # QUESTION: which field grows with each change? Else files must come in order"
     else:
         is_column, typed = order in feed.columns, order.guess.type if order.field == order.name else _typed(order)
         by = f"[{_scalar(order.name)}]" if is_column else f"{{{_scalar(order.name)}: {typed}}}"

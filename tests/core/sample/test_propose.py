@@ -113,7 +113,15 @@ def test_a_key_is_unique_in_rows_without_an_order(place: Path, capsys: pytest.Ca
     lines(place / "feed" / "b.csv", "a,b", "1,2", "1,2")
     (place / "dags" / "collections" / "things.yaml").unlink()
     _, text = proposed(capsys, "feed/b.csv")
-    assert "key: a # QUESTION: it is not unique. What names a row?" in text
+    assert "key: a # QUESTION: it is in several records. Does it name a row?" in text
+
+
+def test_a_time_is_asked_for_as_the_order_and_is_no_key(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"Order No": no % 2, "ts": 1_767_225_600_000 + no, "name": "x"} for no in range(3)]
+    lines(place / "feed" / "a.jsonl", *rows)
+    _, text = proposed(capsys, "feed/a.jsonl")
+    assert 'key: "Order No" # QUESTION: it is in several records' in text
+    assert "# order: {by: [ts]} # QUESTION" in text
 
 
 @pytest.mark.parametrize("header", [True, False])
