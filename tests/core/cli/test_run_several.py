@@ -93,7 +93,6 @@ def test_all_without_the_folder_says_how_to_name_it(world: World, capsys: pytest
     assert "give --collections FOLDER, or set PERSIST_COLLECTIONS" in capsys.readouterr().err
 
 
-
 def test_a_process_serves_only_jobs_that_its_settings_fit(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     """Two collections ask for other settings of Spark: each has them on its command line."""
     command = write_collections(world, "a", "b", "c")
