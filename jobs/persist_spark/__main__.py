@@ -2,9 +2,8 @@
 
     item -> a session of its own -> manifest.json (of a dry run its report), or failure.json, which says why
 
-Items come as arguments, or by calls, one job after another (`persist_core.spark_job.calls`). Small items run side by
-side, a large one alone. One that fails leaves the others alone. Exit status 0: all are staged. Anything else: some are
-not.
+Items come as arguments, or by calls, one job after another (`persist_core.spark_job.calls`). They run side by side. One
+that fails leaves the others alone. Exit status 0: all are staged. Anything else: some are not.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import location_from
 from persist_core.spark_job.answer import record_failure
 from persist_core.spark_job.calls import BROKEN, answer_calls
-from persist_core.spark_job.process import ENV_LOG_FIELDS, SMALL_INPUT_BYTES, LogFields, name_of
+from persist_core.spark_job.process import ENV_LOG_FIELDS, LogFields, name_of
 from persist_core.spark_job.spec import JobSpec, MergeInputs, load_spec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SIDE_BY_SIDE = 4  # small items: 8 threads gained 8 % more on 2 cores, and take twice the memory
+SIDE_BY_SIDE = 4  # items, small if there are several: 8 threads gained 8 % more on 2 cores, and take twice the memory
 
 
 def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
@@ -69,13 +68,10 @@ def _run_all(
             stack.callback(started[0].stop)
     except Exception as error:  # noqa: BLE001 - each item records it
         return [_failed(location, item, error) for item in items]
-    small = [item for item in items if item.description.input_bytes <= SMALL_INPUT_BYTES]
-    large = [item for item in items if item.description.input_bytes > SMALL_INPUT_BYTES]
-    if len(small) <= 1:  # in this thread, which gets the signals
-        return [run_item(started[0], item, location) for item in items]
+    if len(items) == 1:  # in this thread, which gets the signals
+        return [run_item(started[0], items[0], location)]
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        done = list(pool.map(lambda item: run_item(started[0], item, location), small))
-    return [*done, *(run_item(started[0], item, location) for item in large)]
+        return list(pool.map(lambda item: run_item(started[0], item, location), items))
 
 
 def run_item(spark: SparkSession, item: JobSpec, location: OpenLocation) -> int:

@@ -50,6 +50,7 @@ _DIGESTS = ("contents_0", "contents_1")  # among a view's stats; only the next r
 @click.option(
     "--all", "is_all", is_flag=True, help="All collections and views of the folders, views after their inputs."
 )
+@click.option("--group", metavar="NAME", help="All collections of a group.")
 @click.option("--until", help="The input's frontier: files and records before it are final (default: now).")
 @click.option("--force", is_flag=True, help="Accept a --until more than an hour from now. See docs/operations.md.")
 @click.option("--close", is_flag=True, help="The input has ended: take all of it and close the shard.")
@@ -65,6 +66,7 @@ def run(
     session: Session,
     names: tuple[str, ...],
     is_all: bool,
+    group: str | None,
     until: str | None,
     force: bool,
     close: bool,
@@ -82,14 +84,14 @@ def run(
     """
     if close and until is not None:
         raise InvalidInput("--close and --until exclude each other: after --close the shard takes no later times")
-    if bool(names) == is_all:
-        raise InvalidInput("expected a NAME, several, or --all")
+    if sum((bool(names), is_all, group is not None)) != 1:
+        raise InvalidInput("expected a NAME, several, --all, or --group")
     if (close or recreate) and len(names) != 1:
         raise InvalidInput("--close and --recreate are for one NAME")
     spark = spark_of(session, master, conf, logs)
     wrong: list[PersistError] = []
-    if is_all:
-        configs, wrong = _all_of(collections, views)
+    if is_all or group is not None:
+        configs, wrong = _all_of(collections, views, group)
     else:
         configs = [find_config(name, collections, views) for name in names]
     if len({config.name for config in configs}) < len(configs):
@@ -109,7 +111,7 @@ def run(
     for name in (config.name for config in configs if config.writes_nothing):
         session.say(f"{name} is read-only and left out; `persist run {name}` shows what a refresh would write")
     wanted = [_wanted(session, config, until, force, close) for config in configs if not config.writes_nothing]
-    if len(wanted) == 1 and not is_all:
+    if len(wanted) == 1 and names:
         with spark.kept() as start:
             ((_, report),) = _reports(session, wanted, spark, start)
         if isinstance(report, PersistError):
@@ -174,19 +176,23 @@ def _waves(wanted: Sequence[RunRequest]) -> Iterator[list[RunRequest]]:
         order.done(*ready)
 
 
-def _all_of(collections: Path | None, views: Path | None) -> tuple[list[ShardConfig], list[PersistError]]:
+def _all_of(
+    collections: Path | None, views: Path | None, group: str | None
+) -> tuple[list[ShardConfig], list[PersistError]]:
+    """All collections and views of the folders, or all collections of a group, and an error for each wrong file."""
     collections, views = _folders(collections, views)
     if not collections.is_dir():
         raise InvalidInput(f"no folder {collections}; give --collections FOLDER, or set {ENV_COLLECTIONS}")
     found: list[ShardConfig] = []
-    loaded, errors = load_collections(collections)
+    loaded, errors = load_collections(collections, group=group)
     found += loaded
-    if views.is_dir():
+    if views.is_dir() and group is None:
         loaded_views, of_views = load_views(views, collections=collections)
         found += loaded_views
         errors = [*errors, *of_views]
     if not found and not errors:
-        raise InvalidInput(f"no collection file in {collections} and no view file in {views}")
+        of_group = "" if group is None else f" of group {group}"
+        raise InvalidInput(f"no collection file{of_group} in {collections} and no view file in {views}")
     return found, list(errors)
 
 

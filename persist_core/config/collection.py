@@ -21,14 +21,14 @@ from persist_core.config import checks
 from persist_core.config.column import Binary, ColumnConfig, Decimals, Unit
 from persist_core.config.error_limits import DEFAULT as DEFAULT_ERRORS
 from persist_core.config.error_limits import DEFAULT_CHANGED, LimitsField
-from persist_core.config.files import expanded, load_folder, read_mapping
+from persist_core.config.files import Loaded, expanded, load_folder, read_mapping
+from persist_core.config.groups import GroupName
 from persist_core.config.model import ConfigModel, FieldName, Names
 from persist_core.config.order import BESIDE, OrderConfig, check_sequence, has_eras, order_columns, order_fields
 from persist_core.config.path_pattern import S3, PathPattern, parse_pattern
 from persist_core.config.problems import nearest, refuse, show, validated
 from persist_core.config.row_checks import CheckConfig, check_names, parsed_checks
 from persist_core.config.shard import ShardConfig
-from persist_core.errors import ConfigError
 from persist_core.schema import MAX_COLUMNS, CollectionSchema, Column
 
 Format = Literal["debezium-json", "dms-csv", "dms-parquet", "dms-json", "json", "csv", "parquet"]
@@ -216,6 +216,7 @@ class CollectionConfig(ShardConfig):
     delete: DeleteConfig = DeleteConfig()
     checks: Annotated[dict[str, CheckConfig], AfterValidator(check_names)] = {}  # noqa: RUF012 - pydantic copies defaults
     end_of_input: Literal["keep_open", "close"] = "keep_open"
+    group: GroupName | None = None
     limits: LimitsConfig = LimitsConfig()
 
     @field_validator("order")
@@ -357,6 +358,6 @@ def load_collection(path: Path, base_dir: Path | None = None) -> CollectionConfi
     return config.model_copy(update={"checks": parsed_checks(path, config.checks, tuple(config.columns), inheriting)})
 
 
-def load_collections(folder: Path, *, only: str | None = None) -> tuple[list[CollectionConfig], list[ConfigError]]:
+def load_collections(folder: Path, *, only: str | None = None, group: str | None = None) -> Loaded[CollectionConfig]:
     """Every collection file in `folder`, by name, and an error for each invalid file. See `load_folder`."""
-    return load_folder(folder, load_collection, what="collection", only=only)
+    return load_folder(folder, load_collection, what="collection", only=only, group=group)

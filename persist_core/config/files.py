@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic_core import PydanticCustomError
 
 from persist_core.config import checks
+from persist_core.config.groups import GroupConfig, group_by_pattern, read_groups
 from persist_core.config.problems import refuse, show
 from persist_core.config.yaml_text import MAX_BYTES, YamlError, parse_yaml
 from persist_core.errors import ConfigError
@@ -20,13 +22,14 @@ SUFFIXES = (".yaml", ".yml")
 PROJECT_FILE = "persist.yaml"  # beside the folders of collections and views
 
 C = TypeVar("C")
+Loaded = tuple[list[C], list[ConfigError]]
 
 
 def read_mapping(path: Path, base_dir: Path | None, *, first_fields: str) -> dict[str, Any]:
-    """The file's fields, with its name, the absolute `base_dir`, and the time zone of the project added.
+    """The file's fields, with its name, the absolute `base_dir`, and the project's time zone and group added.
 
-    The project's file lies beside the file's folder. `base_dir` is what the file's own `base_dir:` lies below (default:
-    the file's folder). Raises `ConfigError`.
+    The project's file lies beside the file's folder; only collections have groups. `base_dir` is what the file's own
+    `base_dir:` lies below (default: the file's folder). Raises `ConfigError`.
     """
     body = read_fields(path, first_fields=first_fields)
     name, base = body.get("name", path.stem), body.get("base_dir", ".")
@@ -40,19 +43,41 @@ def read_mapping(path: Path, base_dir: Path | None, *, first_fields: str) -> dic
     if isinstance(base, str):
         # absolute, symbolic links not resolved: a folder replaced through a link keeps its identity in the ledger
         body["base_dir"] = os.path.normpath((base_dir or path.parent).absolute() / base)
-    project = path.absolute().parent.parent / PROJECT_FILE
-    if "timezone" not in body and project.is_file():
+    by_project: dict[str, Callable[[], Any]] = {"timezone": lambda: _fields_of_project(path.parent).get("timezone")}
+    if "source" in body:
+        by_project["group"] = lambda: group_by_pattern(groups_beside(path.parent), path.stem)
+    for field in (each for each in by_project if each not in body):
         try:
-            zone = _zone_of_project(project, project.stat().st_mtime_ns)
+            found = by_project[field]()
         except ConfigError as error:
-            raise ConfigError(f"{path}: timezone: {error}") from None
-        body |= {} if zone is None else {"timezone": zone}
+            raise ConfigError(f"{path}: {field}: {error}") from None
+        body |= {} if found is None else {field: found}
     return body
 
 
+def groups_beside(folder: Path) -> Mapping[str, GroupConfig]:
+    """The groups in the `persist.yaml` beside a folder of collections; empty without one. Raises `ConfigError`."""
+    section = _fields_of_project(folder).get("groups")
+    return {} if section is None else read_groups(section, folder.absolute().parent / PROJECT_FILE)
+
+
+def _may_be_of(path: Path, group: str) -> bool:
+    """False if a collection's file is surely not of the group, so that it need not be parsed. Raises `ConfigError`."""
+    patterns = groups_beside(path.parent).get(group, GroupConfig()).collections
+    try:
+        return any(fnmatchcase(path.stem, each) for each in patterns) or group.encode() in path.read_bytes()
+    except OSError:  # `read_fields` raises it for people
+        return True
+
+
+def _fields_of_project(folder: Path) -> Mapping[str, Any]:
+    project = folder.absolute().parent / PROJECT_FILE
+    return _fields_at(project, project.stat().st_mtime_ns) if project.is_file() else {}
+
+
 @functools.lru_cache(maxsize=16)
-def _zone_of_project(path: Path, mtime_ns: int) -> Any:  # noqa: ARG001 - a file is read again after a change
-    return read_fields(path, first_fields="timezone:").get("timezone")
+def _fields_at(path: Path, mtime_ns: int) -> Mapping[str, Any]:  # noqa: ARG001 - a file is read again after a change
+    return read_fields(path, first_fields="timezone:")
 
 
 def read_fields(path: Path, *, first_fields: str) -> dict[str, Any]:
@@ -90,11 +115,17 @@ def expanded(file: Path, name: str, value: Any) -> Any:
 
 
 def load_folder(
-    folder: Path, load: Callable[[Path], C], *, what: str, only: str | None = None
-) -> tuple[list[C], list[ConfigError]]:
+    folder: Path,
+    load: Callable[[Path], C],
+    *,
+    what: str,
+    only: str | None = None,
+    group: str | None = None,
+) -> Loaded[C]:
     """Every `*.yaml` and `*.yml` in `folder`, by name, and an error for each invalid file; never raises.
 
-    With `only`, the files of this name alone are opened.
+    With `only`, the files of this name alone are opened; with `group`, the files that may be of this group, and its
+    own are returned.
 
     If two files have the same name, ignoring case, the second is an error: shards are folders, and some file systems
     ignore case. `what` the files describe is for messages.
@@ -114,9 +145,13 @@ def load_folder(
         if only is not None and path.stem != only:
             continue
         try:
+            if group is not None and not _may_be_of(path, group):
+                continue
             if other != path:
                 raise ConfigError(f"{path}: the file: found the name of {other.name} again; rename one of the two")
-            configs.append(load(path))
+            config = load(path)
+            if group in (None, getattr(config, "group", None)):
+                configs.append(config)
         except ConfigError as error:
             errors.append(error)
     return configs, errors

@@ -6,6 +6,8 @@ maintenance:
   max_rows: 5000000        a merge of more rows is done by Spark
 watch:
   schedule: "*/5 * * * *"  of the DAG persist_watch
+groups:
+  crm: {collections: [crm_*]}   one DAG for all collections of these names (`persist_core.config.groups`)
 timezone, freshness, alerts, notify: for all collections and views that say nothing else (`persist_core.config.alerts`)
 """
 
@@ -18,6 +20,7 @@ from pydantic import Field, model_validator
 
 from persist_core.config.alerts import WatchFields
 from persist_core.config.files import read_fields
+from persist_core.config.groups import GroupConfig, GroupName
 from persist_core.config.model import AirflowName, ConfigModel, Schedule, TimeZone
 from persist_core.config.problems import refuse, validated
 from persist_core.time_text import UTC_ZONE
@@ -66,6 +69,7 @@ class ProjectConfig(WatchFields):
     timezone: TimeZone = UTC_ZONE
     maintenance: MaintenanceConfig = MaintenanceConfig()
     watch: WatchConfig = WatchConfig()
+    groups: dict[GroupName, GroupConfig] = {}  # noqa: RUF012 - pydantic copies defaults
 
 
 def load_project(path: Path) -> ProjectConfig:

@@ -117,17 +117,20 @@ def rounds(
 
 def written(run: Run[_Result], write: Write) -> _Result:
     """The result of a run whose descriptions are written by `write`, one after another. Raises what the run raises."""
-    (found,) = _all_written([run], lambda asked: [write(description) for _, description in asked])
+    (found,) = all_written([run], lambda asked: [write(description) for _, description in asked])
     if isinstance(found, PersistError):
         raise found
     return found
 
 
-def _all_written(
+def all_written(
     runs: Sequence[Run[_Result]],
     write: Callable[[Sequence[tuple[int, BatchDescription]]], Sequence[str | PersistError]],
 ) -> list[_Result | PersistError]:
-    """The result of each run, or the error that it raised. `write` gets what they ask for at a time, by number."""
+    """The result of each run, or the error that it raised. `write` gets what they ask for at a time, by number.
+
+    It answers for each with the key of its manifest, or the error of its write.
+    """
     ended: dict[int, _Result | PersistError] = {}
     answers: dict[int, str | PersistError | None] = dict.fromkeys(range(len(runs)))
     while answers:  # bounded, as each run is
@@ -216,7 +219,7 @@ def bring_all_up_to_date(
     `write` gets the descriptions that are to be written at a time, and answers for each as `Write` does, errors as
     values. A view whose input is among them may come too early: run it after that.
     """
-    return _all_written(
+    return all_written(
         [_run_of(client, each, say, maintain) for each in wanted],
         lambda asked: write([(wanted[number].config, description) for number, description in asked]),
     )

@@ -27,7 +27,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.shard.replace import NotReplaced, Replaced
 from persist_core.spark_job.answer import job_failure, named_failure
 from persist_core.spark_job.causes import STOPPED, Cause
-from persist_core.spark_job.spec import JobSpec, MergeInputs, stored
+from persist_core.spark_job.spec import SMALL_INPUT_BYTES, JobSpec, MergeInputs, stored
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ Start = Callable[[Sequence[JobSpec], Sequence[str]], Ended]
 def run_items(client: PersistClient, items: Sequence[JobSpec], start: Start) -> list[JobSpec | PersistError]:
     """Run one job for all items: of each the attempt that has answered, or the error that it ended with.
 
-    If an item of several has no answer and names no error of ours, as when the job died, it runs again alone, under
-    another attempt: so one that kills Spark takes no other with it. `OutdatedDescription`, `TooManyErrors` ... if the
-    item left a failure record; `RunFailed` if it did not, or what `start` raised.
+    If items of several have no answer and name no error of ours, as when the job died, they run again in two halves,
+    under other attempts, down to one alone: so one that kills Spark takes no other with it. `OutdatedDescription`,
+    `TooManyErrors` ... if the item left a failure record; `RunFailed` if it did not, or what `start` raised.
     """
     try:
         with ExitStack() as stack:
@@ -57,8 +57,11 @@ def run_items(client: PersistClient, items: Sequence[JobSpec], start: Start) -> 
         return [_found(client, item) or error for item in items]
     found = [_found(client, item) for item in items]
     if len(items) > 1 and ended.exit_status not in STOPPED:
-        again = [replace(item, attempt=client.ids.uuid7()) for item in items]
-        return [each or run_items(client, [alone], start)[0] for each, alone in zip(found, again, strict=True)]
+        again = [replace(item, attempt=client.ids.uuid7()) for item, each in zip(items, found, strict=True) if not each]
+        half = (len(again) + 1) // 2
+        parts = [part for part in (again[:half], again[half:]) if part]  # none is as long as `items`, so this ends
+        answers = iter([answer for part in parts for answer in run_items(client, part, start)])
+        return [each or next(answers) for each in found]
     return [
         each or job_failure(client, item, ended.seen, ended.cause, ended.exit_status)
         for each, item in zip(found, items, strict=True)
@@ -81,8 +84,10 @@ def run_job(client: PersistClient, item: JobSpec, start: Start) -> bytes:
 def write_batches(
     client: PersistClient, start: Start, asked: Sequence[tuple[ShardConfig, BatchDescription]]
 ) -> list[str | PersistError]:
-    """Stage the batch of each description, with one job for all that ask for the same settings: its manifest's key, or
-    its error."""
+    """Stage the batch of each description: its manifest's key, or its error.
+
+    One job for all small ones that ask for the same settings of Spark; a large one has a job of its own, after them.
+    """
     found: dict[int, JobSpec | PersistError] = {}
     items = [JobSpec(description, config, client.ids.uuid7()) for config, description in asked]
     for group in _by_settings(items):
@@ -92,11 +97,12 @@ def write_batches(
 
 
 def _by_settings(items: Sequence[JobSpec]) -> list[list[int]]:
-    """The numbers of the items that ask for the same settings of Spark, which a job has for all."""
-    groups: dict[frozenset[tuple[str, str]], list[int]] = defaultdict(list)
+    """The numbers of the items of each job: see `write_batches`."""
+    groups: dict[tuple[int, frozenset[tuple[str, str]]], list[int]] = defaultdict(list)
     for number, item in enumerate(items):
-        groups[frozenset(item.spark_conf.items())].append(number)
-    return list(groups.values())
+        own = number + 1 if item.description.input_bytes > SMALL_INPUT_BYTES else 0
+        groups[own, frozenset(item.spark_conf.items())].append(number)
+    return [groups[each] for each in sorted(groups, key=lambda each: each[0])]
 
 
 def write_batch(client: PersistClient, start: Start, config: ShardConfig, description: BatchDescription) -> str:

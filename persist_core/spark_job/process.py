@@ -37,7 +37,7 @@ from persist_core.spark_job.handover import hand_over, location_environment, pro
 from persist_core.spark_job.installation import find_spark_submit, job_path, spark_environment, spark_home
 from persist_core.spark_job.jars import with_s3a_jars
 from persist_core.spark_job.launch import Ended, Start
-from persist_core.spark_job.spec import JobSpec
+from persist_core.spark_job.spec import SMALL_INPUT_BYTES, JobSpec
 
 LOCAL_MASTER = "local[*]"
 CONNECT_SCHEME = "sc://"
@@ -45,7 +45,6 @@ ENV_CONNECT_TIMEOUT = "PERSIST_SPARK_CONNECT_TIMEOUT"  # seconds, for the job: u
 ENV_LOG_FIELDS = "PERSIST_JOB_LOG_FIELDS"  # set: a job logs in lines of JSON
 _LOOK_S = 1.0  # between two looks at the log of a job
 SMALL_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-SMALL_INPUT_BYTES = 64 << 20  # up to here the JVM's start-up costs more than its better compiler would win
 JOB_TIMEOUT_MS = 24 * 3_600_000  # a bound, not an expectation
 _STOP_SECONDS = 10  # between asking a job to stop and killing it
 _TAIL_LINES, _TAIL_CHARS = 200, 8_000  # of the job's log, shown if it left no failure record

@@ -29,6 +29,7 @@ SPEC_VERSION = 1
 _SEAL = "job_spec"
 KEY_OPTION, DIGEST_OPTION = "--spec-key", "--spec-sha256"
 SPEC, RECORDS = "spec.json", "records.jsonl"
+SMALL_INPUT_BYTES = 64 << 20  # up to here the JVM's start-up costs more than its better compiler would win
 
 
 class MergeInputs(BaseModel):

@@ -26,6 +26,7 @@ from typing import Any
 from persist_airflow.compat import DAG, Context, Param, TriggerDagRunOperator
 from persist_airflow.factory import UPSERT_PREFIX, VIEW_PREFIX
 from persist_airflow.failures import fail_without_retry
+from persist_airflow.group_dag import GROUP_PREFIX
 from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.lineage import ReportsLineage
 from persist_airflow.location_dag import location_dag
@@ -159,9 +160,11 @@ def _rebuild(operator: ShardActionOperator, context: Context, params: Mapping[st
 def _dag_of(client: PersistClient, operator: ShardActionOperator, params: Mapping[str, Any]) -> str:
     """The DAG that a factory makes for a shard of this kind, or another that the conf names and `dags` allows."""
     shard = operator.shard
-    prefixes = {"collection": UPSERT_PREFIX, "view": VIEW_PREFIX}
+    configs, _ = load_collections(operator.collections, only=shard) if operator.collections else ([], [])
+    group = next((config.group for config in configs), None)
+    dags = {"collection": f"{GROUP_PREFIX}{group}" if group else f"{UPSERT_PREFIX}{shard}", "view": VIEW_PREFIX + shard}
     kind = kind_of(client.state(shard).sources)
-    made = [f"{prefix}{shard}" for each, prefix in prefixes.items() if kind not in prefixes or each == kind]
+    made = [dag_id for each, dag_id in dags.items() if kind not in dags or each == kind]
     given = params["dag_id"]
     if given and given not in (*made, *operator.dags):
         raise InvalidInput(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from persist_airflow.compat import Context
@@ -78,40 +78,44 @@ def conflict_notice(record: ConflictRecord) -> Notice:
 
 
 class AnnounceFailure:
-    """An `on_failure_callback` of the tasks of a shard: it sends a notice of the failure.
+    """An `on_failure_callback` of the tasks of shards: it sends a notice of the failure of each.
 
-    :param shard: the shard
-    :param notify: the notifiers
+    :param notify: the notifiers of each shard. If the error has `failed`, only the shards in it have failed
     """
 
-    def __init__(self, shard: str, notify: Sequence[NotifyBy]) -> None:
-        self.shard = shard
-        self.notify = tuple(notify)
+    def __init__(self, notify: Mapping[str, Sequence[NotifyBy]]) -> None:
+        self.notify = {shard: tuple(each) for shard, each in notify.items()}
 
     def __call__(self, context: Context) -> None:
         """Send. If the location does not answer, the notifiers are called without its record."""
         task: Any = context["task"]
+        error: Any = context.get("exception")
+        said = None if error is None else f"{type(error).__name__}: {error}"
+        failed: Mapping[str, str | None] = getattr(error, "failed", None) or dict.fromkeys(self.notify, said)
+        announced = {shard: self.notify[shard] for shard in failed if takes(self.notify.get(shard, ()), "failures")}
         client: PersistClient | None = None
         try:
             client = PersistHook(task.persist_conn_id).get_conn()
-            notice = failure_notice(self.shard, context, now_ms=client.clock.now_ms())
-            _send(client, notice, self.notify, context)
-        except PersistError as error:
-            _log.warning("the failure is announced without the record of the location: %s", error)
-            notice = failure_notice(self.shard, context, now_ms=int(context["ti"].start_date.timestamp() * 1000))
-            for target in targets(self.notify, context):
-                if target.accepts(notice):
-                    target.send(notice)
+            for shard, notify in announced.items():
+                notice = failure_notice(shard, failed[shard], context, now_ms=client.clock.now_ms())
+                _send(client, notice, notify, context)
+        except PersistError as unreachable:
+            _log.warning("failures are announced without the record of the location: %s", unreachable)
+            now_ms = int(context["ti"].start_date.timestamp() * 1000)
+            for shard, notify in announced.items():
+                notice = failure_notice(shard, failed[shard], context, now_ms=now_ms)
+                for target in targets(notify, context):
+                    if target.accepts(notice):
+                        target.send(notice)
         finally:
             if client is not None:
                 client.location.close()
 
 
-def failure_notice(shard: str, context: Context, *, now_ms: int) -> Notice:
-    """The notice of a task that has failed and is not tried again."""
+def failure_notice(shard: str, error: str | None, context: Context, *, now_ms: int) -> Notice:
+    """The notice of a task that has failed for a shard and is not tried again."""
     ti: Any = context["ti"]
-    error = context.get("exception")
-    said = UNKNOWN if error is None else f"{type(error).__name__}: {error}"
+    said = UNKNOWN if error is None else error
     name = f"{ti.dag_id}/{ti.run_id}/{ti.task_id}"
     log_url = getattr(ti, "log_url", None)
     facts = (

@@ -15,15 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import pendulum
 import yaml
 
 from persist_airflow.announce import AnnounceFailure
 from persist_airflow.compat import DAG, TaskGroup, any_asset, interval_schedule, make_asset, only_dag_id
+from persist_airflow.group_dag import GROUP_PREFIX, document_of, group_tasks, split_groups
 from persist_airflow.hook import PersistHook
 from persist_airflow.links import shard_uri
 from persist_airflow.notifications import NotifyBy, chosen, takes
@@ -32,66 +34,29 @@ from persist_airflow.operators import (
     CheckpointManifestOperator,
     MintBatchDescriptionsOperator,
 )
+from persist_airflow.options import (
+    STAGES,
+    TASK_IDS,
+    DagOptions,
+    StageOptions,
+    TaskOptions,
+    add_failure_callback,
+    options_of,
+)
 from persist_airflow.spark import WriteBatchesOperator
 from persist_airflow.watch import notify_of_project
 from persist_airflow.wrong_files import stand_ins
 from persist_core.config.collection import FILES, CollectionConfig, load_collections
-from persist_core.config.files import config_files
+from persist_core.config.files import config_files, groups_beside
+from persist_core.config.groups import GroupConfig
 from persist_core.config.order import AUTO_ORDERS
 from persist_core.config.shard import ShardConfig
-from persist_core.config.tasks import AirflowConfig, TaskConfig
 from persist_core.config.view import ON_INPUT, SHARDS, ViewConfig, load_views
 from persist_core.errors import ConfigError
 
 UPSERT_PREFIX = "persist_upsert__"
 VIEW_PREFIX = "persist_view__"
-STAGES = ("mint", "write", "append", "checkpoint")
-TASK_IDS = ("mint_batch_descriptions", "write_batches", "append_batches", "checkpoint_manifest")
-
-
-class OperatorOptions(TypedDict, total=False):
-    """Airflow's own options of one task; they override the shard's file."""
-
-    pool: str
-    pool_slots: int
-    queue: str
-    priority_weight: int
-    weight_rule: str
-    retries: int
-    retry_delay: timedelta
-    retry_exponential_backoff: bool
-    execution_timeout: timedelta
-    executor_config: Mapping[str, Any]
-    on_failure_callback: Any
-    on_success_callback: Any
-    on_retry_callback: Any
-
-
-class StageOptions(TypedDict, total=False):
-    """Options of all four tasks, and of each."""
-
-    all: OperatorOptions
-    mint: OperatorOptions
-    write: OperatorOptions
-    append: OperatorOptions
-    checkpoint: OperatorOptions
-
-
-class TaskOptions(TypedDict, total=False):
-    """The options of `shard_tasks`, for what passes them on."""
-
-    persist_conn_id: str
-    spark_conn_id: str
-    notify: Sequence[NotifyBy] | NotifyBy
-    spark: Mapping[str, Any] | None
-    tasks: StageOptions | None
-
-
-class DagOptions(TaskOptions, total=False):
-    """`TaskOptions`, and Airflow's own arguments for the DAG, which go over the factory's."""
-
-    default_args: Mapping[str, Any]
-    dag_args: Mapping[str, Any]
+_Builder = tuple[ShardConfig, Callable[..., DAG]]  # of a DAG, and whose file an error is shown for
 
 
 @dataclass(frozen=True)
@@ -123,7 +88,7 @@ def shard_tasks(
     """
     notify = chosen(config.notify, notify)
     shared: dict[str, Any] = {"config": config, "persist_conn_id": persist_conn_id}
-    options = {stage: _options_of(config.airflow, tasks or {}, stage) for stage in STAGES}
+    options = {stage: options_of(config.airflow, tasks or {}, stage) for stage in STAGES}
     if "pool" in options["write"]:
         options["append"].setdefault("pool", options["write"]["pool"])
     mint = MintBatchDescriptionsOperator(task_id=TASK_IDS[0], **shared, **options["mint"])
@@ -146,39 +111,8 @@ def shard_tasks(
     mint >> write >> append >> checkpoint
     if takes(notify, "failures"):
         for task in (mint, write, append, checkpoint):
-            _announce_failures(task, AnnounceFailure(config.name, notify))
+            add_failure_callback(task, AnnounceFailure({config.name: notify}))
     return ShardTasks(mint, write, append, checkpoint)
-
-
-def _announce_failures(task: Any, announce: AnnounceFailure) -> None:
-    """Beside the callbacks that the task has, of its own or from `default_args`."""
-    known = task.on_failure_callback
-    task.on_failure_callback = [*(known if isinstance(known, Sequence) else [known] if known else []), announce]
-
-
-def _options_of(config: AirflowConfig, given: StageOptions, stage: str) -> dict[str, Any]:
-    """The arguments of one task's operator: of all tasks, then of this one; from the file, then from the caller."""
-    of_stage: TaskConfig = getattr(config, stage)
-    callers: Mapping[str, Any] = {**given}
-    found: dict[str, Any] = {}
-    for each in (_in_airflow(config.all), _in_airflow(of_stage), callers.get("all"), callers.get(stage)):
-        found |= each or {}
-    return found
-
-
-def _in_airflow(config: TaskConfig) -> dict[str, Any]:
-    """The options that a file sets, under Airflow's names."""
-    named = {
-        "pool": config.pool,
-        "pool_slots": config.pool_slots,
-        "queue": config.queue,
-        "priority_weight": config.priority,
-        "retries": config.retries,
-        "retry_delay": None if config.retry_delay_s is None else timedelta(seconds=config.retry_delay_s),
-        "execution_timeout": None if config.timeout_s is None else timedelta(seconds=config.timeout_s),
-        "executor_config": config.executor_config,
-    }
-    return {name: value for name, value in named.items() if value is not None}
 
 
 def shard_task_group(config: ShardConfig, *, group_id: str | None = None, **options: Unpack[TaskOptions]) -> ShardTasks:
@@ -212,11 +146,42 @@ def build_dag(
     ordinary run takes all input that is due, and a backfill makes history in steps. A view that refreshes `on_input`
     goes as far as its inputs.
     """
-    face = _FACES[config.source_type](config)
+    with _open_dag(config, _FACES[config.source_type](config), default_args, dag_args, options) as dag:
+        shard_tasks(config, **options)
+    return dag
+
+
+def build_group_dag(
+    group: str,
+    members: Sequence[CollectionConfig],
+    *,
+    batch_of: int = GroupConfig().batch_of,
+    default_args: Mapping[str, Any] | None = None,
+    dag_args: Mapping[str, Any] | None = None,
+    **options: Unpack[TaskOptions],
+) -> DAG:
+    """The DAG of a group, with tasks for up to `batch_of` collections each: see `persist_airflow.groups`.
+
+    The first says the schedule, time zone, start and options: the files of a group agree on them.
+    """
+    by_name = {config.name: config for config in members}
+    face = _Face(GROUP_PREFIX, group, "group", f"{len(members)} collections of {group}", document_of(group, by_name))
+    with _open_dag(members[0], face, default_args, dag_args, options) as dag:
+        group_tasks(group, by_name, batch_of, **options)
+    return dag
+
+
+def _open_dag(
+    config: ShardConfig,
+    face: _Face,
+    default_args: Mapping[str, Any] | None,
+    dag_args: Mapping[str, Any] | None,
+    options: TaskOptions,
+) -> DAG:
     owner = {"owner": config.airflow.owner} if config.airflow.owner else {}
     arguments: dict[str, Any] = {
-        "dag_id": f"{face.prefix}{config.name}",
-        "description": config.description or face.description,
+        "dag_id": f"{face.prefix}{face.name}",
+        "description": face.description,
         "schedule": _schedule(config, options.get("persist_conn_id", PersistHook.default_conn_name)),
         "start_date": _start_of(config),
         "catchup": False,
@@ -225,9 +190,7 @@ def build_dag(
         "doc_md": face.document,
         "default_args": {**(default_args or {}), **owner},
     }
-    with DAG(**{**arguments, **(dag_args or {})}) as dag:
-        shard_tasks(config, **options)
-    return dag
+    return DAG(**{**arguments, **(dag_args or {})})
 
 
 upsert_task_group = view_task_group = shard_task_group
@@ -237,13 +200,26 @@ build_upsert_dag = build_view_dag = build_dag
 def build_dags(folder: str | Path, **options: Unpack[DagOptions]) -> dict[str, DAG]:
     """A DAG for every collection file in `folder`, by DAG id: `globals().update(...)`. `options`: see `build_dag`.
 
-    `notify` defaults to `persist.yaml` beside the folder. A task's process gets its own DAG alone, so the
-    number of files costs it nothing.
+    Collections of a group have one DAG together. `notify` defaults to `persist.yaml` beside the folder. A task's
+    process gets its own DAG alone, so the number of files costs it nothing.
     """
     folder = Path(folder).absolute()
     options.setdefault("notify", notify_of_project(folder.parent))
-    loaded = load_collections(folder, only=_only_shard(UPSERT_PREFIX))
-    return _dags(*loaded, folder, UPSERT_PREFIX, options)
+    group = _only_shard(GROUP_PREFIX) or None
+    only = None if group else _only_shard(UPSERT_PREFIX)
+    configs, errors = load_collections(folder, only=only, group=group)
+    builders: list[_Builder] = [(each, partial(build_dag, each)) for each in configs if each.group is None]
+    if only is None:
+        groups, wrong = split_groups(configs, folder)
+        errors = [*errors, *wrong]
+        for name, members in groups.items():
+            builders.append((members[0], partial(_group_dag, folder, name, members)))
+    return _dags(builders, errors, folder, UPSERT_PREFIX, options)
+
+
+def _group_dag(folder: Path, group: str, members: Sequence[CollectionConfig], **options: Unpack[DagOptions]) -> DAG:
+    batch_of = groups_beside(folder).get(group, GroupConfig()).batch_of
+    return build_group_dag(group, members, batch_of=batch_of, **options)
 
 
 def build_view_dags(
@@ -256,8 +232,8 @@ def build_view_dags(
     folder = Path(folder).absolute()
     beside = Path(collections) if collections is not None else None
     options.setdefault("notify", notify_of_project(folder.parent))
-    loaded = load_views(folder, collections=beside, only=_only_shard(VIEW_PREFIX))
-    return _dags(*loaded, folder, VIEW_PREFIX, options)
+    configs, errors = load_views(folder, collections=beside, only=_only_shard(VIEW_PREFIX))
+    return _dags([(each, partial(build_dag, each)) for each in configs], errors, folder, VIEW_PREFIX, options)
 
 
 def _only_shard(prefix: str) -> str | None:
@@ -269,12 +245,12 @@ def _only_shard(prefix: str) -> str | None:
 
 
 def _dags(
-    configs: Sequence[ShardConfig], errors: Sequence[ConfigError], folder: Path, prefix: str, options: DagOptions
+    builders: Sequence[_Builder], errors: Sequence[ConfigError], folder: Path, prefix: str, options: DagOptions
 ) -> dict[str, DAG]:
     dags, wrong = [], list(errors)
-    for config in configs:
+    for config, build in builders:
         try:
-            dags.append(build_dag(config, **options))
+            dags.append(build(**options))
         except ConfigError as error:  # a schedule that Airflow refuses
             file = next(file for file in config_files(folder) if file.stem == config.name)
             wrong.append(ConfigError(f"{file}: {error}"))
@@ -297,6 +273,7 @@ class _Face:
     """The texts that a DAG shows about its kind of shard. `document` is Markdown."""
 
     prefix: str
+    name: str
     tag: str
     description: str
     document: str
@@ -314,7 +291,13 @@ def _collection_face(config: CollectionConfig) -> _Face:
 
 {_definition(config)}
 """
-    return _Face(UPSERT_PREFIX, "upsert", f"Change feed {config.source.path} -> shard {config.name}", document)
+    return _Face(
+        UPSERT_PREFIX,
+        config.name,
+        "upsert",
+        config.description or f"Change feed {config.source.path} -> shard {config.name}",
+        document,
+    )
 
 
 def _plan_of(config: CollectionConfig) -> dict[str, str]:
@@ -368,7 +351,13 @@ def _view_face(config: ViewConfig) -> _Face:
 
 {_definition(config)}
 """
-    return _Face(VIEW_PREFIX, "view", f"View of {', '.join(config.inputs)} -> shard {config.name}", document)
+    return _Face(
+        VIEW_PREFIX,
+        config.name,
+        "view",
+        config.description or f"View of {', '.join(config.inputs)} -> shard {config.name}",
+        document,
+    )
 
 
 _FACES: Mapping[str, Callable[[Any], _Face]] = {FILES: _collection_face, SHARDS: _view_face}

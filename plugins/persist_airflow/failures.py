@@ -5,8 +5,9 @@ The text of each begins with the kind, which is what the table in docs/operation
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from persist_airflow.compat import AirflowException, AirflowFailException
 from persist_core.errors import (
@@ -58,6 +59,16 @@ def fail_without_retry() -> Iterator[None]:
         yield
     except PersistError as error:
         raise airflow_error(error) from error
+
+
+def failed_together(what: str, failed: Mapping[str, Mapping[str, Any]], of: int) -> AirflowException:
+    """The exception of a task for errors of several shards, by name. It has them as `failed`, for alerts."""
+    listed = "; ".join(f"{name}: {each['error']}" for name, each in failed.items())
+    message = f"{len(failed)} of {of} {what} failed, the others are done: {listed}"
+    may_retry = any(each["may_retry"] for each in failed.values())
+    error = PersistStepFailed(message) if may_retry else AirflowFailException(message)
+    vars(error)["failed"] = {name: each["error"] for name, each in failed.items()}
+    return error
 
 
 def airflow_error(error: PersistError, passing: type[AirflowException] = PersistStepFailed) -> AirflowException:

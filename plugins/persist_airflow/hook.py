@@ -15,7 +15,7 @@ registered with Airflow's secrets masker, and messages hold only redacted URIs.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -24,7 +24,7 @@ from urllib.parse import quote
 from persist_airflow.compat import AirflowNotFoundException, BaseHook, form_widgets, mask_secret
 from persist_airflow.failures import fail_without_retry
 from persist_airflow.provider import CONNECTION_TYPE, FORM_FIELDS, HIDDEN_FIELDS, PLACEHOLDERS, RELABELED
-from persist_core.config.collection import CollectionConfig
+from persist_core.config.collection import CollectionConfig, SourceConfig
 from persist_core.config.path_pattern import S3
 from persist_core.config.shard import ShardConfig
 from persist_core.errors import ConfigError, InvalidUri, PersistError
@@ -46,11 +46,11 @@ class PersistHook(BaseHook):
     conn_type = CONNECTION_TYPE
     hook_name = "Persist"
 
-    def __init__(self, persist_conn_id: str = default_conn_name, config: object = None, **kwargs: Any) -> None:
-        """`config`: if it is a collection's, its source is to be reached too."""
+    def __init__(self, persist_conn_id: str = default_conn_name, configs: Sequence[object] = (), **kwargs: Any) -> None:
+        """`configs`: the sources of the collections among them are to be reached too."""
         super().__init__(**kwargs)
         self.persist_conn_id = persist_conn_id
-        self._config = config
+        self._configs = configs
 
     @classmethod
     def get_ui_field_behaviour(cls) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class PersistHook(BaseHook):
             ) from error
         for uri in (location.blob_uri, location.consensus_uri, *location.connections.values()):
             _mask(*secrets_of(uri))
-        return replace(location, connections={**location.connections, **self._source_connection()})
+        return replace(location, connections={**location.connections, **self._source_connections()})
 
     def get_environment(self) -> dict[str, str]:
         """The AWS variables for this location, secrets included: for the environment of a process, nowhere else.
@@ -113,22 +113,11 @@ class PersistHook(BaseHook):
         finally:
             location.close()
 
-    def _source_connection(self) -> dict[str, str]:
-        """The connection that the collection's source names, by its variable; empty if the environment has one."""
-        source = self._config.source if isinstance(self._config, CollectionConfig) else None
-        if source is None or source.connection is None or os.environ.get(connection_variable(source.connection)):
-            return {}
-        keys, region, endpoint = _aws_connection(source.connection)
-        query = {
-            "endpoint": endpoint,
-            "region": region,
-            "access_key_id": keys.access_key,
-            "secret_access_key": keys.secret_key,
-            "session_token": keys.token,
-        }
-        text = "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items() if value)
-        bucket = source.path.removeprefix(S3).partition("/")[0]
-        return {connection_variable(source.connection): f"{S3}{bucket}?{text}"}
+    def _source_connections(self) -> dict[str, str]:
+        """The connections that sources of the collections name, by variable, if the environment lacks it."""
+        sources = [config.source for config in self._configs if isinstance(config, CollectionConfig)]
+        named = {connection_variable(each.connection): each for each in sources if each.connection is not None}
+        return {name: _source_uri(each) for name, each in named.items() if not os.environ.get(name)}
 
     def _open(self) -> OpenLocation:
         return open_location(self.get_location(), self.get_environment() or None)
@@ -140,10 +129,25 @@ class PersistHook(BaseHook):
             return None
 
 
+def _source_uri(source: SourceConfig) -> str:
+    """The URI of a source's bucket with the credentials of its Airflow connection."""
+    keys, region, endpoint = _aws_connection(str(source.connection))
+    query = {
+        "endpoint": endpoint,
+        "region": region,
+        "access_key_id": keys.access_key,
+        "secret_access_key": keys.secret_key,
+        "session_token": keys.token,
+    }
+    text = "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items() if value)
+    bucket = source.path.removeprefix(S3).partition("/")[0]
+    return f"{S3}{bucket}?{text}"
+
+
 @contextmanager
-def open_client(persist_conn_id: str, config: ShardConfig | None = None) -> Iterator[PersistClient]:
-    """A client that reads the input of `config`. Raises our own errors."""
-    client = PersistHook(persist_conn_id, config).get_conn()
+def open_client(persist_conn_id: str, *configs: ShardConfig) -> Iterator[PersistClient]:
+    """A client that reads the inputs of `configs`. Raises our own errors."""
+    client = PersistHook(persist_conn_id, configs).get_conn()
     try:
         yield client
     finally:
@@ -151,9 +155,9 @@ def open_client(persist_conn_id: str, config: ShardConfig | None = None) -> Iter
 
 
 @contextmanager
-def task_client(persist_conn_id: str, config: ShardConfig | None = None) -> Iterator[PersistClient]:
+def task_client(persist_conn_id: str, *configs: ShardConfig) -> Iterator[PersistClient]:
     """Like `open_client`, for the body of a task: errors that no retry can correct fail it without further tries."""
-    with fail_without_retry(), open_client(persist_conn_id, config) as client:
+    with fail_without_retry(), open_client(persist_conn_id, *configs) as client:
         yield client
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -126,6 +126,13 @@ def of_commit(
             output = _written(client, manifest, conn_id)
             found = Lineage(inputs, (replace(output, sources=_sources(config, manifest, inputs)),))
     return found
+
+
+def joined(of_each: Iterable[Lineage]) -> Lineage:
+    """The inputs and outputs of several commits."""
+    found = list(of_each)
+    inputs, outputs = ([each for one in found for each in getattr(one, side)] for side in ("inputs", "outputs"))
+    return Lineage(tuple(inputs), tuple(outputs))
 
 
 def of_restore(client: PersistClient, shard: str, new_shard: str | None, conn_id: str) -> Lineage:

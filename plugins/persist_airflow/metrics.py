@@ -20,6 +20,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from persist_airflow.compat import AirflowSkipException, Context, Stats, conf, puts_off
@@ -75,10 +76,28 @@ def measured(stage: str) -> Callable[[_Method], _Method]:
                     if result == "success":
                         context["ti"].xcom_push(key=SECONDS_XCOM, value=max(took_ms, 0) / 1000)
                     _report_try(operator, context, stage, result, took_ms)
+                    export()
 
         return cast(_Method, run)
 
     return decorate
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Stands for the operator of a shard that has a task together with others."""
+
+    persist_conn_id: str
+    shard: str
+
+
+def report_tries(persist_conn_id: str, context: Context, stage: str, tries: Mapping[str, tuple[str, int]]) -> None:
+    """Do as `measured`, for a task of several shards: for each the result of its try, and its duration in ms."""
+    seconds = {shard: took_ms / 1000 for shard, (result, took_ms) in tries.items() if result == "success"}
+    context["ti"].xcom_push(key=SECONDS_XCOM, value=seconds)
+    for shard, (result, took_ms) in tries.items():
+        _report_try(Counted(persist_conn_id, shard), context, stage, result, took_ms)
+    export()
 
 
 def count(operator: Any, context: Context, metric: Metric, number: int = 1, *labels: str) -> None:
@@ -124,7 +143,6 @@ def _report_try(operator: Any, context: Context, stage: str, result: str, took_m
         labels = _labels(operator, context, metrics.STAGE_DURATION, (stage,))
         _send(Stats.timing, metrics.STAGE_DURATION, max(took_ms, 0), labels)
         _count(operator, context, metrics.TRIES, 1, (stage, result))
-        _flush()
 
     _safely(report)
 

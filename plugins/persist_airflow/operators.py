@@ -117,7 +117,7 @@ class MintBatchDescriptionsOperator(_PersistOperator):
             if isinstance(self.config, ViewConfig) and is_read_only(self.config, context):
                 return _dry_run(client, self.config, until)
             wait_for_turn(self, context, client, deferrable=self.deferrable)
-            is_forced = _asks_for(context, "force")
+            is_forced = asks_for(context, "force")
             minted = stages.mint(client, self.config, until=until, writer=writer_of(context), is_forced=is_forced)
         if isinstance(minted, NothingToDo):
             if minted.pending != 0:
@@ -186,7 +186,7 @@ class AppendBatchesOperator(lineage.ReportsLineage, _PersistOperator):
                 commit = result.commit
                 if result.is_new:
                     report_commit(self, context, client, commit)
-                report = _report(client, "committed" if result.is_new else "already committed", commit)
+                report = report_of(client, "committed" if result.is_new else "already committed", commit)
                 self.lineage = lineage.of_commit(client, self.config, commit, self.persist_conn_id, self.lineage.inputs)
             else:
                 self._conflict(client, result, context)
@@ -221,11 +221,11 @@ class AppendBatchesOperator(lineage.ReportsLineage, _PersistOperator):
         healed = heal(client, self.config, description, write=write.writer(client, context), on_step=on_step)
         if isinstance(healed, NothingToDo):
             self.log.info("nothing left to append: %s", healed.reason)
-            return _report(client, "covered", client.state(self.shard).newest_commit)
+            return report_of(client, "covered", client.state(self.shard).newest_commit)
         self.lineage = lineage.of_commit(client, self.config, healed.commit, self.persist_conn_id, self.lineage.inputs)
         count(self, context, HEALS)
         report_commit(self, context, client, healed.commit)
-        return _report(client, "healed", healed.commit)
+        return report_of(client, "healed", healed.commit)
 
     def _conflict(self, client: PersistClient, conflict: Conflict, context: Context) -> None:
         """Log both sides, and alert once. It is an error only the first time."""
@@ -259,7 +259,7 @@ class CheckpointManifestOperator(_PersistOperator):
             if published is None:
                 self.log.info("shard %s has no commit yet: no checkpoint", self.shard)
                 return None
-            report = _report(client, "published", client.state(self.shard).newest_commit)
+            report = report_of(client, "published", client.state(self.shard).newest_commit)
             maintained = maintain_inline(client, self.shard)
             report_shards(self.persist_conn_id, client, [self.shard])
         self.log.info("%s", published)
@@ -273,10 +273,10 @@ class CheckpointManifestOperator(_PersistOperator):
 
 def is_read_only(config: ViewConfig, context: Context) -> bool:
     """True if this dag run only tries the view: by its file, or by the run's conf `{"read_only": true}`."""
-    return config.read_only or _asks_for(context, "read_only")
+    return config.read_only or asks_for(context, "read_only")
 
 
-def _asks_for(context: Context, name: str) -> bool:
+def asks_for(context: Context, name: str) -> bool:
     """True if the dag run's conf has `name`: true."""
     asked: Any = context["dag_run"].conf or {}
     return asked.get(name) is True
@@ -296,7 +296,7 @@ def writer_of(context: Context) -> str:
     return f"{context['dag_run'].dag_id}/{context['run_id']}"
 
 
-def _report(client: PersistClient, result: str, commit: Commit | None) -> dict[str, Any]:
+def report_of(client: PersistClient, result: str, commit: Commit | None) -> dict[str, Any]:
     """The result of tasks and the extra of asset events: plain JSON, times in ms, a closed frontier as `None`."""
     if commit is None:
         return {"result": result}

@@ -132,9 +132,8 @@ class SparkJobOperator(SparkSubmitOperator):
 
     def _variables(self, items: Sequence[JobSpec]) -> dict[str, str]:
         """The location, its and the sources' credentials, and the user's own environment variables, for the driver."""
-        found: dict[str, str] = {}
-        for hook in (PersistHook(self.persist_conn_id, item.config) for item in items):
-            found |= {**hook.get_environment(), **location_environment(hook.get_location())}
+        hook = PersistHook(self.persist_conn_id, [item.config for item in items])
+        found = {**hook.get_environment(), **location_environment(hook.get_location())}
         return {**found, **(self.env_vars or {})}
 
     def on_kill(self) -> None:

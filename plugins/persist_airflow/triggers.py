@@ -32,7 +32,8 @@ _Found = TypeVar("_Found")
 POLL_S = 5.0
 COMMIT_POLL_S = 30.0
 SEEN = "persist_seen"  # in the asset's state: era and epoch of the newest commit that was reported
-OWN_WRITERS = ("persist_upsert__", "persist_view__")  # the DAGs of our factories: their append tasks update the asset
+# The DAGs of our factories: their append tasks update the asset.
+OWN_WRITERS = ("persist_upsert__", "persist_group__", "persist_view__")
 MAX_STORAGE_ERRORS = 10  # one after the other; then the task fails, and Airflow's retries take over
 
 

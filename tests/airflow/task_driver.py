@@ -23,6 +23,7 @@ class DagRunDriver:
     earlier_run: str | None = None  # that is running
     append_states: dict[str, str] = field(default_factory=dict)  # of dag runs
     started: datetime | None = None
+    try_number: int = 1
     staging: int = 0  # tasks of other dag runs that write or append now
     xcoms: dict[str, Any] = field(default_factory=dict)
     events: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -45,6 +46,7 @@ class DagRunDriver:
             "data_interval_start": None if self.interval_end is None else self.interval_end - DAY,
             "outlet_events": events,
             "ti": SimpleNamespace(
+                try_number=self.try_number,
                 dag_id=self.dag.dag_id,
                 xcom_pull=lambda task_ids, **_: self.xcoms[task_ids],
                 xcom_push=lambda **_: None,  # seconds, for the page

@@ -233,7 +233,7 @@ def test_a_sources_connection_is_the_aws_connection_of_that_id(monkeypatch: pyte
     source = {"path": "s3://vendor/feed/*.json", "format": "json", "connection": "role"}
     config = CollectionConfig.model_validate({**body, "source": source})
     assert PersistHook().get_location().connections == {}
-    client = PersistHook(config=config).get_conn()
+    client = PersistHook(configs=[config]).get_conn()
     settings = client.location.feed_settings("s3://vendor/feed", "role")
     assert settings == S3Settings(
         "vendor", "", "http://127.0.0.1:7070", "eu-west-1", None, None, "AKIA1", "hunter2", "t0k3n"
@@ -242,12 +242,12 @@ def test_a_sources_connection_is_the_aws_connection_of_that_id(monkeypatch: pyte
     assert "hunter2" not in repr(client.location)
     client.location.close()
     monkeypatch.setenv("PERSIST_CONNECTION_ROLE", "s3://vendor?profile=own")
-    assert PersistHook(config=config).get_location().connections == {
+    assert PersistHook(configs=[config]).get_location().connections == {
         "PERSIST_CONNECTION_ROLE": "s3://vendor?profile=own"
     }
     broken = config.model_copy(update={"source": config.source.model_copy(update={"connection": "broken"})})
     with pytest.raises(ConfigError, match=r"'broken' .* gives no credentials"):
-        PersistHook(config=broken).get_location()
+        PersistHook(configs=[broken]).get_location()
 
 
 PROBE = """

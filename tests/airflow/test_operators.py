@@ -20,7 +20,7 @@ import pytest
 from persist_airflow.compat import AirflowFailException, AirflowSkipException
 from persist_airflow.factory import build_upsert_dag
 from persist_airflow.failures import PersistCasConflict
-from persist_airflow.operators import _report
+from persist_airflow.operators import report_of
 from persist_core.contents.stats import BatchWarning
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
@@ -47,7 +47,7 @@ def dag(fruit: Fruit, client: PersistClient) -> Any:
 def test_a_report_has_no_sample_of_a_warning(client: PersistClient) -> None:
     warning = BatchWarning("check price", 2, ('{"id":7}',))
     commit(client, NAME, SCHEMA, 1, stats={"warnings": 2}, warnings=(warning,))
-    assert _report(client, "committed", client.state(NAME).newest_commit)["warnings"] == ["check price: 2"]
+    assert report_of(client, "committed", client.state(NAME).newest_commit)["warnings"] == ["check price: 2"]
 
 
 def staged(dag: Any, day: int, run_id: str) -> DagRunDriver:

@@ -84,13 +84,25 @@ def test_a_wrong_file_and_a_name_twice(world: World, capsys: pytest.CaptureFixtu
     assert run_command([*command, "a", "--all"]) == 2
     assert run_command([*command, "a", "b", "--recreate"]) == 2
     printed = capsys.readouterr()
-    assert "expected a NAME, several, or --all" in printed.err
+    assert "expected a NAME, several, --all, or --group" in printed.err
     assert "--close and --recreate are for one NAME" in printed.err
 
 
 def test_all_without_the_folder_says_how_to_name_it(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["run", "--all", "--collections", str(world.folder / "none")]) == 2
     assert "give --collections FOLDER, or set PERSIST_COLLECTIONS" in capsys.readouterr().err
+
+
+def test_a_group_is_its_collections_alone(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    command = write_collections(world, "a", "b", "c")
+    (world.folder / "dags" / "persist.yaml").write_text("groups: {ours: {collections: [a, b]}}\n")
+    world.drop("x.txt", 1)
+    assert run_command([*command, "--group", "ours"]) == 0
+    assert "2 shards: 2 committed" in capsys.readouterr().err
+    assert world.client.shards() == ["a", "b"]
+    assert run_command([*command, "--group", "theirs"]) == 2
+    assert "no collection file of group theirs" in capsys.readouterr().err
+    assert run_command([*command, "a", "--group", "ours"]) == 2
 
 
 def test_a_process_serves_only_jobs_that_its_settings_fit(world: World, capsys: pytest.CaptureFixture[str]) -> None:

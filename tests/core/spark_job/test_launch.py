@@ -15,9 +15,9 @@ from persist_core.location.open import OpenLocation
 from persist_core.location.settings import PersistLocation
 from persist_core.spark_job.answer import record_failure
 from persist_core.spark_job.deaths import deaths_at_lower
-from persist_core.spark_job.launch import Ended, run_items
+from persist_core.spark_job.launch import Ended, run_items, write_batches
 from persist_core.spark_job.process import SparkProcess, tuned_conf
-from persist_core.spark_job.spec import JobSpec, load_spec
+from persist_core.spark_job.spec import SMALL_INPUT_BYTES, JobSpec, load_spec
 from tests.core.spark_job.test_job_spec import CONFIG, DESCRIPTION
 
 NAMES = ("a", "b", "c")
@@ -74,6 +74,39 @@ def test_one_that_kills_spark_takes_no_other_with_it(client: PersistClient) -> N
     assert [type(each) for each in (a, b, c)] == [JobSpec, RunFailed, JobSpec]
     found = [len(deaths_at_lower(client.blob, spec, client.clock.now_ms())) for spec in items(client)]
     assert found == [0, 1, 0]
+
+
+def test_of_many_the_one_that_kills_spark_is_found_in_few_jobs(client: PersistClient) -> None:
+    jobs: list[int] = []
+
+    def start(given: Sequence[JobSpec], _: Sequence[str]) -> Ended:
+        jobs.append(len(given))
+        if any(spec.description.shard == "s5" for spec in given):
+            return Ended("exit code 137", exit_status=137)
+        for spec in given:
+            client.blob.set(spec.answer_key, b"manifest")
+        return Ended("", exit_status=0)
+
+    specs = [JobSpec(replace(DESCRIPTION, shard=f"s{n}"), CONFIG, client.ids.uuid7()) for n in range(16)]
+    found = run_items(client, specs, start)
+    assert [n for n, each in enumerate(found) if isinstance(each, RunFailed)] == [5]
+    assert jobs == [16, 8, 4, 4, 2, 1, 1, 2, 8]
+
+
+def test_a_large_input_has_a_job_of_its_own_after_the_small_ones(client: PersistClient) -> None:
+    jobs: list[list[str]] = []
+
+    def start(given: Sequence[JobSpec], _: Sequence[str]) -> Ended:
+        jobs.append([spec.description.shard for spec in given])
+        for spec in given:
+            client.blob.set(spec.answer_key, b"manifest")
+        return Ended("", exit_status=0)
+
+    sizes = {"a": 1, "b": SMALL_INPUT_BYTES + 1, "c": SMALL_INPUT_BYTES, "d": SMALL_INPUT_BYTES + 1}
+    asked = [(CONFIG, replace(DESCRIPTION, shard=name, input_bytes=size)) for name, size in sizes.items()]
+    answers = write_batches(client, start, asked)
+    assert jobs == [["a", "c"], ["b"], ["d"]]
+    assert [str(answer).partition("/")[0] for answer in answers] == list(sizes)
 
 
 def test_what_was_staged_counts_though_the_job_was_stopped(client: PersistClient) -> None:

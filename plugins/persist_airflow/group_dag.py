@@ -1,0 +1,107 @@
+"""One DAG for a group of collections: the tasks of each batch of them.
+
+    batch_1: mint -> write -> append -> checkpoint
+                                '-----> retry_failed        batch_2: ...
+
+The batches are known when the folder is read, so they are task groups, and each goes on by itself. A collection of a
+group has no DAG of its own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from persist_airflow.announce import AnnounceFailure
+from persist_airflow.compat import TaskGroup
+from persist_airflow.group_spark import RetryFailedOperator, WriteGroupOperator
+from persist_airflow.group_stages import AppendGroupOperator, CheckpointGroupOperator, MintGroupOperator
+from persist_airflow.groups import Batch
+from persist_airflow.hook import PersistHook
+from persist_airflow.notifications import NotifyBy, chosen
+from persist_airflow.options import STAGES, TASK_IDS, StageOptions, add_failure_callback, options_of
+from persist_core.config.collection import CollectionConfig
+from persist_core.config.files import config_files
+from persist_core.config.groups import agreed
+from persist_core.errors import ConfigError
+
+GROUP_PREFIX = "persist_group__"
+RETRY = "retry_failed"
+
+
+def split_groups(
+    configs: Sequence[CollectionConfig], folder: Path
+) -> tuple[dict[str, list[CollectionConfig]], list[ConfigError]]:
+    """The collections of each group, by its name, and an error for each that does not fit into its group."""
+    files = {file.stem: file for file in config_files(folder)} if any(config.group for config in configs) else {}
+    members: dict[str, list[tuple[Path, CollectionConfig]]] = defaultdict(list)
+    for config in configs:
+        if config.group is not None:
+            members[config.group].append((files[config.name], config))
+    groups, errors = {}, []
+    for name, found in members.items():
+        agreeing, wrong = agreed(found)
+        errors += wrong
+        if agreeing:
+            groups[name] = agreeing
+    return groups, errors
+
+
+def _batch_tasks(
+    batch: Batch,
+    *,
+    persist_conn_id: str = PersistHook.default_conn_name,
+    spark_conn_id: str = "spark_default",
+    spark: Mapping[str, Any] | None = None,
+    tasks: StageOptions | None = None,
+) -> None:
+    """The tasks of one batch, in the task group that is open. `retry_failed` has the options of the write task."""
+    first = batch.members[batch.names[0]]
+    options = {stage: options_of(first.airflow, tasks or {}, stage) for stage in STAGES}
+    shared: dict[str, Any] = {"batch": batch, "persist_conn_id": persist_conn_id}
+    with_spark = {**shared, "spark_conn_id": spark_conn_id, **options["write"], **(spark or {})}
+    mint = MintGroupOperator(task_id=TASK_IDS[0], **shared, **options["mint"])
+    write = WriteGroupOperator(task_id=TASK_IDS[1], described=mint.output, **with_spark)
+    append = AppendGroupOperator(
+        task_id=TASK_IDS[2], staged=write.output, write_task_id=write.task_id, **shared, **options["append"]
+    )
+    checkpoint = CheckpointGroupOperator(task_id=TASK_IDS[3], appended=append.output, **shared, **options["checkpoint"])
+    again = RetryFailedOperator(task_id=RETRY, appended=append.output, **with_spark)
+    mint >> write >> append >> [checkpoint, again]
+    announce = AnnounceFailure({name: batch.notify[name] for name in batch.names})
+    for task in (mint, write, append, checkpoint, again):
+        add_failure_callback(task, announce)
+
+
+def group_tasks(
+    group: str,
+    members: Mapping[str, CollectionConfig],
+    batch_of: int,
+    *,
+    notify: Sequence[NotifyBy] | NotifyBy = (),
+    **options: Any,
+) -> None:
+    """The tasks of all batches, in the DAG that is open. `options`: as for `_batch_tasks`."""
+    by = {name: chosen(config.notify, notify) for name, config in members.items()}
+    for number, first in enumerate(range(0, len(members), batch_of), start=1):
+        names = tuple(members)[first : first + batch_of]
+        with TaskGroup(f"batch_{number}", tooltip=", ".join(names)):
+            _batch_tasks(Batch(group, names, members, by), **options)
+
+
+def document_of(group: str, members: Mapping[str, CollectionConfig]) -> str:
+    """The DAG's documentation, as Markdown."""
+    rows = "\n".join(
+        f"| `{name}` | `{config.source.path}` | {config.description.partition(chr(10))[0]} |"
+        for name, config in members.items()
+    )
+    return f"""The collections of group {group}, which one job of Spark writes.
+
+| collection | source | |
+| --- | --- | --- |
+{rows}
+
+The log of each task has a line for each collection. `persist run --group {group}` does the same without Airflow.
+"""

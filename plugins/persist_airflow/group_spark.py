@@ -1,0 +1,201 @@
+"""The tasks of a group that start Spark: write, and the retry of what failed. See `persist_airflow.groups`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from persist_airflow import lineage
+from persist_airflow.compat import (
+    AirflowSkipException,
+    Context,
+    interval_end_ms,
+)
+from persist_airflow.failures import failed_together
+from persist_airflow.groups import (
+    Batch,
+    Json,
+    OfBatch,
+    Tried,
+    assets_of,
+    checkpointed,
+    failure_of,
+    for_each,
+    in_few_words,
+    warn,
+    with_page,
+)
+from persist_airflow.hook import task_client
+from persist_airflow.metrics import Counted, count, report_commit
+from persist_airflow.operators import MAX_HEALS, asks_for, report_of, writer_of
+from persist_airflow.spark import SparkJobOperator
+from persist_core.config.collection import CollectionConfig
+from persist_core.contents.batch import BatchDescription
+from persist_core.errors import OutdatedDescription, PersistError
+from persist_core.handles.client import PersistClient
+from persist_core.inspection.metrics import HEALS
+from persist_core.protocol import run, stages
+from persist_core.protocol.run import Round, Step
+from persist_core.protocol.stages import Conflict, NothingToDo
+from persist_core.spark_job.launch import write_batches
+
+NEEDS_SPARK = ""  # instead of a manifest's key
+
+
+class _GroupSparkOperator(lineage.ReportsLineage, OfBatch, SparkJobOperator):
+    """The base of the operators that start Spark. Further arguments: as for `SparkJobOperator`.
+
+    :param batch: the collections
+    """
+
+    ui_color = "#f7d7a8"
+
+    def __init__(self, *, batch: Batch, **kwargs: Any) -> None:
+        super().__init__(shard=batch.group, **kwargs)
+        self.batch = batch
+
+    def write_all(
+        self, client: PersistClient, context: Context, asked: Mapping[str, BatchDescription]
+    ) -> list[str | PersistError]:
+        """Stage these with one job: the key of each manifest, or its error."""
+        pairs = [(self.batch.members[name], description) for name, description in asked.items()]
+        return self.run_jobs(context, lambda start: write_batches(client, start, pairs)) if pairs else []
+
+
+class WriteGroupOperator(_GroupSparkOperator):
+    """Stage the batch of each description, with one Spark for all that have input.
+
+    Returns `{"staged": {NAME: {"description": ..., "manifest_key": ...}}, "failed": {NAME: ...}}`.
+
+    :param described: what mint returns (templated)
+    """
+
+    template_fields: Sequence[str] = (*SparkJobOperator.template_fields, "described")
+    template_fields_renderers = {"described": "json"}  # noqa: RUF012 - Airflow's way to say it
+
+    def __init__(self, *, described: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.described = described
+
+    def execute(self, context: Context) -> Any:
+        """Stage all. Raises only if no job could be started."""
+        described = {name: BatchDescription.from_json(each) for name, each in self.described["descriptions"].items()}
+        with task_client(self.persist_conn_id, *self.batch.configs()) as client:
+            found = for_each(
+                self.batch, described, lambda config, description: _without_spark(client, config, description)
+            )
+            asked = {name: described[name] for name, each in found.items() if each.value == NEEDS_SPARK}
+            self.lineage = lineage.joined(
+                lineage.of_inputs(client, self.batch.members[name], each, self.persist_conn_id)
+                for name, each in asked.items()
+            )
+            started_ms = client.clock.now_ms()
+            answers = self.write_all(client, context, asked)
+            took_ms = client.clock.now_ms() - started_ms
+        for name, answer in zip(asked, answers, strict=True):
+            is_outdated = isinstance(answer, OutdatedDescription)
+            failed = answer if isinstance(answer, PersistError) and not is_outdated else None
+            found[name] = Tried(answer if isinstance(answer, str) else None, failed, took_ms)
+        words = {name: f"staged {described[name].interval}" if each.value else OUTDATED for name, each in found.items()}
+        failures = self.ended(context, "write", found, words)
+        staged = {
+            name: {"description": self.described["descriptions"][name], "manifest_key": each.value}
+            for name, each in found.items()
+            if each.error is None
+        }
+        return {"staged": staged, "failed": {**self.described["failed"], **failures}}
+
+
+OUTDATED = "outdated or already committed: nothing was staged; append finds the commit, or mints again"
+
+
+def _without_spark(client: PersistClient, config: CollectionConfig, description: BatchDescription) -> str | None:
+    """The key of a manifest that needs no Spark; `NEEDS_SPARK`; `None` for an outdated description."""
+    try:
+        return stages.write_without_input(client, config, description) or NEEDS_SPARK
+    except OutdatedDescription:
+        return None
+
+
+class RetryFailedOperator(_GroupSparkOperator):
+    """Mint, write, append and checkpoint what failed for single collections. Skips if nothing did.
+
+    Errors that no retry can correct are tried again only after its first try: when someone has cleared the task.
+    Returns `{"results": {NAME: ...}}`.
+
+    :param appended: what append returns (templated)
+    """
+
+    template_fields: Sequence[str] = (*SparkJobOperator.template_fields, "appended")
+    template_fields_renderers = {"appended": "json"}  # noqa: RUF012 - Airflow's way to say it
+
+    def __init__(self, *, appended: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.appended = appended
+        self.outlets = [*self.outlets, *assets_of(self.persist_conn_id, self.batch)]
+
+    def execute(self, context: Context) -> Any:
+        """Do them again. Raises the list of what fails."""
+        failed: Json = dict(self.appended["failed"])
+        if not failed:
+            raise AirflowSkipException("no collection failed")
+        ti: Any = context["ti"]
+        again = [name for name, each in failed.items() if each["may_retry"] or ti.try_number > 1]
+        with task_client(self.persist_conn_id, *self.batch.configs()) as client:
+            done = self._heal(client, context, [name for name in again if name in self.batch.members])
+            reports = {name: each.value for name, each in done.items() if each.value is not None}
+            commits = for_each(self.batch, reports, lambda config, _: checkpointed(client, config))
+        reports = {name: with_page(report, self.persist_conn_id, name) for name, report in reports.items()}
+        found = self.ended(context, "retry", done, {name: in_few_words(report) for name, report in reports.items()})
+        unpublished = {name: failure_of(each.error) for name, each in commits.items() if each.error is not None}
+        still = {name: each for name, each in failed.items() if name not in reports} | found | unpublished
+        for report in reports.values():
+            warn(self.log, report)
+        self.asset_events(context, reports)
+        if still:
+            raise failed_together(f"collections of group {self.batch.group}", still, len(self.batch.names))
+        return {"results": reports}
+
+    def _heal(self, client: PersistClient, context: Context, names: Sequence[str]) -> dict[str, Tried[Json]]:
+        """Bring each to the end of the interval, with one job for all that need Spark at a time."""
+        until, writer = interval_end_ms(context, client.clock), writer_of(context)
+
+        def on_step(step: Step) -> None:
+            if isinstance(step, Conflict):
+                self.told(client, step, context)
+
+        started_ms = client.clock.now_ms()
+        ended = run.all_written(
+            [
+                run.rounds(
+                    client,
+                    self.batch.members[name],
+                    until=until,
+                    writer=writer,
+                    on_step=on_step,
+                    max_conflicts=MAX_HEALS,
+                    max_rounds=1,
+                    is_forced=asks_for(context, "force"),
+                )
+                for name in names
+            ],
+            lambda asked: self.write_all(client, context, {names[number]: each for number, each in asked}),
+        )
+        took_ms = client.clock.now_ms() - started_ms
+        return {
+            name: self._tried(client, context, name, step, took_ms) for name, step in zip(names, ended, strict=True)
+        }
+
+    def _tried(
+        self, client: PersistClient, context: Context, name: str, step: Step | PersistError, took_ms: int
+    ) -> Tried[Json]:
+        if isinstance(step, PersistError):
+            return Tried(None, step, took_ms)
+        if isinstance(step, Round):
+            counted = Counted(self.persist_conn_id, name)
+            count(counted, context, HEALS)
+            report_commit(counted, context, client, step.commit)
+            return Tried(report_of(client, "healed", step.commit), None, took_ms)
+        if isinstance(step, NothingToDo):
+            return Tried(report_of(client, "covered", client.state(name).newest_commit), None, took_ms)
+        return Tried(None, RuntimeError(f"lost {MAX_HEALS} appends to other writers"), took_ms)

@@ -1,0 +1,206 @@
+"""The write protocol's stages as tasks of a group: each does its stage for up to a batch of collections.
+
+    mint --descriptions--> write --manifest keys--> append --results--> checkpoint
+      '-----------failed-----'-----------------------'-----failed-----> retry_failed
+
+1. A collection keeps its own description, token, attempt, commit, errors, alerts, metrics and asset. What fails for one
+   is passed on under its name, and fails no task, so that the others commit and their assets start views.
+2. `retry_failed` mints, writes and appends the failed ones again. It fails with the list of what still fails, so
+   Airflow tries again, and alerts. The ones that it has committed cost no Spark then: mint finds their commits.
+3. What needs Spark is written by one job, several at a time. A collection without input needs none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Generic, TypeVar
+
+from persist_airflow.announce import announce_conflict
+from persist_airflow.compat import (
+    BaseOperator,
+    Context,
+    make_asset,
+    set_event_extra,
+)
+from persist_airflow.failures import HOPELESS
+from persist_airflow.hook import PersistHook
+from persist_airflow.links import shard_page, shard_uri
+from persist_airflow.metrics import Counted, count, report_tries
+from persist_airflow.notifications import NotifyBy
+from persist_airflow.operators import report_of
+from persist_airflow.spark import RETRIES, RETRY_DELAY
+from persist_core.clock import SystemClock
+from persist_core.config.collection import CollectionConfig
+from persist_core.contents.stats import correction_notice
+from persist_core.errors import ConfigError, PersistError
+from persist_core.handles.client import PersistClient
+from persist_core.handles.side_by_side import side_by_side
+from persist_core.inspection.metrics import CONFLICTS
+from persist_core.maintenance.maintain import maintain_inline
+from persist_core.protocol import stages
+from persist_core.protocol.stages import Conflict
+
+THREADS = 8  # of stages that wait for stores
+
+_Given = TypeVar("_Given")
+_Value = TypeVar("_Value")
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some collections of a group: their `names`. `members` are all of the group: a file that is new since the dag run
+    began may have moved one into another batch. `notify`: the notifiers of each."""
+
+    group: str
+    names: tuple[str, ...]
+    members: Mapping[str, CollectionConfig]
+    notify: Mapping[str, Sequence[NotifyBy]]
+
+    def configs(self) -> list[CollectionConfig]:
+        """The collections of the group, for their sources' connections."""
+        return list(self.members.values())
+
+
+@dataclass(frozen=True)
+class Tried(Generic[_Value]):
+    """A stage of one collection: its value, or its error; and how long it took."""
+
+    value: _Value | None
+    error: Exception | None
+    took_ms: int
+
+
+def for_each(
+    batch: Batch, given: Mapping[str, _Given], do: Callable[[CollectionConfig, _Given], _Value]
+) -> dict[str, Tried[_Value]]:
+    """Do it for each collection, several at a time. Never raises what it raises."""
+    clock = SystemClock()
+
+    def tried(name: str) -> Tried[_Value]:
+        started_ms = clock.now_ms()
+        value: _Value | None = None
+        error: Exception | None = None
+        try:
+            if name not in batch.members:
+                raise ConfigError(f"{name}: since this dag run began, its file is gone or wrong; put it back")
+            value = do(batch.members[name], given[name])
+        except Exception as raised:  # noqa: BLE001 - the others are done
+            error = raised
+        return Tried(value, error, clock.now_ms() - started_ms)
+
+    return dict(zip(given, side_by_side(tried, given, threads=THREADS), strict=True))
+
+
+def failure_of(error: Exception) -> Json:
+    """An error as it is passed on: its text, and whether another try may succeed."""
+    kind = error.kind if isinstance(error, PersistError) else type(error).__name__
+    return {"error": f"{kind}: {error}", "may_retry": not isinstance(error, HOPELESS)}
+
+
+class OfBatch:
+    """Base of the operators, of both kinds: logs, metrics and asset events for each collection."""
+
+    batch: Batch
+    persist_conn_id: str
+    log: Any
+    outlets: list[Any]
+
+    def ended(self, context: Context, stage: str, rows: Mapping[str, Tried[Any]], words: Mapping[str, str]) -> Json:
+        """Log a line for each collection, and report their tries; the failures among them, to be passed on."""
+        failed: Json = {}
+        for name, each in rows.items():
+            if each.error is not None:
+                failed[name] = failure_of(each.error)
+                if not isinstance(each.error, PersistError):
+                    self.log.error("%s", name, exc_info=each.error)
+        wide = max(map(len, rows), default=0)
+        for name, each in rows.items():
+            said = failed[name]["error"] if name in failed else words[name]
+            level = logging.ERROR if name in failed else logging.INFO
+            page = "" if name in failed else shard_page(self.persist_conn_id, name) or ""
+            self.log.log(level, "%-*s  %7.1f s  %s  %s", wide, name, each.took_ms / 1000, said, page)
+        tries = {name: (_result(failed, words, name), each.took_ms) for name, each in rows.items()}
+        report_tries(self.persist_conn_id, context, stage, tries)
+        return failed
+
+    def asset_events(self, context: Context, reports: Mapping[str, Json], suffix: str = "") -> None:
+        """Let this try update the assets of these collections, and no others of its outlets."""
+        self.outlets = []
+        for name, report in reports.items():
+            asset = make_asset(f"{shard_uri(self.persist_conn_id, name)}{suffix}")
+            self.outlets.append(asset)
+            set_event_extra(context, asset, report)
+
+    def told(self, client: PersistClient, conflict: Conflict, context: Context) -> None:
+        """Log both sides of a conflict, and alert once."""
+        shard = conflict.record.shard
+        self.log.log(logging.ERROR if conflict.is_new else logging.INFO, "%s", conflict.record)
+        if announce_conflict(client, conflict.record, self.batch.notify.get(shard, ()), context):
+            count(Counted(self.persist_conn_id, shard), context, CONFLICTS)
+
+
+def _result(failed: Json, words: Mapping[str, str], name: str) -> str:
+    if name in failed:
+        return "failed"
+    return "skipped" if words[name].startswith("nothing") else "success"
+
+
+class GroupOperator(OfBatch, BaseOperator):
+    """The base of the operators that start no Spark.
+
+    :param batch: the collections
+    :param persist_conn_id: the location (templated)
+    """
+
+    template_fields: Sequence[str] = ("persist_conn_id",)
+
+    def __init__(
+        self,
+        *,
+        batch: Batch,
+        persist_conn_id: str = PersistHook.default_conn_name,
+        retries: int = RETRIES,
+        retry_delay: timedelta = RETRY_DELAY,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(retries=retries, retry_delay=retry_delay, **kwargs)
+        self.batch = batch
+        self.persist_conn_id = persist_conn_id
+        self.shard = batch.names[0]  # by which its tasks find each other (`persist_airflow.turns`)
+
+
+def with_page(report: Json, conn_id: str, shard: str) -> Json:
+    """The report, with the shard's page."""
+    page = shard_page(conn_id, shard)
+    return report if page is None else {**report, "page": page}
+
+
+def in_few_words(report: Json) -> str:
+    """A result in a few words, for the log."""
+    stats = report.get("stats", {})
+    return f"{report['result']}, {stats.get('records_read', 0)} records, {stats.get('errors', 0)} errors"
+
+
+def warn(log: Any, report: Json) -> None:
+    """Log the errors and warnings of a commit."""
+    shard = report.get("shard")
+    corrected = correction_notice(str(shard), report.get("stats", {}))
+    for line in (*report.get("errors", ()), *filter(None, [corrected]), *report.get("warnings", ())):
+        log.warning("%s: %s", shard, line)
+
+
+def assets_of(conn_id: str, batch: Batch, suffix: str = "") -> list[Any]:
+    return [make_asset(f"{shard_uri(conn_id, name)}{suffix}") for name in batch.names]
+
+
+def checkpointed(client: PersistClient, config: CollectionConfig) -> tuple[Json, list[str]]:
+    """The checkpoint of one collection, and a part of its maintenance: the report, and what was done."""
+    published = stages.checkpoint(client, config)
+    maintained = maintain_inline(client, config.name)
+    report = report_of(client, "published", client.state(config.name).newest_commit)
+    lines = [] if published is None else [str(published), *published.warnings]
+    return report, [*lines, *filter(None, [maintained])]

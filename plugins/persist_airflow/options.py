@@ -1,0 +1,89 @@
+"""Airflow's options of tasks: of all stages, then of one; from the shard's file, then from the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, TypedDict
+
+from persist_airflow.notifications import NotifyBy
+from persist_core.config.tasks import AirflowConfig, TaskConfig
+
+STAGES = ("mint", "write", "append", "checkpoint")
+TASK_IDS = ("mint_batch_descriptions", "write_batches", "append_batches", "checkpoint_manifest")
+
+
+class OperatorOptions(TypedDict, total=False):
+    """Airflow's own options of one task; they override the shard's file."""
+
+    pool: str
+    pool_slots: int
+    queue: str
+    priority_weight: int
+    weight_rule: str
+    retries: int
+    retry_delay: timedelta
+    retry_exponential_backoff: bool
+    execution_timeout: timedelta
+    executor_config: Mapping[str, Any]
+    on_failure_callback: Any
+    on_success_callback: Any
+    on_retry_callback: Any
+
+
+class StageOptions(TypedDict, total=False):
+    """Options of all four tasks, and of each."""
+
+    all: OperatorOptions
+    mint: OperatorOptions
+    write: OperatorOptions
+    append: OperatorOptions
+    checkpoint: OperatorOptions
+
+
+class TaskOptions(TypedDict, total=False):
+    """The options of `shard_tasks`, for what passes them on."""
+
+    persist_conn_id: str
+    spark_conn_id: str
+    notify: Sequence[NotifyBy] | NotifyBy
+    spark: Mapping[str, Any] | None
+    tasks: StageOptions | None
+
+
+class DagOptions(TaskOptions, total=False):
+    """`TaskOptions`, and Airflow's own arguments for the DAG, which go over the factory's."""
+
+    default_args: Mapping[str, Any]
+    dag_args: Mapping[str, Any]
+
+
+def options_of(config: AirflowConfig, given: StageOptions, stage: str) -> dict[str, Any]:
+    """The arguments of one stage's operator."""
+    of_stage: TaskConfig = getattr(config, stage)
+    callers: Mapping[str, Any] = {**given}
+    found: dict[str, Any] = {}
+    for each in (_in_airflow(config.all), _in_airflow(of_stage), callers.get("all"), callers.get(stage)):
+        found |= each or {}
+    return found
+
+
+def _in_airflow(config: TaskConfig) -> dict[str, Any]:
+    """The options that a file sets, under Airflow's names."""
+    named = {
+        "pool": config.pool,
+        "pool_slots": config.pool_slots,
+        "queue": config.queue,
+        "priority_weight": config.priority,
+        "retries": config.retries,
+        "retry_delay": None if config.retry_delay_s is None else timedelta(seconds=config.retry_delay_s),
+        "execution_timeout": None if config.timeout_s is None else timedelta(seconds=config.timeout_s),
+        "executor_config": config.executor_config,
+    }
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def add_failure_callback(task: Any, announce: Any) -> None:
+    """Beside the callbacks that the task has, of its own or from `default_args`."""
+    known = task.on_failure_callback
+    task.on_failure_callback = [*(known if isinstance(known, Sequence) else [known] if known else []), announce]
