@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Target:
-    """Where notices go: a name that stays the same over turns, which notices it takes, and how to send one."""
+    """A receiver of notices: a name that stays the same over turns, which notices it takes, and how to send one."""
 
     name: str
     accepts: Callable[[Notice], bool]

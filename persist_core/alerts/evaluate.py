@@ -1,4 +1,4 @@
-"""From facts, rules and what is open to what is open now, and what users are to be notified of. Pure.
+"""Find what is open now, and what users are to be notified of, by facts, rules and what was open. Pure.
 
 level of the value now      opened before?     what happens
 warn or fail                no                 opened, notice

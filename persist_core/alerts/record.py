@@ -25,7 +25,7 @@ NoticeKind = Literal["alert", "conflict", "failure"]
 
 @dataclass(frozen=True)
 class Acknowledged:
-    """Who has acknowledged an alert, when and why."""
+    """The user who has acknowledged an alert, when and why."""
 
     by: str
     at_ms: int

@@ -174,7 +174,7 @@ def errors(session: Session, shard: str, as_of: str | None, limit: int | None, r
 
 
 def _limit(session: Session, limit: int | None) -> int | None:
-    """How many rows are printed; `None`: all."""
+    """The number of rows to print; `None`: all."""
     return DEFAULT_ROWS if limit is None and not session.as_json else limit
 
 

@@ -19,9 +19,8 @@ from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import location_from
 from persist_core.location.uri import redact_uri
-from persist_core.sample.preview import preview
-from persist_core.sample.show import lines_of
-from persist_core.spark_job.class_archive import archive_made
+from persist_core.sample.preview import lines_of, preview
+from persist_core.spark_job.installation import archive_made
 from persist_core.spark_job.process import LOCAL_MASTER, SMALL_JVM, SparkProcess, is_local
 
 DEFAULT_LIMIT, MAX_LIMIT = 1_000, 10_000

@@ -104,7 +104,7 @@ def resolve_command(session: Session, shard: str, is_all: bool, at: str | None, 
 @click.argument("shard")
 @with_session
 def holds_command(session: Session, shard: str) -> None:
-    """Who holds the history of SHARD, since when, and what ends it. The first that blocks `since` is the first row.
+    """List the holders of SHARD's history, since when, and what ends each. The first that blocks `since` comes first.
 
     Also lists the forks that share files with SHARD, and the holders that users have ended.
     """

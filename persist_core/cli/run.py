@@ -203,7 +203,7 @@ def _dry_run(session: Session, config: ViewConfig, until: int | None, spark: Spa
 
 
 def spark_of(session: Session, master: str | None, conf: tuple[str, ...], logs: Path | None = None) -> SparkProcess:
-    """How the options say that Spark is started."""
+    """The start of Spark as the options say it."""
     pairs = [pair.partition("=") for pair in conf]
     bad = next((name for name, equals, _ in pairs if not (name and equals)), None)
     if bad is not None:

@@ -126,7 +126,8 @@ def _facts(found: ShardDescription, now_ms: int) -> Iterable[tuple[str, str]]:
     for each in found.warned:
         yield "warning", f"{each} (in the newest run)"
     yield "last commit", _last(found.newest_commit, now_ms)
-    yield "maintenance", _due(found)
+    due = found.due_merge
+    yield "maintenance", "nothing is due" if due is None else f"{due} is due: `persist maintain {found.shard}`"
     yield "state", f"version {found.seqno}"
     for name, progress in found.sources.items():
         yield f"source {name}", _progress(progress)
@@ -151,13 +152,6 @@ def _last(commit: LastCommit | None, now_ms: int) -> str:
         return "never"
     made = f"{format_time(commit.committed_ms)}, {show_ago(commit.committed_ms, now_ms)}"
     return f"{made}, by {commit.writer}, checkpoint {commit.checkpoint_id}"
-
-
-def _due(found: ShardDescription) -> str:
-    due = found.due_merge
-    if due is None:
-        return "nothing is due"
-    return f"{due} is due: `persist maintain {found.shard}`"
 
 
 def _progress(progress: Mapping[str, Any]) -> str:

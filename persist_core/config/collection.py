@@ -24,7 +24,7 @@ from persist_core.config.error_limits import DEFAULT_CHANGED, LimitsField
 from persist_core.config.files import Loaded, expanded, load_folder, read_mapping
 from persist_core.config.groups import GroupName
 from persist_core.config.model import ConfigModel, FieldName, Names
-from persist_core.config.order import BESIDE, OrderConfig, check_sequence, has_eras, order_columns, order_fields
+from persist_core.config.order import BESIDE, OrderConfig, check_sequence, has_eras, order_columns
 from persist_core.config.path_pattern import S3, PathPattern, parse_pattern
 from persist_core.config.problems import nearest, refuse, show, validated
 from persist_core.config.row_checks import CheckConfig, check_names, parsed_checks
@@ -52,7 +52,7 @@ Folders = Annotated[Names, AfterValidator(_folders)]
 
 
 class SourceConfig(ConfigModel):
-    """Where records come from.
+    """The place and the format of the records.
 
     `path` is a glob. It may contain one `{date:%Y-%m-%d}` (any strftime pattern of year/month/day/hour), which is the
     date of its files in the collection's `timezone`: a file dated at or after the run's upper is not yet due.
@@ -114,7 +114,7 @@ class SourceConfig(ConfigModel):
 
     @property
     def look_back_ms(self) -> int | None:
-        """How far back a listing looks for dated files; `None`: always at all of them."""
+        """The time that a listing looks back for dated files, in ms; `None`: always at all of them."""
         return checks.history_ms(self.look_back or DEFAULT_LOOK_BACK)
 
     @property
@@ -129,7 +129,7 @@ class SourceConfig(ConfigModel):
 
 
 class TimeConfig(ConfigModel):
-    """Where a record's time comes from. `late`: what happens to a time before the batch's lower."""
+    """The source of a record's time. `late`: what happens to a time before the batch's lower."""
 
     source: Literal["description", "path", "field"] = "description"
     field: FieldName | None = None
@@ -303,10 +303,6 @@ class CollectionConfig(ShardConfig):
     def default_until(self, now_ms: int) -> int:
         """Now, or the start of the period that paths are dated by: the files of a day are read when it is over."""
         return self.source_pattern().period_start(now_ms) if self.time.source == "path" else now_ms
-
-    def order_fields(self) -> dict[str, ColumnConfig]:
-        """In `sequence` order by fields: each field with its type, most significant first; else empty."""
-        return order_fields(self.order, self.columns)
 
     def order_columns(self) -> tuple[Column, ...] | None:
         """The columns that order records across batches, before their position; `None` in `log` order."""

@@ -37,7 +37,7 @@ LimitsField = Annotated[ErrorLimits, BeforeValidator(read_limits)]
 
 
 def reached_limit(limits: ErrorLimits, *, errors: int, bad_records: int, records: int) -> str | None:
-    """Which limit a run reaches, for a message; `None` if it may commit.
+    """The limit that a run reaches, for a message; `None` if it may commit.
 
     `errors` are all its errs. `bad_records` of its `records` are errs because of what they say; files that were set
     aside and late times are none of both.

@@ -1,4 +1,4 @@
-"""From a folder of YAML files to configs: one mapping per file, one error per invalid file."""
+"""Read a folder of YAML files: one mapping per file, one error per invalid file."""
 
 from __future__ import annotations
 

@@ -157,12 +157,12 @@ class OrderConfig(ConfigModel):
 
     @property
     def keep_deleted_ms(self) -> int | None:
-        """How long the order of a deleted key is kept, in ms; `None`: without limit. Only for `sequence` mode."""
+        """The time that the order of a deleted key is kept, in ms; `None`: without limit. Only for `sequence` mode."""
         return checks.history_ms(self.keep_deleted or DEFAULT_KEEP_DELETED)
 
 
 def order_fields(order: OrderConfig, columns: Mapping[str, ColumnConfig]) -> dict[str, ColumnConfig]:
-    """In `sequence` order by fields: each field with its type, most significant first; else empty."""
+    """Each field of a `sequence` order by fields with its type, most significant first; empty for other orders."""
     if order.mode == "log":
         return {}
     return {name: columns.get(name) or order.types[name] for name in order.fields}

@@ -1,4 +1,4 @@
-"""Which files a `source.path` means: a glob below a fixed folder, with at most one date in it.
+"""The files that a `source.path` means: a glob below a fixed folder, with at most one date in it.
 
     dags/feed/customers/date={date:%Y-%m-%d}/*.jsonl
     '------- root -----' '------- segments -------'

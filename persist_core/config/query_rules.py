@@ -60,7 +60,7 @@ class BadQuery(Exception):
 
 
 def place(text: str, node: exp.Expr | None) -> str:
-    """Where a node starts, counted from 1, if the parser knows."""
+    """The line and column at which a node starts, counted from 1, if the parser knows."""
     start = node.meta.get("start") if node is not None else None
     if start is None and isinstance(node, exp.Func):  # CURRENT_DATE and similar functions, written without parentheses
         bare = re.search(rf"\b{re.escape(node.sql_name())}\b", text, re.IGNORECASE)

@@ -68,7 +68,7 @@ class ShardConfig(ConfigModel):
 
     @property
     def input_uris(self) -> tuple[str, ...]:
-        """Where its jobs read files."""
+        """The places at which its jobs read files."""
         return ()
 
     @property
@@ -116,5 +116,5 @@ class ShardConfig(ConfigModel):
 
     @property
     def history_ms(self) -> int | None:
-        """How much history to keep before the newest contents, in ms; `None`: all."""
+        """The history to keep before the newest contents, in ms; `None`: all."""
         return checks.history_ms(self.history)

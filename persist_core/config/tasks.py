@@ -1,4 +1,4 @@
-"""How the tasks of a shard run in Airflow: the section `airflow:` of a collection or view.
+"""Options of the tasks of a shard in Airflow: the section `airflow:` of a collection or view.
 
     airflow:
       owner: data-team

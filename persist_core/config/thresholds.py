@@ -23,7 +23,7 @@ DURATIONS = (FRESHNESS, STASH_AGE)  # their values are milliseconds; the others 
 
 @dataclass(frozen=True)
 class Threshold:
-    """From which value on a condition is a `warn` and a `fail`; `None`: never."""
+    """The values from which on a condition is a `warn` and a `fail`; `None`: never."""
 
     warn: int | None = None
     fail: int | None = None
@@ -35,7 +35,7 @@ class Threshold:
         return "warn" if self.warn is not None and value >= self.warn else None
 
     def limit(self, level: Level) -> int:
-        """From where on a value is at this level."""
+        """The value from which on this level begins."""
         limit = self.fail if level == "fail" else self.warn
         return 0 if limit is None else limit
 

@@ -186,15 +186,8 @@ class ReadHandle:
             self._read_keys(batches, columns, lambda b, m: pieces.errs_between(b, m, low, high), schema, keys)
         )
 
-    def all_updates(self, state: ShardState) -> tuple[pa.Table, pa.Table]:
-        """Every update that the shard still has, oks and errs. For `fsck`."""
-        schema = schema_of(state)
-        oks = self.read(state.batches, updates_schema(schema), pieces.all_oks)
-        errs = self.read(state.batches, errs_schema(schema), pieces.all_errs)
-        return oks, errs
-
     def count_changes(self, batches: Sequence[HollowBatch], after: int) -> int:
-        """How many updates of these batches, oks and errs, are later than `after`. Decodes their times only."""
+        """The number of updates of these batches, oks and errs, later than `after`. Decodes their times only."""
         times = pa.schema([pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64())])
         found = self.read(
             batches,
@@ -379,7 +372,7 @@ def _in_order(updates: pa.Table) -> pa.Table:
 
 
 def _is_out_of(diffs: pa.ChunkedArray, least: int) -> pa.ChunkedArray:
-    """Which diffs are not in `[least, MAX_COPIES]`."""
+    """True for diffs that are not in `[least, MAX_COPIES]`."""
     return pc.or_(pc.less(diffs, least), pc.greater(diffs, MAX_COPIES))
 
 

@@ -1,4 +1,4 @@
-"""Who holds a shard's history, and ending a holder whose owner is gone: `persist holds`, `persist release`.
+"""The holders of a shard's history, and ending one whose owner is gone: `persist holds`, `persist release`.
 
 history   what `history:` keeps; `since` follows it         ends: change the file of the collection or view
 lease     a reader's, until it expires                      ends: persist release
@@ -65,7 +65,7 @@ class Holders:
 
 
 def list_holders(client: PersistClient, state: ShardState) -> Holders:
-    """Who holds what of the shard, since when, and what ends it. Changes nothing."""
+    """List the holders of the shard, what each holds since when, and what ends it. Changes nothing."""
     shard = state.shard
     found = [_described(client, state, each) for each in holders(state, now_ms=client.clock.now_ms())]
     forks: dict[str, Held] = {}

@@ -35,7 +35,6 @@ from persist_core.inspection.facts import (
     StoredBytes,
 )
 from persist_core.inspection.holders import list_holders
-from persist_core.inspection.newest import newest_of
 from persist_core.keys import check_shard_name, owner_of
 from persist_core.location.consensus import VersionedData
 from persist_core.protocol.conflicts import ConflictRecord, list_conflicts
@@ -144,7 +143,7 @@ class Inspector:
 
     def warnings(self, shard: str) -> tuple[BatchWarning, ...]:
         """The warnings of the newest run; their samples are keys and values of rows."""
-        return newest_of(self.state(shard), self._manifest).warnings or ()
+        return summaries.newest_of(self.state(shard), self._manifest).warnings or ()
 
     def commits(self, shard: str, *, before: int | None = None, limit: int = DEFAULT_COMMITS) -> CommitsPage:
         """The newest commits, or the newest before version `before` of the state; at most `MAX_COMMITS`."""
@@ -230,7 +229,7 @@ class Inspector:
         return [*readable, *damaged]
 
     def latest_problem(self, shard: str) -> str | None:
-        """Why `_latest` can't be read, if it can't."""
+        """The reason why `_latest` can't be read, if it can't."""
         try:
             Checkpointer(self.client.blob, shard).read_latest()
         except CorruptArtifact as error:
@@ -259,7 +258,7 @@ class Inspector:
             return known[1]
         remembered = self._states.get(shard)
         state = remembered[1] if remembered and remembered[0] == digest else read_version(shard, head)
-        found = newest_of(state, self._manifest)
+        found = summaries.newest_of(state, self._manifest)
         try:
             for batch in islice(reversed(state.batches), checked):
                 self._manifest(batch)

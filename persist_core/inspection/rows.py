@@ -49,7 +49,7 @@ class Cut:
 
     @property
     def rows(self) -> int:
-        """How many rows it takes at most."""
+        """The most rows that it takes."""
         return min(self.limit, MAX_LIMIT)
 
 

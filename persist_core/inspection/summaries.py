@@ -7,11 +7,13 @@ as the newest refresh left them in its manifest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from persist_core.contents.batch import STASH_OPERATOR, BatchManifest, HollowBatch, SourceFrontier
+from persist_core.contents.stats import BatchWarning
+from persist_core.errors import Corruption
 from persist_core.inspection.debt import DueMerge, merge_due, rows_to_merge
 from persist_core.inspection.facts import (
     BatchesPage,
@@ -20,7 +22,6 @@ from persist_core.inspection.facts import (
     LastCommit,
     ShardSummary,
 )
-from persist_core.inspection.newest import Newest, is_multiset
 from persist_core.keys import owner_of
 from persist_core.protocol.living import living
 from persist_core.shard.state import Commit, ShardState
@@ -29,6 +30,7 @@ from persist_core.sources.shards import Refreshed
 from persist_core.time_text import DAY_MS
 
 FUTURE_MS = 3_600_000  # an upper further ahead than this accepts nothing until then
+MAX_LOOKED = 8  # commits whose manifests are read: a run may make several, and seals count nothing
 
 
 def summary_of(state: ShardState, found: Newest, *, is_clipped: bool = False) -> ShardSummary:
@@ -92,7 +94,7 @@ def at_time(summary: ShardSummary, *, now_ms: int, conflicts_7d: int | None) -> 
 
 
 def lag(upper: int | None, now_ms: int) -> int | None:
-    """How far a clock time is behind `now_ms`; `None` for a closed upper and for counters."""
+    """The distance of a clock time behind `now_ms`; `None` for a closed upper and for counters."""
     return None if upper is None or upper < DAY_MS else max(0, now_ms - upper)
 
 
@@ -107,13 +109,12 @@ def _last(commit: Commit) -> LastCommit:
 def shown_progress(sources: Mapping[str, SourceFrontier]) -> dict[str, dict[str, Any]]:
     """Each source's progress, with its type, and with lists as their length."""
     return {
-        name: {"source_type": source.source_type, **{key: _short(value) for key, value in source.offsets.items()}}
+        name: {
+            "source_type": source.source_type,
+            **{key: len(each) if isinstance(each, list | tuple) else each for key, each in source.offsets.items()},
+        }
         for name, source in sources.items()
     }
-
-
-def _short(value: Any) -> Any:
-    return len(value) if isinstance(value, list | tuple) else value
 
 
 def commit_facts(commit: Commit, manifest: BatchManifest | None, error: str | None = None) -> CommitFacts:
@@ -183,3 +184,54 @@ def _batch_facts(batch: HollowBatch) -> BatchFacts:
         owner=_owner(batch),
         size_bytes=batch.size_bytes,
     )
+
+
+@dataclass(frozen=True)
+class Newest:
+    """`counted` has the count that `needs_counts` asks for, if any. `warnings` are from the newest run that counted
+    something, `None` if it is not known. `damage` says which manifest can't be read."""
+
+    counted: BatchManifest | None = None
+    warnings: tuple[BatchWarning, ...] | None = ()
+    damage: str | None = None
+
+
+def newest_of(state: ShardState, manifest_of: Callable[[Commit], BatchManifest]) -> Newest:
+    """Read manifests from the newest one back, most often one: all of the newest run, and the one that counts."""
+    needed, found = needs_counts(state), Newest(warnings=None)
+    writer: str | None = None
+    for commit in reversed(state.commits[-MAX_LOOKED:]):
+        is_counted = needed is None or found.counted is not None
+        if is_counted and writer not in (None, commit.writer):
+            break
+        try:
+            manifest = manifest_of(commit)
+        except Corruption as error:
+            return replace(found, warnings=None, damage=f"{error.kind}: {error}")
+        if not is_counted and needed in manifest.stats:
+            found = replace(found, counted=manifest)
+        if manifest.stats and writer in (None, commit.writer):
+            writer = commit.writer
+            found = replace(found, warnings=_sum((*(found.warnings or ()), *manifest.warnings)))
+    return found
+
+
+def is_multiset(state: ShardState) -> bool:
+    """True if the shard has no key, and so may hold a row many times."""
+    return state.schema is not None and not state.schema.key
+
+
+def needs_counts(state: ShardState) -> str | None:
+    """The number in `BatchManifest.stats` that a summary needs and the state does not have, if any."""
+    if is_multiset(state):
+        return "rows"
+    return "stashed" if STASH_OPERATOR in state.operators else None
+
+
+def _sum(warnings: tuple[BatchWarning, ...]) -> tuple[BatchWarning, ...]:
+    found: dict[str, BatchWarning] = {}
+    for each in warnings:
+        known = found.get(each.name, replace(each, count=0, samples=()))
+        samples = (*known.samples, *each.samples)[:2]
+        found[each.name] = replace(known, count=known.count + each.count, samples=samples)
+    return tuple(found.values())

@@ -1,4 +1,4 @@
-"""Where shards are stored: the two contracts, their backends, and how a URI selects one of them."""
+"""The stores of shards: the two contracts, their backends, and how a URI selects one of them."""
 
 from persist_core.location.blob import Blob, BlobMetadata
 from persist_core.location.consensus import MAX_SEQNO, SCAN_ALL, CaSResult, Consensus, VersionedData

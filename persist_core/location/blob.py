@@ -45,7 +45,7 @@ class Blob(Protocol):
         """Keys that start with the string `prefix`, in ascending order of their UTF-8 bytes."""
 
     def uri_of(self, key: str) -> str:
-        """Where Spark and Hadoop read or write `key`: a path for their readers, not percent-encoded, not a glob.
+        """The path at which Spark and Hadoop read or write `key`: for their readers, not percent-encoded, not a glob.
 
         Raises `InvalidInput` if no other process could reach it (`mem:`).
         """

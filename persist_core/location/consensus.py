@@ -84,8 +84,9 @@ def check_seqno(seqno: int, *, what: str = "seqno") -> int:
     return seqno
 
 
-def check_cas(expected: int | None, new: VersionedData) -> None:
-    """The argument checks that every backend makes before it touches its store."""
+def check_cas(key: str, expected: int | None, new: VersionedData) -> None:
+    """Check the arguments of `compare_and_set`, as every backend does before it touches its store."""
+    check_consensus_key(key)
     check_seqno(new.seqno, what="new.seqno")
     if not isinstance(new.data, bytes):
         raise InvalidInput(f"new.data: expected bytes, found {type(new.data).__name__}")
@@ -95,11 +96,19 @@ def check_cas(expected: int | None, new: VersionedData) -> None:
             raise InvalidSeqNo(f"new.seqno {new.seqno} is not greater than expected {expected}")
 
 
-def check_limit(limit: int) -> int:
-    """Return `limit` if it is an integer >= 0, else raise `InvalidInput`."""
+def check_scan(key: str, from_seqno: int, limit: int) -> int:
+    """Check the arguments of `scan`: a limit that is not an integer >= 0 is `InvalidInput`. Return the limit."""
+    check_consensus_key(key)
+    check_seqno(from_seqno, what="from_seqno")
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
         raise InvalidInput(f"limit is {limit!r}; expected an integer >= 0, or SCAN_ALL")
     return min(limit, SCAN_ALL)
+
+
+def check_truncation(key: str, seqno: int) -> None:
+    """Check the arguments of `truncate`."""
+    check_consensus_key(key)
+    check_seqno(seqno)
 
 
 def check_truncate(key: str, seqno: int, head: int | None) -> None:

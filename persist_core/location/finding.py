@@ -17,7 +17,7 @@ MAX_CLOCK_OFFSET_MS = 2_000
 
 
 class Grade(enum.Enum):
-    """How serious a finding is. The values are stable: programs read them."""
+    """The seriousness of a finding. The values are stable: programs read them."""
 
     OK = "ok"
     WARNING = "warning"  # works now, but can fail later
@@ -41,7 +41,7 @@ def grade_if(bad: bool, check: str, found: str, *, expected: str, remedy: str, g
 
 
 def clock_offset(store_ms: float, before_ms: int, after_ms: int) -> Finding:
-    """How far the store's clock is from ours, which read `before_ms` and `after_ms` around the store's answer."""
+    """The distance of the store's clock from ours, which read `before_ms` and `after_ms` around the store's answer."""
     offset_ms = store_ms - (before_ms + after_ms) / 2
     unsure_ms = (after_ms - before_ms) / 2
     return grade_if(

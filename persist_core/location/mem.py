@@ -19,13 +19,11 @@ from persist_core.location.consensus import (
     VersionedData,
     check_cas,
     check_consensus_key,
-    check_limit,
-    check_seqno,
+    check_scan,
     check_truncate,
+    check_truncation,
 )
 from persist_core.location.uri import LocationUri
-
-PARAMETERS: frozenset[str] = frozenset()
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -141,8 +139,7 @@ class MemConsensus:
             return versions[-1] if versions else None
 
     def compare_and_set(self, key: str, expected: int | None, new: VersionedData) -> CaSResult:
-        check_consensus_key(key)
-        check_cas(expected, new)
+        check_cas(key, expected, new)
         with self._store.lock:
             versions = self._store.versions.get(key, [])
             current = versions[-1].seqno if versions else None
@@ -152,16 +149,13 @@ class MemConsensus:
             return CaSResult.COMMITTED
 
     def scan(self, key: str, from_seqno: int, limit: int = SCAN_ALL) -> list[VersionedData]:
-        check_consensus_key(key)
-        check_seqno(from_seqno, what="from_seqno")
-        limit = check_limit(limit)
+        limit = check_scan(key, from_seqno, limit)
         with self._store.lock:
             versions = self._store.versions.get(key, [])
         return [version for version in versions if version.seqno >= from_seqno][:limit]
 
     def truncate(self, key: str, seqno: int) -> int:
-        check_consensus_key(key)
-        check_seqno(seqno)
+        check_truncation(key, seqno)
         with self._store.lock:
             versions = self._store.versions.get(key, [])
             check_truncate(key, seqno, versions[-1].seqno if versions else None)

@@ -1,4 +1,4 @@
-"""From URIs to backends: the only module that imports all of them.
+"""Open the backends that URIs name: the only module that imports all of them.
 
     PersistLocation --open_location--> OpenLocation(blob, consensus)
 
@@ -24,9 +24,7 @@ from persist_core.errors import ConfigError
 from persist_core.location.blob import Blob
 from persist_core.location.consensus import Consensus
 from persist_core.location.file.blob import FileBlob
-from persist_core.location.file.folder import PARAMETERS as FILE_PARAMETERS
 from persist_core.location.file.folder import parse_file_uri
-from persist_core.location.mem import PARAMETERS as MEM_PARAMETERS
 from persist_core.location.mem import MemBlob, MemConsensus, parse_mem_uri
 from persist_core.location.postgres.uri import PARAMETERS as POSTGRES_PARAMETERS
 from persist_core.location.postgres.uri import parse_postgres_uri
@@ -35,20 +33,17 @@ from persist_core.location.s3.consensus import S3Consensus
 from persist_core.location.s3.uri import PARAMETERS as S3_PARAMETERS
 from persist_core.location.s3.uri import S3Settings, parse_s3_uri
 from persist_core.location.settings import PersistLocation, connection_variable
-from persist_core.location.sqlite.consensus import SqliteConsensus
-from persist_core.location.sqlite.database import PARAMETERS as SQLITE_PARAMETERS
-from persist_core.location.sqlite.database import parse_sqlite_uri
+from persist_core.location.sqlite.consensus import SqliteConsensus, parse_sqlite_uri
 from persist_core.location.uri import LocationUri, parse_uri
 
 Environment = Mapping[str, str]
 
 _Backend = TypeVar("_Backend")
+_Backends = Mapping[str, Callable[[LocationUri, Environment | None], _Backend]]
 
 # The query parameters that each scheme takes.
 _PARAMETERS = {
-    "mem": MEM_PARAMETERS,
-    "file": FILE_PARAMETERS,
-    "sqlite": SQLITE_PARAMETERS,
+    **dict.fromkeys(("mem", "file", "sqlite"), frozenset[str]()),
     "s3": S3_PARAMETERS,
     "postgresql": POSTGRES_PARAMETERS,
     "postgres": POSTGRES_PARAMETERS,
@@ -106,12 +101,12 @@ def open_blob(uri: str, environment: Environment | None = None) -> Blob:
 
     `environment` has credentials under AWS's names, if they differ from this process's own.
     """
-    return _open(uri, "blob", _blobs(environment))
+    return _open(uri, "blob", _BLOBS, environment)
 
 
 def open_consensus(uri: str, environment: Environment | None = None) -> Consensus:
     """The `Consensus` that `uri` names; otherwise as `open_blob`."""
-    return _open(uri, "consensus", _consensuses(environment))
+    return _open(uri, "consensus", _CONSENSUSES, environment)
 
 
 def open_location(location: PersistLocation, environment: Environment | None = None) -> OpenLocation:
@@ -152,42 +147,23 @@ def credentials_of(uri: str) -> dict[str, str]:
 
 def roles_of(uri: str) -> list[str]:
     """The roles of `uri`'s scheme: "blob", "consensus" or both. Raises `InvalidUri` for an unknown scheme."""
-    known = {"blob": list(_blobs(None)), "consensus": list(_consensuses(None))}
     scheme = uri.partition(":")[0].lower()
-    roles = [role for role, schemes in known.items() if scheme in schemes]
+    roles = [role for role, known in (("blob", _BLOBS), ("consensus", _CONSENSUSES)) if scheme in known]
     if not roles:
         _parse(uri, "location", list(_PARAMETERS))
     return roles
 
 
-def _blobs(environment: Environment | None) -> dict[str, Callable[[LocationUri], Blob]]:
-    return {
-        "mem": lambda uri: MemBlob(parse_mem_uri(uri)),
-        "file": lambda uri: FileBlob(parse_file_uri(uri)),
-        "s3": lambda uri: S3Blob(_s3(uri, environment)),
-    }
-
-
-def _consensuses(environment: Environment | None) -> dict[str, Callable[[LocationUri], Consensus]]:
-    return {
-        "mem": lambda uri: MemConsensus(parse_mem_uri(uri)),
-        "sqlite": lambda uri: SqliteConsensus(parse_sqlite_uri(uri)),
-        "s3": lambda uri: S3Consensus(_s3(uri, environment)),
-        "postgresql": _postgres,
-        "postgres": _postgres,
-    }
-
-
-def _open(uri: str, role: str, backends: dict[str, Callable[[LocationUri], _Backend]]) -> _Backend:
+def _open(uri: str, role: str, backends: _Backends[_Backend], environment: Environment | None) -> _Backend:
     parsed = _parse(uri, role, list(backends))
-    return backends[parsed.scheme](parsed)
+    return backends[parsed.scheme](parsed, environment)
 
 
 def _parse(uri: str, role: str, schemes: list[str]) -> LocationUri:
     return parse_uri(uri, role, {scheme: _PARAMETERS[scheme] for scheme in schemes})
 
 
-def _postgres(uri: LocationUri) -> Consensus:
+def _postgres(uri: LocationUri, _: Environment | None) -> Consensus:
     address = parse_postgres_uri(uri)
     from persist_core.location.postgres.consensus import (
         PostgresConsensus,  # psycopg takes 0.1 s to import, and is an extra
@@ -199,3 +175,17 @@ def _postgres(uri: LocationUri) -> Consensus:
 def _s3(uri: LocationUri, environment: Environment | None) -> S3Settings:
     settings = parse_s3_uri(uri)
     return settings if environment is None else settings.with_credentials_of(environment)
+
+
+_BLOBS: _Backends[Blob] = {
+    "mem": lambda uri, _: MemBlob(parse_mem_uri(uri)),
+    "file": lambda uri, _: FileBlob(parse_file_uri(uri)),
+    "s3": lambda uri, environment: S3Blob(_s3(uri, environment)),
+}
+_CONSENSUSES: _Backends[Consensus] = {
+    "mem": lambda uri, _: MemConsensus(parse_mem_uri(uri)),
+    "sqlite": lambda uri, _: SqliteConsensus(parse_sqlite_uri(uri)),
+    "s3": lambda uri, environment: S3Consensus(_s3(uri, environment)),
+    "postgresql": _postgres,
+    "postgres": _postgres,
+}

@@ -18,8 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from persist_core.errors import ConfigError
-from persist_core.location.sqlite.database import PARAMETERS as SQLITE_PARAMETERS
-from persist_core.location.sqlite.database import parse_sqlite_uri
+from persist_core.location.sqlite.consensus import parse_sqlite_uri
 from persist_core.location.uri import parse_uri, redact_uri
 
 ENV_BLOB_URI = "PERSIST_BLOB_URI"
@@ -30,7 +29,7 @@ CONFIG_FILE_NAME = "persist.toml"
 
 @dataclass(frozen=True)
 class PersistLocation:
-    """Where shards are stored: a blob URI and a consensus URI. Prints redacted; the URIs may hold secrets.
+    """The stores of shards: a blob URI and a consensus URI. Prints redacted; the URIs may hold secrets.
 
     `connections` are URIs too, by `connection_variable`: how to reach what collections read and is not stored here.
     """
@@ -108,7 +107,7 @@ def _whole_pair(
 def _absolute(consensus_uri: str, base: Path) -> str:
     if not re.match(r"sqlite:", consensus_uri, re.IGNORECASE):
         return consensus_uri
-    path = parse_sqlite_uri(parse_uri(consensus_uri, "consensus", {"sqlite": SQLITE_PARAMETERS}))
+    path = parse_sqlite_uri(parse_uri(consensus_uri, "consensus", {"sqlite": frozenset()}))
     return f"sqlite:///{quote(str(base / path))}"
 
 

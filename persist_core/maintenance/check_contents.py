@@ -178,7 +178,7 @@ def check_updates(oks: pa.Table, errs: pa.Table, schema: CollectionSchema, since
 
     For a keyed collection: at every time every diff is 1 or 0, and a key has at most one value. Sorted by slot, time
     and diff, the updates of a slot must alternate: inserted, retracted, inserted ..., and a retraction must carry the
-    value that it retracts. `oks` and `errs` as `ReadHandle.all_updates` gives them.
+    value that it retracts. `oks` and `errs` are all updates that the shard still has.
     """
     if not schema.key:
         for updates in (oks, errs.drop_columns([ERR_MESSAGE, ERR_POSITION])):

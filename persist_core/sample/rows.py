@@ -29,11 +29,6 @@ class RawRow:
         """True if the message says its own types."""
         return isinstance(self.message.get("schema"), dict)
 
-    @property
-    def payload(self) -> Mapping[str, Any]:
-        """The message without its schema."""
-        return _object(self.message.get("payload")) if self.has_schema else self.message
-
 
 def raw_rows(
     files: Sequence[SampledFile], format: str, *, delimiter: str = ",", names: Sequence[str] | None = None

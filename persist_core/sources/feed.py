@@ -1,4 +1,4 @@
-"""Where the files of a collection lie: what mint and the jobs ask of a folder, or of a bucket (`s3_feed`).
+"""The place of the files of a collection: what mint and the jobs ask of a folder, or of a bucket (`s3_feed`).
 
     scan ─> which files are there      freeze ─> as they are now, distinct from later ones
     check ─> are they still so?        opened ─> the bytes that were frozen, or `SourceChanged`

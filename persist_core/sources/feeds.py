@@ -1,4 +1,4 @@
-"""Which `Feed` a collection has. Only this module knows the kinds."""
+"""Choose the `Feed` of a collection. Only this module knows the kinds."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ class FileSource:
         return consumed is not None and place_after(self._config, place_of(consumed))[0] != place_of(consumed)
 
     def _known(self, consumed: SourceFrontier | None) -> tuple[Place, Consumed]:
-        """Where the collection reads from now, and the consumed files by their names there."""
+        """The place that the collection reads from now, and the consumed files by their names there."""
         known = self._ledger.consumed(consumed)
         before = place_of(consumed)
         place, move = place_after(self._config, before)

@@ -1,4 +1,4 @@
-"""Which files a shard has consumed: `(path, size, time of change, date, set aside)` in content-addressed segments.
+"""The files that a shard has consumed: `(path, size, time of change, date, set aside)` in content-addressed segments.
 
     SourceFrontier.offsets  {"root": ..., "base": ..., "files": n, "size_bytes": ..., "segments": [{key, files, ...}]}
                             and "timezone", if it is not UTC
@@ -153,7 +153,7 @@ class Ledger:
 
 
 def place_of(frontier: SourceFrontier | None) -> Place | None:
-    """Where the files of a frontier were read from; `None` if it has no files. Raises `InvariantViolation`."""
+    """The place that the files of a frontier were read from; `None` if it has no files. Raises `InvariantViolation`."""
     if frontier is None or frontier.offsets.get("files") == 0:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Which source a shard has: by its YAML file, or by the progress in its state. Only this module knows the kinds.
+"""Find the source of a shard: by its YAML file, or by the progress in its state. Only this module knows the kinds.
 
 A reader of a shard finds the kind of its source here by the `source_type` of its progress.
 """

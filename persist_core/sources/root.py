@@ -42,12 +42,12 @@ class Move:
     new: str
 
     def path(self, path: str) -> str:
-        """Where the file or folder `path` is now."""
+        """The place of the file or folder `path` now."""
         return join(self.new, relative_to(path, self.old)) if holds(self.old, path) else path
 
 
 def place_after(config: CollectionConfig, known: Place | None) -> tuple[Place, Move | None]:
-    """Where the collection reads from now, given where it has read from.
+    """The place that the collection reads from now, given where it has read from.
 
     Raises `ConfigError` if that is another folder tree and the collection file does not state which files it holds, or
     if the time zone is another one: then times of the shard would have two meanings.

@@ -185,7 +185,8 @@ class ShardSource:
             return Intake(upper.time, sources, notices=(*notices, "no input has changed: nothing to read"))
         key = stage_frozen(self._client.blob, self._config.name, frozen, era=state.era)
         sources[SHARDS] = Refreshed(as_of, key, frozen.uppers, lives).to_source()
-        return Intake(upper.time, sources, key, len(inputs), _bytes_of(inputs.values()), tuple(notices))
+        size_bytes = sum(batch.size_bytes for each in inputs.values() for batch in each.batches)
+        return Intake(upper.time, sources, key, len(inputs), size_bytes, tuple(notices))
 
     def pending(self, state: ShardState, *, until: int | None) -> int:  # noqa: ARG002 - part of the contract
         """Always 0: the view contains everything that its inputs hold before its upper."""
@@ -281,10 +282,6 @@ class ShardSource:
 
 def _missing(name: str) -> str:
     return f"its input {name} does not exist yet; run {name} first, or correct the name"
-
-
-def _bytes_of(inputs: Any) -> int:
-    return sum(batch.size_bytes for state in inputs for batch in state.batches)
 
 
 def check_closable(client: PersistClient, config: ViewConfig) -> None:

@@ -84,7 +84,7 @@ class Source(Protocol):
         """
 
     def pending(self, state: ShardState, *, until: int | None) -> int:
-        """How many inputs `freeze` up to `until` would find due if the shard's upper were before `until`."""
+        """The number of inputs that `freeze` up to `until` would find due if the shard's upper were before `until`."""
 
     def inputs(self, input_key: str) -> list[ReadInput]:
         """The inputs of a description with this frozen input. Raises `CorruptArtifact`."""

@@ -1,4 +1,4 @@
-"""How a Spark job answers: a manifest or a dry run's report (exit code 0), or a failure record (any other exit code).
+"""The answer of a Spark job: a manifest or a dry run's report (exit code 0), or a failure record (any other exit code).
 
 the job: record_failure -> <attempt>/failure.json -> the starter: named_failure -> the error to raise
         died                                      ->              job_failure   -> `spark_job.deaths` for the next try

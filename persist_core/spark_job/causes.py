@@ -1,4 +1,4 @@
-"""Why a Spark job died, in one sentence: from its log, or from the exception that it recorded.
+"""Find why a Spark job died, in one sentence: from its log, or from the exception that it recorded.
 
     lines of the log ─> CauseFinder ─> Cause: what happened, the line that shows it, what to do
 

@@ -1,4 +1,4 @@
-"""How the location and its credentials reach the driver of a Spark job. Never on a command line, which all users see.
+"""Hand the location and its credentials to the driver of a Spark job. Never on a command line, which all users see.
 
 | master, deploy mode | the driver gets them by |
 | --- | --- |
@@ -138,7 +138,7 @@ def remove_leftovers(clock: Clock) -> list[Path]:
 
 
 def spark_defaults(environment: Mapping[str, str]) -> Path | None:
-    """Where Spark looks for its defaults if it gets no properties file. Raises `InvalidInput` if there is no Spark."""
+    """The file in which Spark finds its defaults if it gets no other. Raises `InvalidInput` if there is no Spark."""
     folder = environment.get("SPARK_CONF_DIR")
     if folder:
         return Path(folder) / "spark-defaults.conf"

@@ -1,4 +1,4 @@
-"""Where the jars are with which Spark reads and writes S3, and how a job gets them.
+"""Find the jars with which Spark reads and writes S3, and give them to a job.
 
 Spark alone cannot use S3: it needs hadoop-aws of exactly the Hadoop version that Spark was built with, and the AWS SDK.
 They are looked for in this order:

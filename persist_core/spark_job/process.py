@@ -32,9 +32,14 @@ from persist_core.location.settings import PersistLocation
 from persist_core.location.uri import redact_uri, secrets_of
 from persist_core.spark_job.calls import Calls
 from persist_core.spark_job.causes import CauseFinder
-from persist_core.spark_job.class_archive import archive_flags
 from persist_core.spark_job.handover import hand_over, location_environment, properties_file, spark_defaults
-from persist_core.spark_job.installation import find_spark_submit, job_path, spark_environment, spark_home
+from persist_core.spark_job.installation import (
+    archive_flags,
+    find_spark_submit,
+    job_path,
+    spark_environment,
+    spark_home,
+)
 from persist_core.spark_job.jars import with_s3a_jars
 from persist_core.spark_job.launch import Ended, Start
 from persist_core.spark_job.spec import SMALL_INPUT_BYTES, JobSpec

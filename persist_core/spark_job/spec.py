@@ -69,17 +69,17 @@ class JobSpec:
 
     @property
     def key(self) -> str:
-        """Where the spec is stored while its job runs."""
+        """The key of the spec while its job runs."""
         return self.key_of(SPEC)
 
     @property
     def answer_key(self) -> str:
-        """Where the job leaves its answer: the manifest, or the report of a dry run."""
+        """The key of the job's answer: the manifest, or the report of a dry run."""
         key = manifest_key if self.dry_run_as_of is None else dry_run_key
         return key(self.description.shard, self.attempt)
 
     def key_of(self, name: str) -> str:
-        """Where the job, or its starter, stores what is called `name`."""
+        """The key of what the job, or its starter, stores as `name`."""
         return job_key(self.description.shard, self.description.lower, self.attempt, name)
 
     @property
@@ -96,7 +96,7 @@ class JobSpec:
 
     @property
     def input_uris(self) -> tuple[str, ...]:
-        """Where the job reads files."""
+        """The places at which the job reads files."""
         return () if isinstance(self.config, MergeInputs) else self.config.input_uris
 
     def encode(self) -> bytes:

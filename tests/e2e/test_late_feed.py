@@ -31,6 +31,7 @@ from persist_core.sources.natural_order import natural_key
 from tests.airflow import kill_points
 from tests.airflow.kill_in_job import JOB
 from tests.core.feed_replay import change_of
+from tests.core.world import all_updates
 from tests.e2e.test_airflow_scheduler import QUICK_RETRIES, ROOT, follow
 from tests.sampling import is_long
 
@@ -127,7 +128,7 @@ def replay(folder: Path) -> tuple[dict[int, Order], set[tuple[int, date, int, st
 def known_orders(client: PersistClient, shard: str) -> dict[int, Order]:
     """The highest order that the shard knows of each customer, from its row or the order index."""
     state = client.state(shard)
-    oks, errs = client.open_reader(shard).all_updates(state)
+    oks, errs = all_updates(client.open_reader(shard), state)
     updates = [row for table in (oks, errs) for row in table.select(["id", TIME, DIFF, ORDER]).to_pylist()]
     known = {}
     for row in sorted(updates, key=lambda row: (row[TIME], row[DIFF])):

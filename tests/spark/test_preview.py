@@ -20,9 +20,8 @@ from persist_core.inspection.values import json_rows
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.protocol.run import bring_up_to_date
-from persist_core.sample.preview import Preview, preview
+from persist_core.sample.preview import Preview, lines_of, preview
 from persist_core.sample.propose import found_by, propose
-from persist_core.sample.show import lines_of
 from persist_core.sources.feeds import feed_at
 from persist_core.spark_job.launch import Ended, Start, write_batch
 from persist_spark import __main__ as job

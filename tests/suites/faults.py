@@ -32,8 +32,8 @@ from persist_core.location.consensus import (
     VersionedData,
     check_cas,
     check_consensus_key,
-    check_limit,
-    check_seqno,
+    check_scan,
+    check_truncation,
 )
 
 Answer = TypeVar("Answer")
@@ -193,19 +193,15 @@ class UnreliableConsensus:
         return self._unreliable.call("head", lambda: self._inner.head(key))
 
     def compare_and_set(self, key: str, expected: int | None, new: VersionedData) -> CaSResult:
-        check_consensus_key(key)
-        check_cas(expected, new)
+        check_cas(key, expected, new)
         return self._unreliable.call("compare_and_set", lambda: self._inner.compare_and_set(key, expected, new))
 
     def scan(self, key: str, from_seqno: int, limit: int = SCAN_ALL) -> list[VersionedData]:
-        check_consensus_key(key)
-        check_seqno(from_seqno, what="from_seqno")
-        check_limit(limit)
+        check_scan(key, from_seqno, limit)
         return self._unreliable.call("scan", lambda: self._inner.scan(key, from_seqno, limit))
 
     def truncate(self, key: str, seqno: int) -> int:
-        check_consensus_key(key)
-        check_seqno(seqno)
+        check_truncation(key, seqno)
         return self._unreliable.call("truncate", lambda: self._inner.truncate(key, seqno))
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""From input files to the records frame, one module for each format."""
+"""Make the records frame of input files, one module for each format."""

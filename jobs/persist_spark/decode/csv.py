@@ -44,7 +44,7 @@ MISCOUNTED = "the line does not have as many fields as its file's first line"
 
 @dataclass(frozen=True)
 class Layout:
-    """How the lines of some files are laid out: the names of their fields in order, and the header lines to drop."""
+    """The layout of the lines of some files: the names of their fields in order, and the header lines to drop."""
 
     names: tuple[str, ...]
     headers: tuple[str, ...]

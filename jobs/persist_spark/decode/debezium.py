@@ -42,7 +42,7 @@ from persist_spark.decode.json import (
     parsed,
     unmarked,
 )
-from persist_spark.decode.plain import NOT_JSON, ODD_JSON
+from persist_spark.decode.plain import NOT_JSON, ODD_JSON, parsed_lines
 from persist_spark.decode.records import (
     FAULT,
     FAULT_KIND,
@@ -53,6 +53,7 @@ from persist_spark.decode.records import (
     RawRecords,
     field_orders,
     fields_of,
+    first_fault,
     is_sequence,
     line_columns,
     order_name,
@@ -171,10 +172,7 @@ def debezium_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
 def _opened(wanted: _Wanted, lines: DataFrame) -> DataFrame:
     """The document of each line (the line itself, or the value of a message), the message's key, the text it was."""
     document = wanted.document
-    outer = lines.select(*line_columns(wanted.config), envelope(F.col(LINE), document).alias("outer"))
-    found = parsed(F.col("outer"), document)
-    rows = outer.select(*line_columns(wanted.config), found.row.alias("row"), found.is_odd.alias("odd"))
-    row = F.col("row")
+    rows, row = parsed_lines(wanted.config, lines, document), F.col("row")
     value, key = document.get(row, ("value",)), document.get(row, ("key",))
     is_message = key.isNotNull() | value.isNotNull()
     for name in ("op", *_UNWRAPPED, *_BODY_OBJECTS):
@@ -317,11 +315,7 @@ def _faults() -> tuple[SparkColumn, SparkColumn]:
             F.concat(F.lit("op is '"), op, F.lit("' but after holds no row")),
         ),
     ]
-    kind, message = F.lit(None).cast("string"), F.lit(None).cast("string")
-    for condition, its_kind, its_message in reversed(faults):
-        kind = F.when(condition, its_kind).otherwise(kind)
-        message = F.when(condition, its_message).otherwise(message)
-    return kind, message
+    return first_fault(faults)
 
 
 def _row_text(wanted: _Wanted, raw: str, part: str) -> SparkColumn:

@@ -20,6 +20,9 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -91,9 +94,7 @@ def auto_order() -> dict[str, SparkColumn]:
     change = F.when(text("commit_lsn").isNotNull(), F.concat_ws("/", text("commit_lsn"), text("change_lsn")))
     server = F.when(has_gtid, F.concat(F.lit("domain "), found(_GTID, "gtid", 1)))
     server = server.when(binlog.isNotNull() & (text("server_id") != "0"), text("server_id"))
-    is_bad = F.lit(False)
-    for name in _NUMBERS:
-        is_bad = is_bad | (text(name).isNotNull() & number(name).isNull())
+    is_bad = functools.reduce(operator.or_, [text(name).isNotNull() & number(name).isNull() for name in _NUMBERS])
     has_place = place.isNotNull() | change.isNotNull() | (is_read & is_known)
     has_clock = has_place & (text(_SEEN).isNotNull() | ~is_read)
     return {

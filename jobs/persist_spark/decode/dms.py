@@ -16,8 +16,8 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.schema import Column
 from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.files import LINE
-from persist_spark.decode.json import Path, Shape, envelope, parsed, unmarked
-from persist_spark.decode.plain import NOT_JSON, ODD_JSON, named_path
+from persist_spark.decode.json import Path, Shape, unmarked
+from persist_spark.decode.plain import NOT_JSON, ODD_JSON, named_path, parsed_lines
 from persist_spark.decode.records import (
     FAULT,
     FAULT_KIND,
@@ -27,6 +27,7 @@ from persist_spark.decode.records import (
     RawRecords,
     field_orders,
     fields_of,
+    first_fault,
     is_sequence,
     line_columns,
     order_name,
@@ -57,10 +58,7 @@ def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     shape = Shape()
     shape.need_all([*paths.values(), *free.values(), *own_time.values(), _OPERATION, _RECORD_TYPE])
 
-    opened = lines.select(*line_columns(config), envelope(F.col(LINE), shape).alias("envelope"))
-    found = parsed(F.col("envelope"), shape)
-    rows = opened.select(*line_columns(config), found.row.alias("row"), found.is_odd.alias("odd"))
-    row = F.col("row")
+    rows, row = parsed_lines(config, lines, shape), F.col("row")
     texts = rows.select(
         *line_columns(config),
         "odd",
@@ -78,23 +76,20 @@ def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     is_control = record_type.isNotNull() & (record_type != "data")
     is_strange = ~operation.isin(*_UPSERTS, "delete") & ~is_control
     faults = (
-        (F.col("lost"), "key", F.lit(NOT_JSON)),
-        (operation.isNull() & record_type.isNull(), "value", F.lit(NOT_DMS)),
+        (F.col("lost"), F.lit("key"), F.lit(NOT_JSON)),
+        (operation.isNull() & record_type.isNull(), F.lit("value"), F.lit(NOT_DMS)),
         (
             F.coalesce(is_strange, ~F.coalesce(is_control, F.lit(False))),
-            "op",
+            F.lit("op"),
             F.concat(
                 F.lit("operation is '"),
                 F.coalesce(F.substring(operation, 1, 80), F.lit("missing")),
                 F.lit(f"'; expected one of {', '.join(_UPSERTS)}, delete"),
             ),
         ),
-        (F.col("odd"), "value", F.lit(ODD_JSON)),
+        (F.col("odd"), F.lit("value"), F.lit(ODD_JSON)),
     )
-    kind, message = F.lit(None).cast("string"), F.lit(None).cast("string")
-    for condition, its_kind, its_message in reversed(faults):
-        kind = F.when(condition, F.lit(its_kind)).otherwise(kind)
-        message = F.when(condition, its_message).otherwise(message)
+    kind, message = first_fault(faults)
     op = F.when(is_control, SKIP).when(operation == "delete", DELETE).when(operation.isin(*_UPSERTS), UPSERT)
     frame = texts.withColumns({RAW_OP: op, FAULT_KIND: kind, FAULT: message})
     order = (OrderField(_AUTO.column.name, F.col(_AUTO.value)),) if is_auto else field_orders(config, fields)

@@ -1,4 +1,4 @@
-"""How a format writes values, and what a message's own schema says of them: what `values` must know about a field."""
+"""The writing of values by a format, and by a message's own schema: what `values` must know about a field."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Hint:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How a format writes values.
+    """The way in which a format writes values.
 
     `marked`: numbers are marked (`persist_spark.decode.json`). `decimals`: what a quoted number is if no schema says:
     `precise` (base64 of the unscaled integer), `string` (its digits), `None` (unknown: an err if it may be base64).

@@ -59,25 +59,11 @@ INPUT_OPTIONS = {
     "fs.file.impl.disable.cache": "true",
 }
 _URI_PLAIN = frozenset("_-!.~'()*/;:@&=+$,")  # what java.net.URI does not escape in a path, besides letters and digits
-_LINE_FACTS = T.StructType(
-    [
-        T.StructField("path", T.StringType()),
-        T.StructField(FILE, T.StringType()),
-        T.StructField(DATE_MS, T.LongType()),
-        T.StructField(NAME, T.StringType()),
-    ]
-)
-NO_LINES = T.StructType(
-    [
-        T.StructField(LINE, T.StringType()),
-        T.StructField(FILE, T.StringType()),
-        T.StructField(DATE_MS, T.LongType()),
-        T.StructField(NAME, T.StringType()),
-        T.StructField(BLOCK, T.LongType()),
-        T.StructField(ROW, T.LongType()),
-        T.StructField(BROKEN, T.BooleanType()),
-    ]
-)
+_TEXT, _LONG = T.StringType(), T.LongType()
+_FACTS = [T.StructField(FILE, _TEXT), T.StructField(DATE_MS, _LONG), T.StructField(NAME, _TEXT)]
+_PLACE = [T.StructField(BLOCK, _LONG), T.StructField(ROW, _LONG), T.StructField(BROKEN, T.BooleanType())]
+_LINE_FACTS = T.StructType([T.StructField("path", _TEXT), *_FACTS])
+NO_LINES = T.StructType([T.StructField(LINE, _TEXT), *_FACTS, *_PLACE])
 
 
 @dataclass(frozen=True)
@@ -101,7 +87,7 @@ class Copies:
 
     @property
     def feed(self) -> Feed:
-        """Where the originals lie."""
+        """The feed of the originals."""
         return self.access.feed
 
     @property

@@ -38,6 +38,7 @@ from persist_spark.decode.records import (
     RAW_TIME,
     Fields,
     RawRecords,
+    any_of,
     fields_of,
     record_path,
 )
@@ -299,13 +300,13 @@ def _raw(config: CollectionConfig, schema: FileSchema, field: Field) -> SparkCol
 
 def _is_broken(config: CollectionConfig, schema: FileSchema, fields: Fields) -> SparkColumn:
     """True if a text is not well-formed UTF-8: Spark hands the bytes of any text column over unchecked."""
-    broken = F.lit(False)
+    texts = []
     for field in fields.all:
         found = _find(schema, record_path(config, field.column))
         is_typed_bytes = field.is_typed and field.column.type == "binary"
         if found is not None and isinstance(found[1], T.StringType | T.BinaryType) and not is_typed_bytes:
-            broken = broken | ~F.coalesce(is_valid_utf8(found[0].cast("string")), F.lit(True))
-    return broken
+            texts.append(found[0].cast("string"))
+    return any_of(~F.coalesce(is_valid_utf8(text), F.lit(True)) for text in texts)
 
 
 def _text(schema: FileSchema, path: Path) -> SparkColumn:

@@ -21,6 +21,7 @@ from persist_spark.decode.records import (
     Fields,
     OrderField,
     RawRecords,
+    all_of,
     field_orders,
     fields_of,
     is_sequence,
@@ -54,15 +55,14 @@ def json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
         free[MARKER] = named_path(config, config.delete.column)
     shape = Shape()
     shape.need_all([*paths.values(), *free.values()])
-    rows = json_rows(config, lines, shape)
-    row = F.col("row")
-    frame = rows.select(
+    row, is_lost = F.col("row"), F.col("row").isNull()
+    frame = parsed_lines(config, lines, shape).select(
         *line_columns(config),
         *[shape.get(row, path).alias(name) for name, path in paths.items()],
         *[free_text(config, shape, row, name, path) for name, path in free.items()],
         *([fields_in(F.col(LINE)).alias(ROW_FIELDS)] if config.source.missing_field == "unchanged" else []),
-        FAULT_KIND,
-        FAULT,
+        F.when(is_lost, F.lit("key")).when(F.col("odd"), F.lit("value")).alias(FAULT_KIND),
+        F.when(is_lost, F.lit(NOT_JSON)).when(F.col("odd"), F.lit(ODD_JSON)).alias(FAULT),
     )
     lacking = unsent(config, fields.values, paths)
     op = row_op(config, fields, has_marker=MARKER in free, lacking=lacking)
@@ -70,18 +70,11 @@ def json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     return RawRecords(op.added(frame), fields, F.col(LINE), encoding, order_of(config, fields), unsent=lacking)
 
 
-def json_rows(config: CollectionConfig, lines: DataFrame, shape: Shape) -> DataFrame:
-    """Lines with the struct in `row`, and what is wrong with the line as a whole."""
+def parsed_lines(config: CollectionConfig, lines: DataFrame, shape: Shape) -> DataFrame:
+    """Lines with the struct of the JSON object in `row`, null if the line is not one, and `odd` (see `Parsed`)."""
     opened = lines.select(*line_columns(config), envelope(F.col(LINE), shape).alias("envelope"))
     found = parsed(F.col("envelope"), shape)
-    rows = opened.select(*line_columns(config), found.row.alias("row"), found.is_odd.alias("odd"))
-    is_lost = F.col("row").isNull()
-    return rows.select(
-        *line_columns(config),
-        "row",
-        F.when(is_lost, F.lit("key")).when(F.col("odd"), F.lit("value")).alias(FAULT_KIND),
-        F.when(is_lost, F.lit(NOT_JSON)).when(F.col("odd"), F.lit(ODD_JSON)).alias(FAULT),
-    )
+    return opened.select(*line_columns(config), found.row.alias("row"), found.is_odd.alias("odd"))
 
 
 def free_paths(config: CollectionConfig) -> dict[str, Path]:
@@ -138,9 +131,8 @@ def row_op(
             return RowOp(none, lost)
         return RowOp(F.when(marker.isin(list(config.delete.values)), DELETE).otherwise(UPSERT), none)
     if config.delete.null_value and fields.values:
-        is_empty = F.lit(True)
-        for field in fields.values:
-            is_empty = is_empty & F.col(field.raw).isNull() & ~(lacking or {}).get(field.raw, F.lit(False))
+        sent = lacking or {}
+        is_empty = all_of(F.col(f.raw).isNull() & ~sent.get(f.raw, F.lit(False)) for f in fields.values)
         return RowOp(F.when(is_empty, DELETE).otherwise(UPSERT), none)
     return RowOp(F.lit(UPSERT), none)
 

@@ -1,4 +1,4 @@
-"""From what a format found in its records (`RawRecords`) to the records frame: types, errs, order. One place for all.
+"""Make the records frame of what a format found (`RawRecords`): types, errs, order. One place for all formats.
 
     a format --RawRecords--> typed values --> what is wrong, and with which slot --> the records frame
 
@@ -17,7 +17,9 @@ A record is an err of kind
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Column as SparkColumn
@@ -124,7 +126,7 @@ def is_sequence(config: CollectionConfig) -> bool:
 
 
 def order_name(config: CollectionConfig, name: str) -> str:
-    """Where a field of the order that is not a column is found: its `field`, else its own name."""
+    """The place of a field of the order that is not a column: its `field`, else its own name."""
     given = config.order.types.get(name)
     return given.field or name if given and name not in config.columns else name
 
@@ -188,7 +190,7 @@ def _ordered(config: CollectionConfig, raw: RawRecords, judged: DataFrame, order
     placed = judged.withColumn(_PLACE, F.struct(*order))
     is_missing = F.lit(False) if raw.is_unordered is None else raw.is_unordered
     if config.order.by == "fields":
-        is_missing = _any([field.value.isNull() for field in raw.order])
+        is_missing = any_of([field.value.isNull() for field in raw.order])
     is_missing = F.coalesce(~F.col(OP).eqNullSafe(SKIP) & is_missing, F.lit(False))
     where = F.to_json(F.struct(*[F.col(f"{_PLACE}.{column.name}") for column in config.source.position]))
     changed = {
@@ -270,8 +272,8 @@ def _judge(config: CollectionConfig, raw: RawRecords, frame: DataFrame) -> DataF
     op, fault_kind, broken = F.col(RAW_OP), F.col(FAULT_KIND), F.col(BROKEN)
     is_row = op.isNull() | op.isin(UPSERT, DELETE)
     damaged = broken & F.concat_ws("", *[F.col(key.raw).cast("string") for key in keys]).rlike(_TEXT_DAMAGE)
-    has_key = _all([F.col(key.value).isNotNull() for key in keys]) & ~damaged
-    has_raw_key = _any([F.col(key.raw).isNotNull() for key in keys]) & ~damaged
+    has_key = all_of([F.col(key.value).isNotNull() for key in keys]) & ~damaged
+    has_raw_key = any_of([F.col(key.raw).isNotNull() for key in keys]) & ~damaged
     raw_key = F.to_json(
         F.struct(*[raw.encoding.plain(F.col(key.raw).cast("string")).alias(key.column.name) for key in keys]),
         {"ignoreNullFields": "false"},
@@ -281,7 +283,7 @@ def _judge(config: CollectionConfig, raw: RawRecords, frame: DataFrame) -> DataF
         .when(~has_key, F.when(~(op.eqNullSafe(DELETE) & has_raw_key), F.lit("key")))
         .when(op == DELETE, _time_kind(config))
         .when(fault_kind.isNotNull() | op.isNull(), F.coalesce(fault_kind, F.lit("op")))
-        .when(broken | _any([_is_bad(field) for field in values if is_strict(config, field.column)]), F.lit("value"))
+        .when(broken | any_of([_is_bad(field) for field in values if is_strict(config, field.column)]), F.lit("value"))
         .otherwise(_time_kind(config))
     )
     payload = raw.payload.cast("binary")
@@ -306,18 +308,23 @@ def _is_bad(field: Field) -> SparkColumn:
     return bad & F.col(field.raw).isNotNull() if field.column.nullable else bad
 
 
-def _all(conditions: Sequence[SparkColumn]) -> SparkColumn:
-    found = F.lit(True)
-    for condition in conditions:
-        found = found & condition
-    return found
+def all_of(conditions: Iterable[SparkColumn]) -> SparkColumn:
+    """True if all hold; true without any."""
+    return functools.reduce(operator.and_, conditions, F.lit(True))
 
 
-def _any(conditions: Sequence[SparkColumn]) -> SparkColumn:
-    found = F.lit(False)
-    for condition in conditions:
-        found = found | condition
-    return found
+def any_of(conditions: Iterable[SparkColumn]) -> SparkColumn:
+    """True if one of them holds; false without any."""
+    return functools.reduce(operator.or_, conditions, F.lit(False))
+
+
+def first_fault(faults: Sequence[tuple[SparkColumn, SparkColumn, SparkColumn]]) -> tuple[SparkColumn, SparkColumn]:
+    """The kind and the message of the first fault that holds, or nulls. A fault is a condition, a kind, a message."""
+    kind = message = F.lit(None).cast("string")
+    for condition, its_kind, its_message in reversed(faults):
+        kind = F.when(condition, its_kind).otherwise(kind)
+        message = F.when(condition, its_message).otherwise(message)
+    return kind, message
 
 
 def _first_fault(config: CollectionConfig, raw: RawRecords, fields: Sequence[Field]) -> SparkColumn:

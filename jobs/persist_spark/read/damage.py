@@ -86,7 +86,7 @@ def _stored_sizes(blob: Blob, keys: list[str]) -> dict[str, int]:
 
 
 def _attempt_folder(key: str) -> str:
-    """Where the attempt that staged this file keeps all its files, its manifest too."""
+    """The folder of the attempt that staged this file, with all its files and its manifest."""
     return key.partition(f"/{PART}=")[0] if f"/{PART}=" in key else posixpath.dirname(key)
 
 

@@ -205,7 +205,7 @@ def _wrong_operators(analyzed: str, inputs: Iterable[str], operators: frozenset[
 
 
 def _place(text: str, found: str) -> str:
-    """Where the text has the name that was found, counted from 1; empty if it does not have it."""
+    """The line and column of the name that was found, counted from 1; empty if it does not have it."""
     there = re.search(rf"(?i)\b{re.escape(found.removesuffix('()'))}\b", text)
     if there is None:
         return ""

@@ -15,8 +15,6 @@ from persist_core.errors import InvalidUri
 from persist_core.location.finding import Finding, Grade, grade_if
 from persist_core.location.uri import LocationUri
 
-PARAMETERS: frozenset[str] = frozenset()
-
 
 def parse_file_uri(uri: LocationUri) -> Path:
     """The folder, absolute. Raises `InvalidUri`."""

@@ -43,9 +43,9 @@ from persist_core.location.consensus import (
     VersionedData,
     check_cas,
     check_consensus_key,
-    check_limit,
-    check_seqno,
+    check_scan,
     check_truncate,
+    check_truncation,
 )
 from persist_core.location.finding import Finding
 from persist_core.location.postgres.connections import Connections, NoConnection
@@ -161,8 +161,7 @@ class PostgresConsensus:
         return VersionedData(*rows[0]) if rows else None
 
     def compare_and_set(self, key: str, expected: int | None, new: VersionedData) -> CaSResult:
-        check_consensus_key(key)
-        check_cas(expected, new)
+        check_cas(key, expected, new)
         action = f"compare_and_set of {key!r}"
         arguments = {"key": key, "expected": expected, "new": new.seqno, "data": new.data}
         statement = _SET_FIRST if expected is None else _SET_NEXT
@@ -183,17 +182,14 @@ class PostgresConsensus:
         return CaSResult.COMMITTED if rows else CaSResult.EXPECTATION_MISMATCH
 
     def scan(self, key: str, from_seqno: int, limit: int = SCAN_ALL) -> list[VersionedData]:
-        check_consensus_key(key)
-        check_seqno(from_seqno, what="from_seqno")
-        arguments = {"key": key, "from": from_seqno, "limit": check_limit(limit)}
+        arguments = {"key": key, "from": from_seqno, "limit": check_scan(key, from_seqno, limit)}
         try:
             return [VersionedData(*row) for row in self._read(f"scan of {key!r}", _SCAN, arguments)]
         except _NotThere:
             return []
 
     def truncate(self, key: str, seqno: int) -> int:
-        check_consensus_key(key)
-        check_seqno(seqno)
+        check_truncation(key, seqno)
         try:
             ((head, deleted),) = self._write(f"truncate of {key!r}", _TRUNCATE, {"key": key, "seqno": seqno})
         except _NotThere:
@@ -323,7 +319,8 @@ class PostgresConsensus:
                 "upgrade airflow-persist"
             )
         if not writes or _did_nothing(error):
-            return Determinate(f"{where}: {said} ({code or 'no SQLSTATE'}); nothing was changed; {_remedy(code)}")
+            remedy = _REMEDIES.get(code, "try again, or check the server's log")
+            return Determinate(f"{where}: {said} ({code or 'no SQLSTATE'}); nothing was changed; {remedy}")
         return Indeterminate(
             f"{where}: {said} ({code or 'no SQLSTATE'}): it may or may not have happened; read the head to find out"
         )
@@ -346,7 +343,3 @@ def _did_nothing(error: psycopg.Error) -> bool:
 def _said(error: psycopg.Error) -> str:
     """The error in one line. Not the server's whole answer: that may quote the statement, and with it the data."""
     return " ".join((error.diag.message_primary or str(error)).split())
-
-
-def _remedy(code: str) -> str:
-    return _REMEDIES.get(code, "try again, or check the server's log")

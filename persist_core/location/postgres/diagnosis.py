@@ -44,6 +44,17 @@ LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = schema_name
 LEFT JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = table_name
 LEFT JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attname = 'is_head'
 """
+# The settings of the server that should be on: name, grade if it is off, expected, remedy.
+_SWITCHES = (
+    (
+        "fsync",
+        Grade.PROBLEM,
+        "on",
+        "set fsync = on: without it, a crash of the server's machine can undo or damage commits",
+    ),
+    ("full_page_writes", Grade.WARNING, "on, or a file system that never tears a page", "set full_page_writes = on"),
+    ("autovacuum", Grade.WARNING, "on", "set autovacuum = on: truncated versions take space until it runs"),
+)
 _RIGHTS = ("SELECT", "INSERT", "UPDATE (is_head)", "DELETE")
 
 
@@ -61,23 +72,20 @@ def diagnose(
         expected="13 or newer",
         remedy="upgrade the server",
     )
-    yield _pooler(connection, server["session"])
+    is_direct = connection.info.backend_pid == server["session"]  # a pooler hands out session ids of its own
+    pooled = "a pooler in between (PgBouncer: session and transaction mode both work)"
+    yield Finding("pooler", Grade.OK, "none in between" if is_direct else pooled)
     yield _encryption(connection)
-    yield from _durability(server)
+    for name, grade, expected, remedy in _SWITCHES:
+        found = f"{name} = {server[name]}"
+        yield grade_if(server[name] == "off", name, found, expected=expected, remedy=remedy, grade=grade)
+    yield _synchronous_commit(server)
     yield grade_if(
         server["in_recovery"] or server["read_only"] == "on",
         "primary",
         "a standby or a read-only user" if server["in_recovery"] or server["read_only"] == "on" else "the primary",
         expected="the primary, and a user with write permission",
         remedy="name the primary in the URI; unset default_transaction_read_only",
-    )
-    yield grade_if(
-        server["autovacuum"] == "off",
-        "autovacuum",
-        f"autovacuum = {server['autovacuum']}",
-        expected="on",
-        remedy="set autovacuum = on: truncated versions take space until it runs",
-        grade=Grade.WARNING,
     )
     yield grade_if(
         server["busy"] > MAX_BUSY_SHARE * server["max_busy"],
@@ -89,13 +97,6 @@ def diagnose(
     )
     yield clock_offset(server["now_ms"], before_ms, after_ms)
     yield _rights(ask(_TABLE, {"schema": address.schema, "table": address.table}), address)
-
-
-def _pooler(connection: psycopg.Connection[Any], session: int) -> Finding:
-    """A pooler hands out session ids of its own."""
-    if connection.info.backend_pid == session:
-        return Finding("pooler", Grade.OK, "none in between")
-    return Finding("pooler", Grade.OK, "a pooler in between (PgBouncer: session and transaction mode both work)")
 
 
 def _encryption(connection: psycopg.Connection[Any]) -> Finding:
@@ -113,24 +114,9 @@ def _encryption(connection: psycopg.Connection[Any]) -> Finding:
     )
 
 
-def _durability(server: Mapping[str, Any]) -> Iterator[Finding]:
-    yield grade_if(
-        server["fsync"] == "off",
-        "fsync",
-        f"fsync = {server['fsync']}",
-        expected="on",
-        remedy="set fsync = on: without it, a crash of the server's machine can undo or damage commits",
-    )
-    yield grade_if(
-        server["full_page_writes"] == "off",
-        "full_page_writes",
-        f"full_page_writes = {server['full_page_writes']}",
-        expected="on, or a file system that never tears a page",
-        remedy="set full_page_writes = on",
-        grade=Grade.WARNING,
-    )
+def _synchronous_commit(server: Mapping[str, Any]) -> Finding:
     setting, standbys = server["synchronous_commit"], server["standbys"]
-    yield grade_if(
+    return grade_if(
         setting in ("off", "local", "remote_write") and bool(standbys),
         "synchronous_commit",
         f"synchronous_commit = {setting}, {'with' if standbys else 'without'} synchronous standbys"

@@ -33,7 +33,6 @@ from persist_core.location.s3.client import (
     BLOB_TRIES,
     S3Client,
     Verdict,
-    body_of,
     described,
     failures,
     is_answer,
@@ -45,7 +44,6 @@ from persist_core.location.s3.uri import S3Settings
 # From this size on, upload in parallel pieces: only a piece that fails is sent again. Below, one request is cheaper.
 MULTIPART_BYTES = 64 << 20
 PIECE_BYTES = 16 << 20
-READ_TRIES = 3  # for an answer that broke off half way: botocore tries again only until the answer begins
 
 # S3 refuses a write with these codes if another request is at the same key. A server that keeps objects as files may
 # also answer with them if a folder vanished during the write because its last object was deleted.
@@ -81,24 +79,12 @@ class S3Blob:
         self._root = f"{settings.prefix}/" if settings.prefix else ""
 
     def get(self, key: str) -> bytes | None:
-        return self._read(key, {})
+        return self._client.read(f"get {key!r}", Key=self._name(key))
 
     def get_range(self, key: str, start: int, size_bytes: int) -> bytes | None:
         """See `RangeReader`. Raises `Determinate` also if `start` is at or beyond the end."""
-        return self._read(key, {"Range": f"bytes={start}-{start + size_bytes - 1}"})
-
-    def _read(self, key: str, how: dict[str, str]) -> bytes | None:
-        name = self._name(key)
-        for attempt in range(1, READ_TRIES + 1):
-            try:
-                return body_of(self._client.api.get_object(Bucket=self._settings.bucket, Key=name, **how))
-            except failures() as error:
-                verdict = verdict_on(error)
-                if verdict is Verdict.ABSENT:
-                    return None
-                if verdict is not Verdict.UNKNOWN or attempt == READ_TRIES:
-                    raise self._client.determinate(f"get {key!r}", error) from error
-        raise AssertionError("unreachable: the last try returns or raises")
+        wanted = f"bytes={start}-{start + size_bytes - 1}"
+        return self._client.read(f"get {key!r}", Key=self._name(key), Range=wanted)
 
     def set(self, key: str, data: bytes) -> None:
         check_blob_data(key, data)
@@ -234,17 +220,9 @@ class S3Blob:
         return self._client.write_error(f"set {key!r}", error)
 
     def _listing(self, prefix: str) -> Iterator[BlobMetadata]:
-        request: dict[str, Any] = {"Bucket": self._settings.bucket, "Prefix": self._root + prefix}
-        while True:  # bounded: each page goes on after the last key of the one before
-            try:
-                page = self._client.api.list_objects_v2(**request)
-            except failures() as error:
-                raise self._client.determinate(f"list {prefix!r}", error) from error
+        for page in self._client.pages(f"list {prefix!r}", Prefix=self._root + prefix):
             for entry in page.get("Contents", ()):
                 key = str(entry["Key"]).removeprefix(self._root)
                 # Some tools mark a folder by an empty object whose name ends in a slash: it is not one of our keys.
                 if not key.endswith("/") and not key.startswith(f"{CONSENSUS_FOLDER}/"):
                     yield BlobMetadata(key, int(entry["Size"]), int(entry["LastModified"].timestamp() * 1000))
-            if not page.get("IsTruncated"):
-                return
-            request["ContinuationToken"] = page["NextContinuationToken"]

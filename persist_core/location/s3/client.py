@@ -16,7 +16,7 @@ import enum
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from persist_core.errors import Determinate, Indeterminate, InvalidUri, StorageError
@@ -26,6 +26,7 @@ CONNECT_TIMEOUT_S = 5.0
 # Longest silence on a connection. A large upload may take longer in total: each of its pieces has its own limit.
 READ_TIMEOUT_S = 30.0
 BLOB_TRIES = 5  # per request, by botocore's "standard" mode: exponential backoff with jitter, at most 20 s each
+READ_TRIES = 3  # for an answer that broke off half way
 MAX_CONNECTIONS = 32  # of one client: more threads than that wait for a connection
 
 # By profile. Reading AWS's service descriptions takes most of the time that a new client takes.
@@ -80,6 +81,35 @@ class S3Client:
         made, self._made = self._made, None
         if made is not None:
             _close_in(*made)
+
+    def read(self, action: str, **request: Any) -> bytes | None:
+        """The bytes that a GetObject answers; `None` if the object is not there, or not the one of its condition.
+
+        Raises `Determinate`. An answer that broke off half way is asked for again: botocore does so only until the
+        answer begins.
+        """
+        for attempt in range(1, READ_TRIES + 1):
+            try:
+                return body_of(self.api.get_object(Bucket=self.settings.bucket, **request))
+            except failures() as error:
+                verdict = verdict_on(error)
+                if verdict in (Verdict.ABSENT, Verdict.EXISTS):
+                    return None
+                if verdict is not Verdict.UNKNOWN or attempt == READ_TRIES:
+                    raise self.determinate(action, error) from error
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    def pages(self, action: str, **request: Any) -> Iterator[Any]:
+        """The answers to a ListObjectsV2, one after the other. Raises `Determinate`."""
+        while True:  # bounded: each page goes on after the last name of the one before
+            try:
+                page = self.api.list_objects_v2(Bucket=self.settings.bucket, **request)
+            except failures() as error:
+                raise self.determinate(action, error) from error
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            request["ContinuationToken"] = page["NextContinuationToken"]
 
     def determinate(self, action: str, error: Exception) -> StorageError:
         """The error of a request that changed nothing: one that only reads, or one whose verdict proves it."""

@@ -40,6 +40,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from persist_core.clock import Clock, SystemClock
 from persist_core.errors import Corruption, Determinate, Indeterminate, StorageError
@@ -50,9 +51,9 @@ from persist_core.location.consensus import (
     VersionedData,
     check_cas,
     check_consensus_key,
-    check_limit,
-    check_seqno,
+    check_scan,
     check_truncate,
+    check_truncation,
 )
 from persist_core.location.finding import Finding
 from persist_core.location.s3.blob import CONSENSUS_FOLDER
@@ -67,6 +68,9 @@ TRUST_MS = 3_600_000  # an answer this long after the look it rests on needs no 
 MAX_ROUNDS = 64  # of one call: each further one means that another process changed the key in the meantime
 _FETCH_THREADS = 8  # of a scan: latency of a store, not work
 _KEPT_ENTRIES = 16  # keys whose newest entry is remembered
+
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -110,8 +114,7 @@ class S3Consensus:
         return None if newest is None else newest.version
 
     def compare_and_set(self, key: str, expected: int | None, new: VersionedData) -> CaSResult:
-        check_consensus_key(key)
-        check_cas(expected, new)
+        check_cas(key, expected, new)
         probe_once(self._logs.client, self._root, self._ids)
         look = self._seen.get(key)
         for _ in range(MAX_ROUNDS):
@@ -128,9 +131,7 @@ class S3Consensus:
         )
 
     def scan(self, key: str, from_seqno: int, limit: int = SCAN_ALL) -> list[VersionedData]:
-        check_consensus_key(key)
-        check_seqno(from_seqno, what="from_seqno")
-        limit = check_limit(limit)
+        limit = check_scan(key, from_seqno, limit)
         for _ in range(MAX_ROUNDS):
             newest = self._look(key).newest
             if newest is None or newest.header.seqno < from_seqno or limit == 0:
@@ -142,8 +143,7 @@ class S3Consensus:
         raise Determinate(f"{self.uri}: scan of {key!r}: truncated by others {MAX_ROUNDS} times in a row; try again")
 
     def truncate(self, key: str, seqno: int) -> int:
-        check_consensus_key(key)
-        check_seqno(seqno)
+        check_truncation(key, seqno)
         probe_once(self._logs.client, self._root, self._ids)
         for _ in range(MAX_ROUNDS):
             look = self._look(key)
@@ -244,7 +244,7 @@ class S3Consensus:
 
         def header_at(position: int) -> Header:
             if position not in known:
-                known[position] = self._header(header.key, position)
+                known[position] = _there(self._logs.header(header.key, position), position)
             return known[position]
 
         positions = range(header.first, header.position)
@@ -259,24 +259,15 @@ class S3Consensus:
         with ThreadPoolExecutor(_FETCH_THREADS) as pool:
             while at <= last and len(versions) < limit:  # bounded: `at` grows
                 chunk = range(at, min(last + 1, at + max(1, min(limit - len(versions), 8 * _FETCH_THREADS))))
-                entries = [newest if at == last else pool.submit(self._entry, key, at) for at in chunk]
-                for entry in (found if isinstance(found, Entry) else found.result() for found in entries):
+                asked = {
+                    position: pool.submit(self._logs.entry, key, position) for position in chunk if position < last
+                }
+                for position in chunk:
+                    entry = newest if position == last else _there(asked[position].result(), position)
                     if not entry.header.restates:
                         versions.append(entry.version)
                 at = chunk.stop
         return versions[:limit]
-
-    def _entry(self, key: str, position: int) -> Entry:
-        entry = self._logs.entry(key, position)
-        if entry is None:
-            raise _Gone(position)
-        return entry
-
-    def _header(self, key: str, position: int) -> Header:
-        header = self._logs.header(key, position)
-        if header is None:
-            raise _Gone(position)
-        return header
 
     def _check_truncated(self, key: str, position: int) -> None:
         """Return if the missing entry was truncated in the meantime, else raise `Corruption`."""
@@ -286,6 +277,12 @@ class S3Consensus:
                 f"{self.uri}: entry {position} of {key!r} is missing: something else deletes objects below"
                 f" {self._root}; look for a lifecycle rule, and restore the object"
             )
+
+
+def _there(found: _Found | None, position: int) -> _Found:
+    if found is None:
+        raise _Gone(position)
+    return found
 
 
 class _Gone(Exception):

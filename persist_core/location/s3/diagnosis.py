@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -36,27 +37,16 @@ def diagnose(client: S3Client, root: str, clock: Clock, *, has_uploads: bool) ->
         # The header has whole seconds: on average it is half a second old.
         yield clock_offset(parsedate_to_datetime(date).timestamp() * 1000 + 500, before_ms, after_ms)
     yield transport(client.settings.endpoint)
-    yield from _setting(client, "versioning", lambda api, bucket: api.get_bucket_versioning(Bucket=bucket), _versioning)
-    yield from _setting(
-        client,
-        "lifecycle",
-        lambda api, bucket: api.get_bucket_lifecycle_configuration(Bucket=bucket),
-        lambda found: _lifecycle(found, root, has_uploads=has_uploads),
-    )
-    yield from _setting(
-        client, "object_lock", lambda api, bucket: api.get_object_lock_configuration(Bucket=bucket), _object_lock
-    )
+    judge_rules = partial(_lifecycle, root=root, has_uploads=has_uploads)
+    yield from _setting(client, "versioning", "get_bucket_versioning", _versioning)
+    yield from _setting(client, "lifecycle", "get_bucket_lifecycle_configuration", judge_rules)
+    yield from _setting(client, "object_lock", "get_object_lock_configuration", _object_lock)
 
 
-def _setting(
-    client: S3Client,
-    check: str,
-    ask: Callable[[Any, str], Any],
-    judge: Callable[[Any], Iterator[Finding]],
-) -> Iterator[Finding]:
-    """The findings of one bucket setting; a warning if it may not be read."""
+def _setting(client: S3Client, check: str, call: str, judge: Callable[[Any], Iterator[Finding]]) -> Iterator[Finding]:
+    """The findings of the bucket setting that a call of the client answers; a warning if it may not be read."""
     try:
-        found = ask(client.api, client.settings.bucket)
+        found = getattr(client.api, call)(Bucket=client.settings.bucket)
     except failures() as error:
         status = getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode")
         if verdict_on(error) is Verdict.ABSENT:
@@ -103,7 +93,7 @@ def _versioning(found: Any) -> Iterator[Finding]:
     )
 
 
-def _lifecycle(found: Any, root: str, *, has_uploads: bool) -> Iterator[Finding]:
+def _lifecycle(found: Any, *, root: str, has_uploads: bool) -> Iterator[Finding]:
     rules = [rule for rule in found.get("Rules", ()) if rule.get("Status") == "Enabled" and _meets(rule, root)]
     deadly = [rule.get("ID", "?") for rule in rules if {"Days", "Date"} & rule.get("Expiration", {}).keys()]
     archiving = [

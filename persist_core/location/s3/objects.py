@@ -22,14 +22,12 @@ from persist_core.location.s3.client import (
     BLOB_TRIES,
     S3Client,
     Verdict,
-    body_of,
     failures,
     own_credentials,
     verdict_on,
 )
 from persist_core.location.s3.uri import S3Settings
 
-READ_TRIES = 3  # for an answer that broke off half way: botocore tries again only until the answer begins
 _BUFFER_BYTES = 4 << 20  # of one request, if a reader asks for less
 _ENTRIES = "PersistEntries"  # in an answer of botocore's
 _CONTENTS = re.compile(rb"<Contents>.*?</Contents>", re.DOTALL)
@@ -54,7 +52,7 @@ class S3Objects:
         self.settings = settings
         self.requester_pays = requester_pays
         self._client = S3Client(settings, tries=BLOB_TRIES)
-        self._how = {"Bucket": settings.bucket, **({"RequestPayer": "requester"} if requester_pays else {})}
+        self._how = {"RequestPayer": "requester"} if requester_pays else {}
 
     def credentials(self) -> Any:
         """Access key, secret key and token, if the settings bring some; `None` for AWS's default chain."""
@@ -67,22 +65,18 @@ class S3Objects:
         """
         api = self._client.api
         api.meta.events.register("before-parse.s3.ListObjectsV2", _take_entries, unique_id=_ENTRIES)
-        request: dict[str, Any] = {**self._how, "Prefix": prefix, **({"StartAfter": after} if after else {})}
-        while True:  # bounded: each page goes on after the last name of the one before
-            try:
-                page = api.list_objects_v2(**request)
-            except failures() as error:
-                raise self._client.determinate(f"list {prefix!r}", error) from error
+        start = {"StartAfter": after} if after else {}
+        for page in self._client.pages(f"list {prefix!r}", Prefix=prefix, **start, **self._how):
             found: list[ObjectFacts] = page[_ENTRIES]
             yield [each for each in found if through is None or each.name <= through]
-            if not page.get("IsTruncated") or (through is not None and found and found[-1].name > through):
+            if through is not None and found and found[-1].name > through:
                 return
-            request["ContinuationToken"] = page["NextContinuationToken"]
 
     def looked_at(self, name: str, version_id: str = "") -> ObjectFacts | None:
         """The object of this name now, or a version of it; `None` without one. Raises `Determinate`."""
         try:
-            found = self._client.api.head_object(**self._how, Key=name, **_version(version_id))
+            bucket = self.settings.bucket
+            found = self._client.api.head_object(Bucket=bucket, Key=name, **self._how, **_version(version_id))
         except failures() as error:
             if verdict_on(error) is Verdict.ABSENT:
                 return None
@@ -97,16 +91,7 @@ class S3Objects:
         Raises `Determinate`.
         """
         how = {**self._how, **_version(wanted.version_id), "Range": f"bytes={start}-{start + size_bytes - 1}"}
-        for attempt in range(1, READ_TRIES + 1):
-            try:
-                return body_of(self._client.api.get_object(**how, Key=wanted.name, IfMatch=f'"{wanted.etag}"'))
-            except failures() as error:
-                verdict = verdict_on(error)
-                if verdict in (Verdict.ABSENT, Verdict.EXISTS):  # `EXISTS`: the condition did not hold
-                    return None
-                if verdict is not Verdict.UNKNOWN or attempt == READ_TRIES:
-                    raise self._client.determinate(f"read {wanted.name!r}", error) from error
-        raise AssertionError("unreachable: the last try returns or raises")
+        return self._client.read(f"read {wanted.name!r}", Key=wanted.name, IfMatch=f'"{wanted.etag}"', **how)
 
     def opened(self, wanted: ObjectFacts, changed: Exception) -> io.BufferedReader:
         """A buffered file with the bytes of exactly that object. Raises `changed` if the object is another one now."""

@@ -33,13 +33,18 @@ from persist_core.location.consensus import (
     VersionedData,
     check_cas,
     check_consensus_key,
-    check_limit,
-    check_seqno,
+    check_scan,
     check_truncate,
+    check_truncation,
 )
-from persist_core.location.file.folder import create_directory
-from persist_core.location.finding import Finding
-from persist_core.location.sqlite.database import diagnose
+from persist_core.location.file.folder import (
+    NETWORK_FILE_SYSTEMS,
+    create_directory,
+    diagnose_file_system,
+    file_system_of,
+)
+from persist_core.location.finding import Finding, grade_if
+from persist_core.location.uri import LocationUri
 
 # How long a call waits for another process's transaction, in seconds. A transaction takes milliseconds; this leaves
 # room for a disk that stalls, and is still well below any task's own timeout.
@@ -95,8 +100,7 @@ class SqliteConsensus:
             return None if row is None else VersionedData(row[0], row[1])
 
     def compare_and_set(self, key: str, expected: int | None, new: VersionedData) -> CaSResult:
-        check_consensus_key(key)
-        check_cas(expected, new)
+        check_cas(key, expected, new)
         with self._writing(f"compare_and_set of {key!r}") as connection:
             if _head_seqno(connection, key) != expected:
                 return CaSResult.EXPECTATION_MISMATCH
@@ -104,9 +108,7 @@ class SqliteConsensus:
         return CaSResult.COMMITTED
 
     def scan(self, key: str, from_seqno: int, limit: int = SCAN_ALL) -> list[VersionedData]:
-        check_consensus_key(key)
-        check_seqno(from_seqno, what="from_seqno")
-        limit = check_limit(limit)
+        limit = check_scan(key, from_seqno, limit)
         with self._reading(f"scan of {key!r}") as connection:
             if connection is None:
                 return []
@@ -117,8 +119,7 @@ class SqliteConsensus:
             return [VersionedData(seqno, data) for seqno, data in rows]
 
     def truncate(self, key: str, seqno: int) -> int:
-        check_consensus_key(key)
-        check_seqno(seqno)
+        check_truncation(key, seqno)
         with self._writing(f"truncate of {key!r}") as connection:
             check_truncate(key, seqno, _head_seqno(connection, key))
             return connection.execute("DELETE FROM consensus WHERE key = ? AND seqno < ?", (key, seqno)).rowcount
@@ -132,7 +133,15 @@ class SqliteConsensus:
     def diagnose(self, clock: Clock) -> Iterator[Finding]:
         """See `persist_core.location.finding.Examinable`."""
         del clock  # it is ours
-        yield from diagnose(self._path)
+        yield from diagnose_file_system(self._path)
+        kind = file_system_of(self._path)
+        yield grade_if(
+            kind in NETWORK_FILE_SYSTEMS,
+            "file_locks",
+            f"{self._path} is on {kind or 'an unknown file system'}",
+            expected="a local disk: SQLite's locks do not work on network file systems",
+            remedy="keep the database on a local disk, or use postgresql: for several machines",
+        )
 
     def close(self) -> None:
         """No-op: no connection outlives its call."""
@@ -230,7 +239,7 @@ class SqliteConsensus:
     def _read_error(self, error: Exception, action: str) -> PersistError:
         if isinstance(error, sqlite3.Error):
             if _code(error) in _CORRUPT:
-                return self._corruption(error, action)
+                return Corruption(f"{self.uri}: {action}: {error}; stop writing and restore the file from a copy")
             if _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 return Determinate(self._busy_message(action))
         return Determinate(
@@ -245,9 +254,6 @@ class SqliteConsensus:
             f"{self.uri}: {action}: unknown SQLite error ({error}): it may or may not have happened; "
             "read the head to find out"
         )
-
-    def _corruption(self, error: sqlite3.Error, action: str) -> Corruption:
-        return Corruption(f"{self.uri}: {action}: {error}; stop writing and restore the file from a copy")
 
     def _busy_message(self, action: str) -> str:
         return (
@@ -277,3 +283,13 @@ def _rolls_back(connection: sqlite3.Connection) -> bool:
     except sqlite3.Error:
         return False
     return not connection.in_transaction
+
+
+def parse_sqlite_uri(uri: LocationUri) -> Path:
+    """The database file, relative to the working directory if the URI's is. Raises `InvalidUri`."""
+    if not uri.path.startswith("///"):
+        raise InvalidUri(f"{uri.text!r}: expected sqlite:////absolute/file.db or sqlite:///relative/file.db")
+    path = uri.path[3:]
+    if path in ("", ":memory:") or path.endswith("/"):
+        raise InvalidUri(f"{uri.text!r}: expected a database file; for a store in memory use mem:")
+    return Path(path)

@@ -100,7 +100,7 @@ class LocalAirflow:
 
     @property
     def url(self) -> str:
-        """Where the API server listens."""
+        """The URL of the API server."""
         return f"http://127.0.0.1:{self.port}"
 
     @property

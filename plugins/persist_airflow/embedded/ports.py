@@ -40,7 +40,7 @@ def require_free(port: int, remedy: str) -> None:
 
 
 def listener(port: int) -> str:
-    """Who listens on the port: name, process id, command line. Empty if that can't be seen."""
+    """The process that listens on the port: name, process id, command line. Empty if that can't be seen."""
     psutil: Any = importlib.import_module("psutil")  # comes with Airflow, without types
     with contextlib.suppress(psutil.Error, OSError):
         for found in psutil.net_connections("tcp"):

@@ -1,10 +1,11 @@
-"""From a request's arguments to a status and a JSON object: the same for every framework that serves the page."""
+"""Answer a request, by its arguments: a status and a JSON object."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from persist_airflow.page.site import Access, Forbidden, Json, Site
@@ -12,6 +13,7 @@ from persist_core.clock import SystemClock
 from persist_core.errors import InvalidInput, InvalidUri, NotReadable, PersistError, StorageError, UnfitStore
 from persist_core.handles.limited import ReadBudget
 from persist_core.ids import RandomIds
+from persist_core.inspection import rows
 from persist_core.inspection.days import MAX_DAYS
 from persist_core.inspection.inspector import DEFAULT_COMMITS, MAX_BATCHES, MAX_COMMITS
 from persist_core.inspection.rows import MAX_BYTES_HELD, MAX_LIMIT, Cut
@@ -65,7 +67,7 @@ class Arguments:
         return parse_time(found[0], what=name) if found and found[0] else None
 
     def cut(self) -> Cut:
-        """Which page of rows."""
+        """The page of rows to take."""
         return Cut(self.texts("key"), self.number("offset", 0), self.number("limit", 100, least=1, most=MAX_LIMIT))
 
     def budget(self) -> ReadBudget:
@@ -76,14 +78,14 @@ class Arguments:
 Endpoint = Callable[[Site, Access, Arguments], Json]
 
 
+def _shard(given: Arguments) -> tuple[str, str]:
+    return given.text("conn_id"), given.text("shard")
+
+
 def _commits(site: Site, access: Access, given: Arguments) -> Json:
     before = given.number("before", 0) if given.texts("before") else None
     limit = given.number("limit", DEFAULT_COMMITS, least=1, most=MAX_COMMITS)
     return site.commits(access, *_shard(given), before=before, limit=limit)
-
-
-def _batches(site: Site, access: Access, given: Arguments) -> Json:
-    return site.batches(access, *_shard(given), limit=given.number("limit", MAX_BATCHES, least=1, most=MAX_BATCHES))
 
 
 def _days(site: Site, access: Access, given: Arguments) -> Json:
@@ -91,21 +93,41 @@ def _days(site: Site, access: Access, given: Arguments) -> Json:
     return site.days(access, *_shard(given), limit=limit, check=given.check)
 
 
+def _batches(site: Site, access: Access, given: Arguments) -> Json:
+    limit = given.number("limit", MAX_BATCHES, least=1, most=MAX_BATCHES)
+    return asdict(site.inspector(access, *_shard(given)).batches(given.text("shard"), limit=limit))
+
+
+def _storage(site: Site, access: Access, given: Arguments) -> Json:
+    return asdict(site.inspector(access, *_shard(given)).storage(given.text("shard"), check=given.check))
+
+
+def _checkpoints(site: Site, access: Access, given: Arguments) -> Json:
+    found = site.inspector(access, *_shard(given)).checkpoints(given.text("shard"))
+    return {"checkpoints": [asdict(each) for each in found]}
+
+
+def _conflicts(site: Site, access: Access, given: Arguments) -> Json:
+    found = site.inspector(access, *_shard(given)).conflicts(given.text("shard"))
+    return {"conflicts": [asdict(each) for each in found]}
+
+
+def _rows(site: Site, access: Access, given: Arguments) -> Json:
+    client, shard, as_of = site.client(access, *_shard(given)), given.text("shard"), given.time("as_of")
+    return asdict(rows.rows_as_of(client, shard, as_of, given.cut(), budget=given.budget()))
+
+
+def _errors(site: Site, access: Access, given: Arguments) -> Json:
+    client, shard, as_of = site.client(access, *_shard(given)), given.text("shard"), given.time("as_of")
+    return asdict(rows.errors_as_of(client, shard, as_of, given.cut(), budget=given.budget()))
+
+
 def _changes(site: Site, access: Access, given: Arguments) -> Json:
-    after = given.time("after")
+    after, through, of_errors = given.time("after"), given.time("as_of"), given.number("errors", 0, most=1) == 1
     if after is None:
         raise InvalidInput("argument after: found nothing, expected a time")
-    of_errors = given.number("errors", 0, most=1) == 1
-    through, cut, budget = given.time("as_of"), given.cut(), given.budget()
-    return site.changes(access, *_shard(given), after, through, cut, budget, of_errors=of_errors)
-
-
-def _shard(given: Arguments) -> tuple[str, str]:
-    return given.text("conn_id"), given.text("shard")
-
-
-def _read(given: Arguments) -> tuple[str, str, int | None, Cut, ReadBudget]:
-    return *_shard(given), given.time("as_of"), given.cut(), given.budget()
+    read = site.client(access, *_shard(given)), given.text("shard"), after, through, given.cut()
+    return asdict(rows.changes_between(*read, of_errors=of_errors, budget=given.budget()))
 
 
 ENDPOINTS: dict[str, Endpoint] = {
@@ -114,12 +136,12 @@ ENDPOINTS: dict[str, Endpoint] = {
     "commits": _commits,
     "days": _days,
     "batches": _batches,
-    "storage": lambda site, access, given: site.storage(access, *_shard(given), given.check),
-    "checkpoints": lambda site, access, given: site.checkpoints(access, *_shard(given)),
-    "conflicts": lambda site, access, given: site.conflicts(access, *_shard(given)),
-    "rows": lambda site, access, given: site.rows(access, *_read(given)),
+    "storage": _storage,
+    "checkpoints": _checkpoints,
+    "conflicts": _conflicts,
+    "rows": _rows,
     "changes": _changes,
-    "errors": lambda site, access, given: site.errors(access, *_read(given)),
+    "errors": _errors,
 }
 READS = ("rows", "changes", "errors")  # endpoints that read contents, not facts
 

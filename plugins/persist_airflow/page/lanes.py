@@ -1,4 +1,4 @@
-"""Where the page's work runs: in threads of its own, so that Airflow's routes never wait for it.
+"""The threads in which the page works: its own, so that Airflow's routes never wait for it.
 
     request --a place in the lane?--> a thread does the work --> the answer
        |          none: `Busy`            ^

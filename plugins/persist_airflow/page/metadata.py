@@ -54,7 +54,7 @@ Writers = dict[str, dict[str, tuple[str, ...]]]  # connection -> shard -> ids of
 
 
 def writers(session: Any) -> Writers:
-    """Which DAGs write which shard of which connection."""
+    """The DAGs that write each shard of each connection."""
     asset, outlet, asset_id = asset_tables()
     statement = (
         select(asset.uri, outlet.dag_id)
@@ -99,7 +99,7 @@ def dags(session: Any, dag_ids: Collection[str]) -> dict[str, DagFacts]:
 
 
 def known_dags(session: Any, dag_ids: Collection[str]) -> list[str]:
-    """Which of these DAGs there are."""
+    """The DAGs among these that exist."""
     return sorted(session.scalars(select(DagModel.dag_id).where(DagModel.dag_id.in_(dag_ids))))
 
 

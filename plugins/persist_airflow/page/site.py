@@ -1,4 +1,4 @@
-"""`Site`: the page's answers as plain JSON objects, for every framework that serves them.
+"""`Site`: the locations that the page shows, what each user may see of them, and what Airflow knows of their shards.
 
 Which locations: of the connections that assets of shards name, and of the connections of type `persist` in the
 database; without either the default connection.
@@ -28,12 +28,10 @@ from persist_core.alerts.facts import AlertFacts, problems_of
 from persist_core.alerts.health import open_alerts
 from persist_core.clock import Clock, SystemClock
 from persist_core.errors import Corruption, PersistError
-from persist_core.handles.limited import ReadBudget
-from persist_core.inspection import rows
+from persist_core.handles.client import PersistClient
 from persist_core.inspection.days import days_of
-from persist_core.inspection.facts import RowsPage, ShardSummary
+from persist_core.inspection.facts import ShardSummary
 from persist_core.inspection.inspector import Inspector
-from persist_core.inspection.rows import Cut
 from persist_core.sources.ledger import zone_of
 from persist_core.time_text import DAY_MS
 
@@ -160,8 +158,7 @@ class Site:
 
     def commits(self, access: Access, conn_id: str, shard: str, *, before: int | None, limit: int) -> Json:
         """`CommitsPage`, with the seconds of each task of the dag runs that made them."""
-        self._check(access, conn_id, shard)
-        page = self._inspector(conn_id).commits(shard, before=before, limit=limit)
+        page = self.inspector(access, conn_id, shard).commits(shard, before=before, limit=limit)
         with create_session() as session:
             seconds = metadata.stage_seconds(session, {commit.writer for commit in page.commits})
         readable = access.readable_dags()
@@ -191,64 +188,19 @@ class Site:
             found = tuple(replace(day, files=()) for day in found)
         return {"timezone": zone, "days": [asdict(day) for day in found], "airflow": {"failed_runs": failed}}
 
-    def storage(self, access: Access, conn_id: str, shard: str, check: Callable[[], None]) -> Json:
-        """`StoragePage`."""
-        self._check(access, conn_id, shard)
-        return asdict(self._inspector(conn_id).storage(shard, check=check))
+    def inspector(self, access: Access, conn_id: str, shard: str) -> Inspector:
+        """The inspector of the shard's location. Raises `Forbidden` if the user may not see the shard."""
+        with create_session() as session:
+            self._allowed(session, access, conn_id, shard)
+        return self._inspector(conn_id)
 
-    def batches(self, access: Access, conn_id: str, shard: str, *, limit: int) -> Json:
-        """`BatchesPage`."""
-        self._check(access, conn_id, shard)
-        return asdict(self._inspector(conn_id).batches(shard, limit=limit))
-
-    def checkpoints(self, access: Access, conn_id: str, shard: str) -> Json:
-        """Every `CheckpointFacts`, oldest first."""
-        self._check(access, conn_id, shard)
-        return {"checkpoints": [asdict(each) for each in self._inspector(conn_id).checkpoints(shard)]}
-
-    def conflicts(self, access: Access, conn_id: str, shard: str) -> Json:
-        """Every `ConflictRecord`, oldest first."""
-        self._check(access, conn_id, shard)
-        return {"conflicts": [asdict(each) for each in self._inspector(conn_id).conflicts(shard)]}
-
-    def rows(self, access: Access, conn_id: str, shard: str, as_of: int | None, cut: Cut, budget: ReadBudget) -> Json:
-        """`RowsPage` of the rows as of a time."""
-        return self._read(
-            access, conn_id, shard, lambda client: rows.rows_as_of(client, shard, as_of, cut, budget=budget)
-        )
-
-    def changes(
-        self,
-        access: Access,
-        conn_id: str,
-        shard: str,
-        after: int,
-        through: int | None,
-        cut: Cut,
-        budget: ReadBudget,
-        *,
-        of_errors: bool,
-    ) -> Json:
-        """`RowsPage` of the changes between two times."""
-        return self._read(
-            access,
-            conn_id,
-            shard,
-            lambda client: rows.changes_between(client, shard, after, through, cut, of_errors=of_errors, budget=budget),
-        )
-
-    def errors(self, access: Access, conn_id: str, shard: str, as_of: int | None, cut: Cut, budget: ReadBudget) -> Json:
-        """`RowsPage` of the errors as of a time."""
-        return self._read(
-            access, conn_id, shard, lambda client: rows.errors_as_of(client, shard, as_of, cut, budget=budget)
-        )
-
-    def _read(self, access: Access, conn_id: str, shard: str, read: Callable[[Any], RowsPage]) -> Json:
+    def client(self, access: Access, conn_id: str, shard: str) -> PersistClient:
+        """The client of the shard's location. Raises `Forbidden` if the user may not see the shard's rows."""
         with create_session() as session:
             ids = self._allowed(session, access, conn_id, shard)
         if not self._shows_rows(access, conn_id, ids):
             raise Forbidden(f"the rows of shard {shard}")
-        return asdict(read(self._inspector(conn_id).client))
+        return self._inspector(conn_id).client
 
     def without_addresses(self, access: Access, text: str) -> str:
         """A JSON text without the addresses of the stores whose connections the user may not read."""
@@ -263,10 +215,6 @@ class Site:
         if not conf.getboolean("persist", "page_rows", fallback=True):
             return False
         return any(access.reads_values(dag_id) for dag_id in ids) if ids else access.reads_connection(conn_id)
-
-    def _check(self, access: Access, conn_id: str, shard: str) -> None:
-        with create_session() as session:
-            self._allowed(session, access, conn_id, shard)
 
     def _allowed(self, session: Any, access: Access, conn_id: str, shard: str) -> tuple[str, ...]:
         """The DAGs that write the shard. Raises `Forbidden`, whether or not there is such a shard."""

@@ -28,6 +28,7 @@ from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.replace import Replaced
 from persist_core.shard.state import Committed, ShardState, expire_leases
 from tests.core.compaction.expected import Contents, Expected, Row
+from tests.core.world import all_updates
 from tests.sim.simulator.write_stage import ArrowParts
 from tests.virtual import ManualClock, SeededIds
 
@@ -264,7 +265,7 @@ class History:
             for *row, at, diff, order in (tuple(each.values()) for each in changes.to_pylist()):
                 found = (order or {}).get("by0")
                 assert diff < 0 or found == expected.orders[tuple(row), at], (self.shard, row, at)
-        oks, _ = reader.all_updates(state)
+        oks, _ = all_updates(reader, state)
         newest: dict[Row, tuple[int, int, Any]] = {}
         for *row, at, diff, order in (tuple(each.values()) for each in oks.to_pylist()):
             known = newest.get(tuple(row), (-1, 0, None))

@@ -22,6 +22,7 @@ from persist_core.protocol import delta
 from persist_core.protocol.restore_orders import with_orders_of_oks
 from persist_core.schema import ORDER, CollectionSchema
 from tests.core.compaction.histories import KEYED, MULTISET, SEQUENCED, History
+from tests.core.world import all_updates
 
 STEPS = 40
 SEEDS = {"dev": 4, "ci": 4, "nightly": 40}[settings.get_current_profile_name()]
@@ -157,7 +158,7 @@ def test_files_of_history_may_be_dropped_before_older_ones() -> None:
     assert made.client.advance_since(made.shard).since == Frontier(8)
     made.merge_these(made.state.batches)
     reader = made.client.open_reader(made.shard)
-    kept, _ = reader.all_updates(made.state)
+    kept, _ = all_updates(reader, made.state)
     assert {(row["a"], row["b"], row["_persist_diff"]) for row in kept.to_pylist() if row["b"] == "x"} == {
         (1, "x", -1),
         (1, "x", 1),

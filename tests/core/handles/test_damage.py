@@ -16,6 +16,7 @@ from persist_core.handles.read import MAX_COPIES, ReadHandle
 from persist_core.handles.write import stage_manifest
 from persist_core.schema import CollectionSchema, Column
 from tests.core.handles.test_read import Shard
+from tests.core.world import all_updates
 
 FLIPS = 400
 KEYED = CollectionSchema((Column("id", "bigint", nullable=False),), (Column("name", "string"),))
@@ -46,7 +47,7 @@ def test_every_flip_in_a_part_is_found(persist_seed: int) -> None:
         damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
         shard.blob.set(key, bytes(damaged))
         with pytest.raises(CorruptArtifact, match=f"part {key} .* has SHA-256"):
-            shard.reader.all_updates(shard.reader.state())
+            all_updates(shard.reader, shard.reader.state())
         shard.blob.set(key, whole)
     assert shard.reader.snapshot().num_rows == 2
 

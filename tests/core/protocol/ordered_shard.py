@@ -32,6 +32,7 @@ from persist_core.schema import (
 )
 from tests.core.protocol import log_source
 from tests.core.protocol.restored_shard import SHARD, Collection, as_tables, from_errs, from_oks
+from tests.core.world import all_updates
 from tests.oracle.consolidate import Err, Slot, UpsertDiff, Value, canonical_bytes
 from tests.oracle.sequence import OrderMemory, Precedence, Seen
 from tests.oracle.strategies import SCHEMA
@@ -150,7 +151,7 @@ class OrderedCollection(Collection):
 
     def stored(self) -> tuple[pa.Table, pa.Table]:
         """Every update that the shard holds, with its order."""
-        return self.client.open_reader(self.shard).all_updates(self.client.state(self.shard))
+        return all_updates(self.client.open_reader(self.shard), self.client.state(self.shard))
 
     def _stage_index(
         self, description: BatchDescription, attempt: str, updates: Iterable[UpsertDiff], after: OrderMemory

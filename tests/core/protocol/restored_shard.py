@@ -40,6 +40,7 @@ from persist_core.schema import (
 from persist_core.shard.state import Committed
 from persist_core.sources.input_file import FrozenInput
 from tests.core.protocol import log_source
+from tests.core.world import all_updates
 from tests.oracle.consolidate import Err, Slot, UpsertDiff, Value, as_of, canonical_bytes
 from tests.oracle.strategies import SCHEMA
 from tests.oracle.upsert import Record, drain_sealed_input
@@ -192,7 +193,7 @@ class Collection:
         state = self.client.ensure_shard(self.shard)
         if state.schema is None:
             return []
-        oks, errs = self.client.open_reader(self.shard).all_updates(state)
+        oks, errs = all_updates(self.client.open_reader(self.shard), state)
         return [*from_oks(oks), *from_errs(errs)]
 
     def contents(self, time: int) -> dict[Slot, Any]:

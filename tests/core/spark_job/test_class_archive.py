@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from persist_core.errors import InvalidInput
-from persist_core.spark_job.class_archive import archive_flags, archive_made, archive_of
+from persist_core.spark_job.installation import archive_flags, archive_made, archive_of
 
 
 @pytest.fixture
