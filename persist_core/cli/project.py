@@ -28,78 +28,8 @@ from persist_core.location.settings import PersistLocation, location_from
 from persist_core.sample.propose import found_by, propose
 from persist_core.sources.feeds import feed_at
 
+TEMPLATE = Path(__file__).with_name("new_project")  # all but the DAG files
 DAG_FILES = tuple(f"persist_{name}.py" for name in ("actions", "collections", "maintenance", "views", "watch"))
-_CONFIG = """\
-# Where the tables are stored. Both lines belong together: see docs/locations.md.
-blob_uri = "{blob}"
-consensus_uri = "{consensus}"
-"""
-_COLLECTION = """\
-# The table `orders`, made from a feed of changes: one JSON object for each change of an order.
-description: Orders of an invented shop
-source:
-  path: ../../feed/orders/{date:%Y-%m-%d}/*.jsonl
-  format: json
-key: order_id
-columns:
-  order_id: bigint
-  status: string
-  total: decimal(12,2)
-time: path # each record counts for the day of its folder
-order: {by: {change_no: bigint}} # the latest change of an order, in whatever order files come
-delete: {column: op, values: [D]}
-schedule: "@daily"
-start_date: 2026-01-01
-"""
-_VIEW = """\
-# A query that is kept as a table: its rows as of any refresh, and what changed between two.
-description: Orders and their value by status
-query: |
-  SELECT status, count(*) AS orders, sum(total) AS total
-  FROM orders
-  GROUP BY status
-schedule: on_input # refreshed after each commit to `orders`
-"""
-_PROJECT = """\
-# What holds for all collections and views.
-maintenance:
-  schedule: "@hourly"
-# freshness: {warn: 26h, fail: 30h}
-# notify: {notifier: slack, args: {slack_webhook_conn_id: ops_slack}}
-"""
-_DAY_1 = """\
-{"order_id": 1, "change_no": 1, "op": "I", "status": "open", "total": "20.00"}
-{"order_id": 2, "change_no": 2, "op": "I", "status": "open", "total": "35.50"}
-{"order_id": 2, "change_no": 3, "op": "U", "status": "paid", "total": "35.50"}
-{"order_id": 3, "change_no": 4, "op": "I", "status": "open", "total": "9.90"}
-"""
-_DAY_2 = """\
-{"order_id": 1, "change_no": 5, "op": "U", "status": "paid", "total": "20.00"}
-{"order_id": 3, "change_no": 6, "op": "D"}
-{"order_id": 4, "change_no": 7, "op": "I", "status": "open", "total": "12 EUR"}
-"""
-_README = """\
-# Tables from change feeds
-
-`dags/collections/orders.yaml` defines the table `orders`, made from the files in `feed/`.
-`dags/views/orders_by_status.yaml` is a query over it. Run both in this folder, without Airflow:
-
-```console
-$ persist run orders --until 2026-01-03
-$ persist run orders_by_status
-$ persist snapshot orders --as-of 2026-01-01
-$ persist changes orders_by_status --after 2026-01-01
-$ persist errors orders
-```
-
-The second day has a total that is not a number: `persist errors orders` shows that record.
-
-For Airflow, set `AIRFLOW__CORE__DAGS_FOLDER` to `dags/`, and name the location in the environment of its processes
-(`PERSIST_BLOB_URI` and `PERSIST_CONSENSUS_URI`, the values of `persist.toml`) or in a connection `persist_default` of
-type `persist`. New DAGs are paused: unpause `persist_upsert__orders` and `persist_view__orders_by_status`, and also
-`persist_maintenance` and `persist_watch`, which keep the tables fast and send alerts. For your own table, copy
-`orders.yaml`.
-"""
 
 
 def bundled_dags() -> Path:
@@ -115,16 +45,11 @@ def bundled_dags() -> Path:
 def project_files(folder: Path) -> dict[str, str]:
     """The files of a new project in `folder`: path, text."""
     data = folder.absolute() / "data"
-    return {
-        "README.md": _README,
-        "persist.toml": _CONFIG.format(blob=(data / "blob").as_uri(), consensus=f"sqlite:///{data / 'consensus.db'}"),
-        **{f"dags/{name}": (bundled_dags() / name).read_text(encoding="utf-8") for name in DAG_FILES},
-        "dags/persist.yaml": _PROJECT,
-        "dags/collections/orders.yaml": _COLLECTION,
-        "dags/views/orders_by_status.yaml": _VIEW,
-        "feed/orders/2026-01-01/changes.jsonl": _DAY_1,
-        "feed/orders/2026-01-02/changes.jsonl": _DAY_2,
-    }
+    files = {f"dags/{name}": bundled_dags() / name for name in DAG_FILES}
+    files |= {str(path.relative_to(TEMPLATE)): path for path in TEMPLATE.rglob("*") if path.is_file()}
+    texts = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    uris = {"blob": (data / "blob").as_uri(), "consensus": f"sqlite:///{data / 'consensus.db'}"}
+    return {**texts, "persist.toml": texts["persist.toml"].format(**uris)}
 
 
 @click.command()

@@ -118,7 +118,7 @@ class MemBlob:
 
 
 class MemConsensus:
-    """`Consensus` in this process's memory. `MemConsensus("x")` shares with every other `MemConsensus("x")`."""
+    """`Consensus` and `Erasable` in this process's memory. `MemConsensus("x")`s share what they hold."""
 
     def __init__(self, name: str = "") -> None:
         self._name = name
@@ -164,7 +164,6 @@ class MemConsensus:
             return len(versions) - len(kept)
 
     def erase(self, key: str) -> None:
-        """See `persist_core.location.finding.Erasable`."""
         check_consensus_key(key)
         with self._store.lock:
             self._store.versions.pop(key, None)

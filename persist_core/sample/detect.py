@@ -12,9 +12,8 @@ from typing import Any
 
 from persist_core.config.collection import Format
 from persist_core.config.column import Unit
-from persist_core.sample.files import CODECS, SampledFile
+from persist_core.sample.files import CODECS, DMS_OP, SampledFile, messages
 from persist_core.sample.guess import Guess
-from persist_core.sample.rows import DMS_OP, messages
 
 _DATES = tuple(
     (re.compile(found), text)

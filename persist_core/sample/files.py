@@ -1,16 +1,20 @@
-"""A bounded sample of files: the first records of the oldest and of the newest ones, as they lie there.
+"""A bounded sample of files: the first records of the oldest and of the newest ones, as they lie there and as fields.
 
 A text file gives whole lines from its start, a Parquet file rows. All of it fits in memory (`MAX_BYTES`). The copy of a
-file has its relative path and its compression, so that the date in its path and its position stay what they are.
+file has its relative path and its compression, so that the date in its path and its position stay what they are. Raw
+rows are the fields before any type; what cannot be read as its format is left out, as the job reports it as an err.
 """
 
 from __future__ import annotations
 
+import csv
 import itertools
+import json
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +140,75 @@ def _write(path: Path, lines: Sequence[bytes]) -> None:
         else:
             with pa.CompressedOutputStream(file, codec) as stream:
                 stream.write(b"".join(lines))
+
+
+DMS_OP = "Op"
+
+
+@dataclass(frozen=True)
+class RawRow:
+    """`row`: the fields of a row (for Debezium: after the change, else before it). `message`: what it came in."""
+
+    row: Mapping[str, Any]
+    message: Mapping[str, Any]
+
+    @property
+    def has_schema(self) -> bool:
+        """True if the message says its own types."""
+        return isinstance(self.message.get("schema"), dict)
+
+
+def raw_rows(
+    files: Sequence[SampledFile], format: str, *, delimiter: str = ",", names: Sequence[str] | None = None
+) -> list[RawRow]:
+    """The records of all files. `names`: of the fields of text files without a header line."""
+    found: list[RawRow] = []
+    for file in files:
+        if file.table is not None:
+            found += [RawRow(row, row) for row in file.table.to_pylist()]
+        elif format.endswith("csv"):
+            found += _csv(file.lines, delimiter, names)
+        else:
+            found += [_of_message(message, format) for message in messages(file.lines)]
+    return found
+
+
+def messages(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+    """The lines that are JSON objects; numbers with a point or an exponent are decimals."""
+    for line in lines:
+        try:
+            found = json.loads(line, parse_float=Decimal)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict):
+            yield found
+
+
+def _of_message(message: dict[str, Any], format: str) -> RawRow:
+    found = RawRow(message, message)
+    if format == "debezium-json":
+        payload = message["payload"] if isinstance(message.get("payload"), dict) else message
+        return RawRow(_object(payload.get("after")) or _object(payload.get("before")), message)
+    return RawRow(_object(message.get("data")), message) if format == "dms-json" else found
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _csv(lines: Sequence[bytes], delimiter: str, names: Sequence[str] | None) -> list[RawRow]:
+    texts = [line.decode("utf-8-sig", "replace").rstrip("\r\n") for line in lines if line.strip()]
+    rows = list(csv.reader(texts, delimiter=delimiter))
+    header, rows = (rows[0], rows[1:]) if names is None and rows else (list(names or ()), rows)
+    found = (dict(zip(header, (value or None for value in row), strict=False)) for row in rows)
+    return [RawRow(row, row) for row in found]
+
+
+def value_at(row: Mapping[str, Any], path: Sequence[str]) -> Any:
+    """The value at a path of names; `None` if it is not there."""
+    found: Any = row
+    for name in path:
+        if not isinstance(found, Mapping):
+            return None
+        found = found.get(name)
+    return found

@@ -29,9 +29,8 @@ from persist_core.inspection.values import json_rows
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.protocol import stages
-from persist_core.sample.files import SampledFile, copied, take
+from persist_core.sample.files import DMS_OP, RawRow, SampledFile, copied, raw_rows, take, value_at
 from persist_core.sample.guess import better
-from persist_core.sample.rows import DMS_OP, RawRow, raw_rows, value_at
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION
 from persist_core.shard.state import Committed, ShardState
 from persist_core.sources.feeds import feed_of

@@ -19,9 +19,8 @@ from persist_core.config.collection import NEVER_KEYS, PLAIN_FORMATS, Format
 from persist_core.config.path_pattern import S3, PathPattern, parse_pattern
 from persist_core.errors import InvalidInput
 from persist_core.sample.detect import Detected, detect, path_of, stated_types
-from persist_core.sample.files import take
+from persist_core.sample.files import DMS_OP, RawRow, raw_rows, take, value_at
 from persist_core.sample.guess import Guess, guess
-from persist_core.sample.rows import DMS_OP, RawRow, raw_rows, value_at
 from persist_core.schema import MAX_COLUMNS, RESERVED_PREFIX
 from persist_core.sources.feed import Feed, LocalFeed, Wanted
 from persist_core.sources.input_file import InputFile

@@ -110,5 +110,4 @@ class LocalFeed:
                 )
 
     def opened(self, file: InputFile) -> IO[bytes]:
-        """See `Feed`."""
         return Path(file.path).open("rb")

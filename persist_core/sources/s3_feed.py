@@ -35,7 +35,6 @@ class S3Feed:
         self._root = f"{pattern.root.removeprefix(S3)}/".partition("/")[2]  # a prefix of names, empty or with a slash
 
     def scan(self, wanted: Wanted) -> Scan:
-        """See `Feed`."""
         scan = Scan()
         for found in side_by_side(lambda piece: self._piece(wanted, *piece), self._pieces(wanted), threads=THREADS):
             scan.requests += found.requests
@@ -65,7 +64,6 @@ class S3Feed:
         return {file for file in files if file.version_id and (file.path, file.version_id) not in newest}
 
     def opened(self, file: InputFile) -> IO[bytes]:
-        """See `Feed`."""
         return self.objects.opened(_facts(file), _changed(file, "another object has its name now"))
 
     def _pieces(self, wanted: Wanted) -> list[tuple[str, str, str | None]]:

@@ -72,7 +72,10 @@ _logger = logging.getLogger(__name__)
 
 
 class FileBlob:
-    """`Blob` in a folder. Safe to share between threads and processes; holds nothing open between calls."""
+    """`Blob`, `FileTaker` and `Examinable` in a folder.
+
+    Safe to share between threads and processes; holds nothing open between calls.
+    """
 
     def __init__(self, root: str | Path, *, ids: Ids | None = None, clock: Clock | None = None) -> None:
         self._root = Path(root).absolute()
@@ -99,7 +102,6 @@ class FileBlob:
         self._set(key, lambda file: file.write(data))
 
     def set_file(self, key: str, path: Path) -> None:
-        """See `FileTaker`."""
         with path.open("rb") as source:
             self._set(key, lambda file: shutil.copyfileobj(source, file))
 
@@ -162,7 +164,6 @@ class FileBlob:
                 sync_directory(directory)
 
     def diagnose(self, clock: Clock) -> Iterator[Finding]:
-        """See `persist_core.location.finding.Examinable`."""
         del clock  # it is ours
         yield from diagnose_file_system(self._root)
 

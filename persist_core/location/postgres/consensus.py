@@ -131,9 +131,10 @@ _logger = logging.getLogger(__name__)
 
 
 class PostgresConsensus:
-    """`Consensus` in a table of a PostgreSQL database, which the first `compare_and_set` creates.
+    """`Consensus`, `Erasable` and `Examinable` in a table of a PostgreSQL database.
 
-    Safe to share between threads, and to go on with in a forked child. Closing it ends its connections.
+    The first `compare_and_set` creates it. Safe to share between threads, and to go on with in a forked child. Closing
+    it ends its connections.
     """
 
     def __init__(self, address: PostgresAddress, *, silence_grace_s: float = SILENCE_GRACE_S) -> None:
@@ -205,13 +206,11 @@ class PostgresConsensus:
         return self._address.text
 
     def erase(self, key: str) -> None:
-        """See `persist_core.location.finding.Erasable`."""
         check_consensus_key(key)
         with suppress(_NotThere):
             self._write(f"erase {key!r}", "DELETE FROM {table} WHERE key = %(key)s::text RETURNING 1", {"key": key})
 
     def diagnose(self, clock: Clock) -> Iterator[Finding]:
-        """See `persist_core.location.finding.Examinable`."""
         action = "diagnose"
         with self._connection(action) as connection:
 

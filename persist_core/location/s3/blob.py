@@ -63,7 +63,7 @@ _BELOW_ANOTHER = {
 
 
 class S3Blob:
-    """`Blob` in an S3 bucket."""
+    """`Blob`, `RangeReader`, `FileTaker`, `UploadStore` and `Examinable` in an S3 bucket."""
 
     def __init__(
         self,
@@ -91,8 +91,6 @@ class S3Blob:
         self._set(key, lambda name: self._put(name, data))
 
     def set_file(self, key: str, path: Path) -> None:
-        """See `FileTaker`."""
-
         def upload(name: str) -> None:
             with path.open("rb") as source:
                 self._upload(name, source)
@@ -166,7 +164,6 @@ class S3Blob:
         check_blob_prefix(prefix)
 
     def diagnose(self, clock: Clock) -> Iterator[Finding]:
-        """See `persist_core.location.finding.Examinable`."""
         yield from diagnose(self._client, self._root, clock, has_uploads=True)
 
     def close(self) -> None:

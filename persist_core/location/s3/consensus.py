@@ -86,7 +86,7 @@ class _Look:
 
 
 class S3Consensus:
-    """`Consensus` in an S3 bucket. Safe for threads and for forked children."""
+    """`Consensus`, `Erasable` and `Examinable` in an S3 bucket. Safe for threads and for forked children."""
 
     def __init__(
         self,
@@ -164,11 +164,9 @@ class S3Consensus:
         raise Determinate(f"{self.uri}: truncate of {key!r}: lost {MAX_ROUNDS} races in a row; try again")
 
     def diagnose(self, clock: Clock) -> Iterator[Finding]:
-        """See `persist_core.location.finding.Examinable`."""
         yield from diagnose(self._logs.client, self._root, clock, has_uploads=False)
 
     def erase(self, key: str) -> None:
-        """See `persist_core.location.finding.Erasable`."""
         check_consensus_key(key)
         self._seen.pop(key, None)
         for _ in range(MAX_ROUNDS):

@@ -77,7 +77,10 @@ _CORRUPT = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
 class SqliteConsensus:
-    """`Consensus` in an SQLite database file, which the first `compare_and_set` creates with its parent folders."""
+    """`Consensus`, `Erasable` and `Examinable` in an SQLite database file.
+
+    The first `compare_and_set` creates it with its parent folders.
+    """
 
     def __init__(self, path: str | Path, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> None:
         self._path = Path(path).absolute()
@@ -125,13 +128,11 @@ class SqliteConsensus:
             return connection.execute("DELETE FROM consensus WHERE key = ? AND seqno < ?", (key, seqno)).rowcount
 
     def erase(self, key: str) -> None:
-        """See `persist_core.location.finding.Erasable`."""
         check_consensus_key(key)
         with self._writing(f"erase {key!r}") as connection:
             connection.execute("DELETE FROM consensus WHERE key = ?", (key,))
 
     def diagnose(self, clock: Clock) -> Iterator[Finding]:
-        """See `persist_core.location.finding.Examinable`."""
         del clock  # it is ours
         yield from diagnose_file_system(self._path)
         kind = file_system_of(self._path)
