@@ -22,7 +22,7 @@ from persist_core.contents.parts import check_field_ids
 from persist_core.errors import CorruptArtifact
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.location.blob import Blob, BlobMetadata, RangeFile, RangeReader
-from persist_core.schema import ENDED, TIME, CollectionSchema, Column
+from persist_core.schema import ENDED, INHERITED, TIME, CollectionSchema, Column
 
 THREADS = 16  # a batch may have thousands of files, and each costs one round trip to the store
 _CHUNK_BYTES = 8 << 20
@@ -32,12 +32,13 @@ _FOOTER_BYTES = 64 << 10  # the first read of a Parquet reader; nearly every foo
 @dataclass(frozen=True)
 class Footer:
     """A footer's facts: the number of rows, `None` if it could not be read; the range of their keys; the latest time,
-    of a version the time of its end; the earliest time."""
+    of a version the time of its end; the earliest time; whether a row may have inherited values."""
 
     rows: int | None = None
     keys: KeyRange = EVERYTHING
     last_time: int | None = None
     first_time: int | None = None
+    inherits: bool = True
 
 
 def footers_of(blob: Blob, files: Sequence[BlobMetadata], schema: CollectionSchema) -> list[Footer]:
@@ -71,7 +72,8 @@ def _footer(
     try:
         metadata = pq.read_metadata(source(file))
         check_field_ids(metadata.schema.to_arrow_schema(), schema)
-        return Footer(metadata.num_rows, _keys(metadata, schema.key), _last_time(metadata), _first_time(metadata))
+        times = (_last_time(metadata), _first_time(metadata))
+        return Footer(metadata.num_rows, _keys(metadata, schema.key), *times, _inherits(metadata))
     except (OSError, ValueError) as error:
         raise CorruptArtifact(f"staged file {file.key} cannot be read as Parquet: {error}; stage again") from error
 
@@ -115,6 +117,12 @@ def _first_time(metadata: pq.FileMetaData) -> int | None:
     if any(each is None or not each.has_min_max or each.null_count for each in found):
         return None
     return min((int(each.min_raw) for each in found), default=None)
+
+
+def _inherits(metadata: pq.FileMetaData) -> bool:
+    leaves = [i for i in range(metadata.num_columns) if metadata.schema.column(i).path.startswith(f"{INHERITED}.")]
+    found = [metadata.row_group(number).column(place) for number in range(metadata.num_row_groups) for place in leaves]
+    return any(each.statistics is None or each.statistics.null_count != each.num_values for each in found)
 
 
 def _opened(blob: RangeReader, file: BlobMetadata) -> RangeFile:

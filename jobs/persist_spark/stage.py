@@ -47,6 +47,7 @@ from persist_spark.order_memory import MEMORY_COLUMNS, facts_of
 from persist_spark.read.damage import named_damage
 from persist_spark.staged_errs import inserted_errs
 
+MAX_PLANS = 3  # each does more than the one before it: a plan may have registers, and may be thorough
 _WRITE_OPTIONS = {
     "compression": "zstd",
     # Keys and measures hardly repeat within a batch: limit their dictionaries, which are the largest cost.
@@ -77,7 +78,7 @@ class Written(Protocol):
     """Counts of the action that wrote files: rows by kind."""
 
     @property
-    def needs_thorough_plan(self) -> bool:
+    def is_discarded(self) -> bool:
         """True if what was written must be discarded."""
 
     @property
@@ -136,8 +137,8 @@ class StagedFile:
         """The file as a part of a manifest. The keys of errs have no bounds: they are not looked up by key alone."""
         kind, last_time = PartKind(self.kind), self.footer.last_time
         keys = EVERYTHING if kind is PartKind.ERRS else self.footer.keys
-        rows = self.footer.rows
-        return Part(self.key, kind, self.size_bytes, self.sha256, self.schema, rows, last_time, keys.first, keys.last)
+        file = (self.key, kind, self.size_bytes, self.sha256, self.schema, self.footer.rows)
+        return Part(*file, last_time, keys.first, keys.last, self.footer.inherits)
 
 
 def stage(
@@ -205,7 +206,7 @@ def _write(
     """Run the action of the plan that turns out to be enough."""
     options = {**_WRITE_OPTIONS, **s3a.access_options(blob.uri, os.environ), **s3a.commit_options(blob.uri)}
     outcome: W | None = None
-    for _ in range(2):  # a plan, then at most once another
+    for _ in range(MAX_PLANS):
         progress.enter("plan")
         planned = plan(outcome)
         updates = with_field_ids(planned.updates, schema)
@@ -213,12 +214,12 @@ def _write(
         with s3a.jars_present(), named_damage(blob):
             updates.write.partitionBy(PART).mode("append").options(**options).parquet(blob.uri_of(prefix))
         outcome = planned.outcome()
-        if not outcome.needs_thorough_plan:
+        if not outcome.is_discarded:
             return planned, outcome
         for file in _list(blob, prefix):
             blob.delete(file.key)
     raise InvariantViolation(
-        f"{prefix}: two plans in a row did not do. Nothing was committed; please report this defect"
+        f"{prefix}: {MAX_PLANS} plans in a row did not do. Nothing was committed; please report this defect"
     )
 
 
@@ -283,6 +284,7 @@ def _artifact(blob: Blob, schema: CollectionSchema, number: int, file: StagedFil
         last_key=found.keys.last,
         orders=orders,
         schema_version=file.schema.version,
+        inherits=found.inherits,
     )
 
 

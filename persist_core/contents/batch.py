@@ -50,9 +50,8 @@ LATE_OPERATOR = "late-records"  # in `sequence` order: the records that lost to 
 class Part:
     """One Parquet file of a batch. `sha256` is of its bytes; `rows` is `None` if the writer did not count. `schema` is
     the version in which it was written: in a run, a file that was carried over may have an older one than the run.
-
-    No update in the file is later than `last_time`; `None` if the writer did not look. No key in it is before
-    `first_key` or after `last_key` (`contents.key_range`); `None` if there is no such bound.
+    No update in it is later than `last_time`; `None` if the writer did not look. No key in it is before `first_key` or
+    after `last_key` (`contents.key_range`); `None` if there is no such bound. Rows may lack values if it `inherits`.
     """
 
     key: str
@@ -64,6 +63,7 @@ class Part:
     last_time: int | None = None
     first_key: Key | None = None
     last_key: Key | None = None
+    inherits: bool = False
 
     @property
     def keys(self) -> KeyRange:

@@ -45,7 +45,8 @@ class StateArtifact:
     `rows` are all between `first_time` and `last_time` and between `first_key` and `last_key` (`contents.key_range`;
     `None`: not known, or no bound). `orders` is set for the order index. `is_sorted`: it is one of a set
     of files that are sorted together. `is_carried`: an earlier batch staged it, and a full state names it again.
-    `schema_version`: the shard's schema in which it was written; 0: not known, so its rows cannot be read.
+    `schema_version`: the shard's schema in which it was written; 0: not known, so its rows cannot be read. If not
+    `inherits`, no record in it leaves out a value.
     """
 
     partition_id: int
@@ -61,6 +62,7 @@ class StateArtifact:
     is_sorted: bool | None = None
     is_carried: bool = False
     schema_version: int = 0
+    inherits: bool = False
 
     @property
     def attempt(self) -> str | None:

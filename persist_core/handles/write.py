@@ -38,7 +38,7 @@ from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import BadBounds, SchemaMismatch
 from persist_core.keys import manifest_key, part_key
 from persist_core.location.blob import Blob
-from persist_core.schema import DIFF, TIME, CollectionSchema
+from persist_core.schema import DIFF, INHERITED, TIME, CollectionSchema
 from persist_core.shard import state as transitions
 from persist_core.shard.machine import Machine
 from persist_core.shard.state import Committed, UpperMismatch
@@ -151,7 +151,8 @@ def stage_part(
     key = part_key(shard, attempt, kind, number)
     blob.set(key, data)
     digest = hashlib.sha256(data).hexdigest()
-    return Part(key, kind, len(data), digest, schema, len(table), last_time, keys.first, keys.last)
+    inherits = INHERITED in table.column_names and table[INHERITED].null_count < len(table)
+    return Part(key, kind, len(data), digest, schema, len(table), last_time, keys.first, keys.last, inherits)
 
 
 def manifest_for(

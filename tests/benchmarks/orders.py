@@ -8,11 +8,11 @@ in what a record may leave out:
 
     log, sequence                 no column can be left out: their plans have no branch for it
     log/sequence, may be unsent   the text columns can be (the default of Debezium feeds), and every record has them
-    sequence, unsent              a third of the updates leave out one of the text columns
+    log/sequence, unsent          a third of the updates leave out one of the text columns
 
 Prints medians of the rounds, by the clock and of processor (the JVM and this process), and the medians of the ratios of
-each round. At the end all collections have the same living keys, or the run fails. `--folder` keeps the shards: another
-run goes on with the days after.
+each round. At the end all collections that got whole records have the same living keys, or the run fails. `--folder`
+keeps the shards: another run goes on with the days after.
 """
 
 from __future__ import annotations
@@ -76,13 +76,15 @@ VARIANTS = (
     Variant("sequence", "sequence"),
     Variant("log, may be unsent", "log", may_lack=True),
     Variant("sequence, may be unsent", "sequence", may_lack=True),
+    Variant("log, unsent", "log", may_lack=True, feed="partial"),
     Variant("sequence, unsent", "sequence", may_lack=True, feed="partial"),
 )
 RATIOS = (
     ("sequence", "log"),
-    ("sequence, may be unsent", "log, may be unsent"),
+    ("log, may be unsent", "log"),
+    ("log, unsent", "log"),
     ("sequence, may be unsent", "sequence"),
-    ("sequence, unsent", "sequence, may be unsent"),
+    ("sequence, unsent", "sequence"),
 )
 
 
@@ -281,7 +283,9 @@ def main(
                     ratio = _median_ratio(taken, one, other, which)
                     report["ratios"][f"{one} / {other}, {what}"] = round(ratio, 3)
                     sys.stdout.write(f"{what}: {one} / {other}: {ratio:.2f}\n")
-        assert len(set(bench.living().values())) == 1, bench.living()
+        # An update of a deleted row that leaves out a value is an err, so these collections may have fewer.
+        living = {name: keys for name, keys in bench.living().items() if "unsent" not in name or "may" in name}
+        assert len(set(living.values())) <= 1, living
         if json_path:
             json_path.write_text(json.dumps(report) + "\n")
     finally:

@@ -20,10 +20,7 @@ from tests.oracle.upsert import Record
 from tests.sampling import is_long
 from tests.spark.test_sequence_restore import FILE, SparkCollection
 
-# In a decoder's frame a column is named by its place among the values.
-SCHEMA = replace(
-    ORDERED, values=tuple(replace(c, inherits=c.name == "name", id=place) for place, c in enumerate(ORDERED.values))
-)
+SCHEMA = replace(ORDERED, values=tuple(replace(c, inherits=c.name == "name") for c in ORDERED.values))
 GIVEN, EQUAL, LOST = (("eu", number) for number in range(3))
 
 
@@ -38,6 +35,11 @@ class InheritingCollection(SparkCollection):
     @property
     def schema(self) -> CollectionSchema:
         return SCHEMA
+
+    @property
+    def decoded(self) -> CollectionSchema:
+        """A decoder names columns by their places among the values."""
+        return replace(SCHEMA, values=tuple(replace(column, id=place) for place, column in enumerate(SCHEMA.values)))
 
     def names(self) -> dict[Slot, object]:
         """The name of each row; of an err its payload."""

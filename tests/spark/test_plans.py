@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from persist_spark.upsert import lookup
 from persist_spark.upsert.look import MAX_CUTS, cuts_of, look_at
 from persist_spark.upsert.lookup import committed_updates, expects_few_files
 from persist_spark.upsert.plan import persistent_upsert
+from tests.oracle.consolidate import NOT_SENT
 from tests.oracle.upsert import (
     TOMBSTONE,
     TRUNCATE,
@@ -26,7 +27,7 @@ from tests.oracle.upsert import (
     Record,
 )
 from tests.spark.staged_shard import SHARD, StagedShard
-from tests.spark.upsert_cases import KEYS, ONE_KEY
+from tests.spark.upsert_cases import KEYS, ONE_KEY, to_records
 
 
 def _record(key: int, value: Any, row: int, time: int | None = None) -> Record:
@@ -44,9 +45,10 @@ def shard(spark: SparkSession, tmp_path: Path) -> StagedShard:
 
 @dataclass
 class _Plans:
-    """The plans of a batch: whether each is thorough, and whether it looks up the batch's slots only."""
+    """The plans of a batch: whether each is thorough, has registers, and looks up the batch's slots only."""
 
     thorough: list[bool] = field(default_factory=list)
+    inheriting: list[bool] = field(default_factory=list)
     keyed: list[bool] = field(default_factory=list)
 
 
@@ -57,6 +59,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> _Plans:
 
     def planned(*arguments: Any, **options: Any) -> Any:
         seen.thorough.append(options["is_thorough"])
+        seen.inheriting.append(options["inherits"])
         return persistent_upsert(*arguments, **options)
 
     def committed(*arguments: Any, **options: Any) -> Any:
@@ -111,6 +114,35 @@ def test_a_tie_in_a_large_shard_reads_its_slots_only(shard: StagedShard, plans: 
     assert {row["id"]: row["name"] for row in shard.snapshot()} == {key: "a" for key in range(50) if key != 5} | {
         4: "most"
     }
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_only_batches_that_meet_a_value_left_out_have_registers(
+    spark: SparkSession, tmp_path: Path, plans: _Plans, monkeypatch: pytest.MonkeyPatch, looks: bool
+) -> None:
+    monkeypatch.setattr(upsert_batch, "SMALL_STATE_BYTES", 0 if looks else 1 << 30)
+    values = tuple(replace(column, inherits=column.name == "name") for column in ONE_KEY.values)
+    schema = replace(ONE_KEY, values=values, order=(Column("seq", "bigint"),))
+    # A decoder names columns by their places among the values.
+    decoded = replace(schema, values=tuple(replace(column, id=place) for place, column in enumerate(values)))
+    shard = StagedShard(spark, tmp_path / "location", schema)
+
+    def commit(upper: int, *records: tuple[int, Any]) -> list[bool]:
+        plans.inheriting.clear()
+        rows = [Record((key,), value, None, (upper, "f", 0, row)) for row, (key, value) in enumerate(records)]
+        shard.commit(to_records(spark, decoded, rows), upper)
+        return list(plans.inheriting)
+
+    def rows() -> dict[int, Any]:
+        return {row["id"]: row["name"] for row in shard.snapshot()}
+
+    assert commit(10, (1, ("one", 1, 0.5)), (2, ("two", 2, 0.5))) == [False]
+    assert commit(20, (1, ("other", 1, 0.5))) == [False]
+    unsent = (1, (NOT_SENT, 3, 0.25))
+    assert commit(30, unsent) == ([True] if looks else [False, True])
+    assert rows() == {1: "other", 2: "two"}
+    assert commit(40, (1, ("one", 4, 0.5)), (2, ("two", 9, 0.5))) == [True]  # of what the shard holds
+    assert rows() == {1: "one", 2: "two"}
 
 
 def test_a_truncate_that_is_not_due_changes_no_plan(shard: StagedShard, plans: _Plans) -> None:

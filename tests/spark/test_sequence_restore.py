@@ -16,6 +16,7 @@ from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.protocol.fork import fork
+from persist_core.schema import CollectionSchema
 from persist_core.sources.natural_order import natural_key
 from persist_spark.upsert.batch import UpsertRequest, stage_upserts
 from tests.core.protocol import log_source
@@ -53,12 +54,17 @@ class SparkCollection(OrderedCollection):
         other.feed, other.client.ids = self.feed, self.client.ids
         return other
 
+    @property
+    def decoded(self) -> CollectionSchema:
+        """The schema of a decoder's frame."""
+        return self.schema
+
     def write(self, description: BatchDescription) -> str:
         records = [record for name in self.files_of(description) for record in self.feed[name]]
         attempt = self.client.ids.uuid7()
         request = UpsertRequest(description, self.schema, attempt, keep_deleted_ms=self.config.order.keep_deleted_ms)
         state = self.client.state(self.shard)
-        stage_upserts(self.spark, self.client, state, request, to_records(self.spark, self.schema, records))
+        stage_upserts(self.spark, self.client, state, request, to_records(self.spark, self.decoded, records))
         return manifest_key(self.shard, attempt)
 
 

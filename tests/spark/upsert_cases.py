@@ -34,6 +34,8 @@ from persist_core.schema import (
     Column,
 )
 from persist_spark.frame import BAD_KEY, OP, ORDER, inherited_fields, order_type, part_type, records_type
+from persist_spark.stage import MAX_PLANS
+from persist_spark.upsert.outcome import Outcome
 from tests.core.protocol import log_source
 from tests.oracle.consolidate import NOT_SENT, Err, Slot, UpsertDiff, Value, canonical_bytes
 from tests.oracle.upsert import (
@@ -114,6 +116,7 @@ INHERITING_DOMAIN = Domain(
         ("b", NOT_SENT, None),
     ],
 )
+WHOLE_DOMAIN = replace(INHERITING_DOMAIN, values=INHERITING_DOMAIN.values[:3])  # of which nothing is left out
 _DAY, _AT = date(1582, 10, 4), datetime(1900, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
 MANY_KEYS_DOMAIN = Domain(
     schema=MANY_KEYS,
@@ -129,6 +132,17 @@ MANY_KEYS_DOMAIN = Domain(
         (None, None, float("nan")),
     ],
 )
+
+
+def until_kept(drain: Callable[[bool, bool], Outcome]) -> Outcome:
+    """Drain a batch as the write stage does: `drain(is_thorough, inherits)` until its output is not discarded."""
+    outcome = drain(False, False)
+    for _ in range(MAX_PLANS - 1):
+        if outcome.is_discarded:
+            is_thorough = outcome.is_thorough or outcome.needs_thorough_plan
+            outcome = drain(is_thorough, outcome.counted.get("unsent") != 0)
+    assert not outcome.is_discarded
+    return outcome
 
 
 @dataclass

@@ -46,7 +46,7 @@ class Merged:
     counts: BatchCounts
     read: int
     broken: int
-    needs_thorough_plan: ClassVar[bool] = False
+    is_discarded: ClassVar[bool] = False
     state_rows: ClassVar[Mapping[str, StateRows]] = {}
 
 

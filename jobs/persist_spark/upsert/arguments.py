@@ -16,7 +16,8 @@ Within the plan a row has these columns, and no other names: `k0`.. and `bad_key
 
 if a column of the collection inherits
 
-    inherited  `INHERITED`: the columns that the record does not carry (`persist_spark.upsert.inherited`)
+    inherited   `INHERITED`: the columns that the record does not carry (`persist_spark.upsert.inherited`)
+    is_partial  in its place, in a plan that guesses that it is always null: it is not
 
 if bad values of a column become null
 
@@ -28,7 +29,7 @@ and in `sequence` order
     truncated_by  the order of the truncate that the row lies below
     is_beyond     a forgotten tombstone has a higher order
 
-The last ones of the first and the last list are booleans, as strings would cost a seventh of the time of a batch.
+The last ones of the lists are booleans, as strings would cost a seventh of the time of a batch.
 
 So no name of a user's column can clash with ours, or break out of an SQL text.
 """
@@ -108,7 +109,9 @@ class Watched:
 class Arguments:
     """The arguments of `persistent_upsert` that its stages share. `floor`: the least time of an update (ms).
 
-    `seen`: in `sequence` order; `None`: in `log` order, where a batch has seen nothing, so nothing beats a record.
+    `inherits`: the plan has registers for values that records leave out. If not, though a column inherits, it guesses
+    that no record does, and counts them. `seen`: in `sequence` order; `None`: in `log` order, where a batch has seen
+    nothing, so nothing beats a record.
     `eras`: of orders that may not be comparable; `None`: they always are.
     """
 
@@ -119,6 +122,7 @@ class Arguments:
     late: Late
     may_stash: bool
     is_thorough: bool
+    inherits: bool
     seen: SeenBefore | None
     eras: Eras | None
     watched: tuple[Watched, ...] = ()
@@ -141,11 +145,22 @@ class Arguments:
     @property
     def columns(self) -> list[str]:
         """The columns of rows of any origin."""
-        more = ["inherited"] if self.schema.inherits else []
+        more = ["inherited"] if self.inherits else ["is_partial"] if self.guesses else []
         more += ["marks"] if self.has_marks else []
         more += [] if self.seen is None else ["entry", "truncated_by", "is_beyond"]
         booleans = ["is_due", "waits", "is_late", "stashed", "expanded"]
         return [*self.slot, "time", "own_time", "diff", *booleans, "op", "ord", "value", "err", *more]
+
+    @property
+    def guesses(self) -> bool:
+        """True if the plan has no registers, though a column inherits."""
+        return self.schema.inherits and not self.inherits
+
+    def inherited(self, stored: str, where: str = "true") -> list[str]:
+        """The column for `stored`, SQL for `INHERITED`, of rows for which `where` is true."""
+        if self.guesses:
+            return [f"{where} AND {INHERITED} IS NOT NULL AS is_partial"]
+        return [f"CASE WHEN {where} THEN {stored} END AS inherited"] if self.inherits else []
 
     @property
     def has_marks(self) -> bool:
@@ -170,7 +185,7 @@ class Arguments:
     @property
     def state_columns(self) -> dict[str, str]:
         """The columns that only operator state has, by plain name. `sequence` parts have `ORDER` too."""
-        inherited = {"inherited": INHERITED} if self.schema.inherits else {}
+        inherited = {"inherited": INHERITED} if self.inherits else {}
         if self.seen is not None:
             return _STATE_COLUMNS | _SEQUENCE_COLUMNS | inherited
         return (_STATE_COLUMNS if self.may_stash else {}) | inherited

@@ -21,7 +21,7 @@ from persist_core.contents.key_range import KeyRange
 from persist_core.contents.pieces import OKS
 from persist_core.errors import InvariantViolation, TooManyErrors
 from persist_core.handles.client import PersistClient
-from persist_core.schema import TIME, CollectionSchema, Late
+from persist_core.schema import INHERITED, TIME, CollectionSchema, Late
 from persist_core.shard.state import ShardState
 from persist_spark import progress
 from persist_spark.frame import OP, ORDER, named, slot_names
@@ -150,6 +150,7 @@ class _Plan:
     """
 
     is_thorough: bool
+    inherits: bool
     slots: DataFrame | None
     ranges: Sequence[KeyRange] | None
     stash: StashBefore
@@ -175,6 +176,14 @@ class _Batch:
         return sum(part.size_bytes for part in parts if part.kind in _LOOKED_UP)
 
     @property
+    def _holds_inherited(self) -> bool:
+        """True if a file says that values in it were inherited, or that records left them out."""
+        parts = (part for _, manifest in self.committed for part in manifest.parts)
+        state = (*self.before.index, *self.request.description.operators.get(STASH_OPERATOR, ()))
+        found = [part.inherits for part in parts if part.kind in _LOOKED_UP]
+        return any([*found, *(each.inherits for each in state)])
+
+    @property
     def looks(self) -> bool:
         """True if it pays to look at the keys of the batch first."""
         return self._meets_many and self.request.description.input_bytes <= MAX_LOOK_BYTES
@@ -188,14 +197,14 @@ class _Batch:
         schema, upper = self.request.schema, self.request.description.upper
         if not self.looks:
             asks = self._meets_many and self.request.may_truncate
-            return look_for_truncates(self._waiting([OP, TIME]), upper) if asks else None
+            return look_for_truncates(self._waiting([OP, TIME, *_unsent(schema)]), upper) if asks else None
         manifests = [manifest for _, manifest in self.committed]
         files: list[KeyRange] = []
         if self.committed_bytes > LARGE_STATE_BYTES and expects_few_files(manifests):
             files += [part.keys for manifest in manifests for part in manifest.parts if part.kind in OKS]
         if self.before.index_bytes > LARGE_INDEX_BYTES:
             files += [artifact.keys for artifact in self.before.index]
-        waiting = self._waiting([*slot_names(schema), OP, TIME])
+        waiting = self._waiting([*slot_names(schema), OP, TIME, *_unsent(schema)])
         if self.request.description.input_bytes + self.stash.size_bytes <= ONE_TASK_BYTES:
             waiting = waiting.coalesce(1)  # one stage instead of two
         return look_at(waiting, schema, upper, cuts_of(files) if files else None)
@@ -203,11 +212,16 @@ class _Batch:
     def plan(self, look: Look | None, before: Outcome | None) -> _Plan:
         """The next step after this look, and after a plan whose output was discarded.
 
-        A truncate needs all slots; a tie, or a record below a forgotten tombstone, only the batch's.
+        A truncate needs all slots; a tie, or a record below a forgotten tombstone, only the batch's. After a plan with
+        registers all have them.
         """
         description = self.request.description
         has_truncates = look is not None and look.has_truncates
-        is_thorough = has_truncates or before is not None
+        inherits = self._holds_inherited or (look is not None and look.has_unsent)
+        is_thorough = has_truncates
+        if before is not None:
+            inherits = before.counted.get("unsent") != 0
+            is_thorough = has_truncates or before.is_thorough or before.needs_thorough_plan
         has_truncates = has_truncates or (before is not None and before.counted["truncates"] > 0)
         is_keyed = look is not None and look.fits_a_broadcast and not has_truncates
         stash = self.before.whole_stash() if is_thorough else self.stash
@@ -217,7 +231,7 @@ class _Batch:
         if not is_keyed or is_thorough:
             moved_bytes += self.before.index_bytes
         slots = self._waiting(slot_names(self.request.schema)) if is_keyed else None
-        return _Plan(is_thorough, slots, look.ranges if look and is_keyed else None, stash, moved_bytes)
+        return _Plan(is_thorough, inherits, slots, look.ranges if look and is_keyed else None, stash, moved_bytes)
 
     def planned(self, plan: _Plan) -> PlannedUpsert:
         """The batch as one expression."""
@@ -235,6 +249,7 @@ class _Batch:
             late=request.late,
             may_stash=request.may_stash or STASH_OPERATOR in description.operators,
             is_thorough=plan.is_thorough,
+            inherits=plan.inherits,
             in_one_task=slots is None and plan.moved_bytes <= ONE_TASK_BYTES,
             seen=self.before.seen(None if plan.is_thorough else plan.ranges, slots),
             eras=request.eras,
@@ -246,6 +261,10 @@ class _Batch:
         names = [named(name) for name in columns]
         records = self.records.select(*names)
         return records if self.stash.rows is None else records.unionByName(self.stash.rows.select(*names))
+
+
+def _unsent(schema: CollectionSchema) -> list[str]:
+    return [INHERITED] if schema.inherits else []
 
 
 def _too_many_errors(client: PersistClient, outcome: Outcome, request: UpsertRequest, limit: str) -> TooManyErrors:

@@ -190,7 +190,7 @@ class _Counted:
 
     state_rows: Mapping[str, StateRows]
     counts: ClassVar[BatchCounts] = BatchCounts()
-    needs_thorough_plan: ClassVar[bool] = False
+    is_discarded: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)

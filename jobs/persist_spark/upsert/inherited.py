@@ -92,10 +92,18 @@ def completed(ranked: DataFrame, arguments: Arguments) -> DataFrame:
     return resolved.selectExpr(*[f"{cells.get(name, name)} AS {name}" for name in (*arguments.columns, *marks)])
 
 
-def registers_of(arguments: Arguments, window: str, frame: str = "ROWS", end: str = "CURRENT ROW") -> dict[str, str]:
+def lacks(window: str) -> str:
+    """SQL: a row of the slot has a value that was left out. In the other slots there is nothing to compute."""
+    whole = f"{window[:-1]} ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)"
+    return f"max(inherited IS NOT NULL OR entry.inherited IS NOT NULL) {whole} AS lacks"
+
+
+def registers_of(
+    arguments: Arguments, window: str, frame: str = "ROWS", end: str = "CURRENT ROW", where: str = "true"
+) -> dict[str, str]:
     """The registers of the columns that inherit, after each row of a window over a slot: SQL by name.
 
-    In `sequence` order they need `committed` and `known`, what the shard knows of the slot.
+    In `sequence` order they need `committed` and `known`, what the shard knows of the slot. `where`: they are needed.
     """
     so_far = f"{window[:-1]} {frame} BETWEEN UNBOUNDED PRECEDING AND {end})"
     found = {}
@@ -104,7 +112,8 @@ def registers_of(arguments: Arguments, window: str, frame: str = "ROWS", end: st
         found[f"register_{plain}"] = (
             f"last({said}, true) {so_far}"
             if arguments.seen is None
-            else f"greatest({_committed(plain, column, arguments)}, max({said}) {so_far})"
+            else f"CASE WHEN {where} THEN greatest({_committed(plain, column, arguments)},"
+            f" max(CASE WHEN {where} THEN {said} END) {so_far}) END"
         )
     return found
 
@@ -220,7 +229,7 @@ def with_cuts(found: DataFrame, arguments: Arguments, counts: str, window: str) 
 
 def with_raised(known: DataFrame, arguments: Arguments) -> DataFrame:
     """Add `raised_canonical` to rows with `committed` and `known`, for the thorough plan."""
-    if not (arguments.is_thorough and arguments.schema.inherits):
+    if not (arguments.is_thorough and arguments.inherits):
         return known
     cells = [F.col("committed.value").getField(name) for name in arguments.values]
     sent = sent_json(arguments.schema, cells, "known.inherited")

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from persist_core.contents.key_range import KeyRange, Scalar
-from persist_core.schema import TIME, CollectionSchema, Column
+from persist_core.schema import INHERITED, TIME, CollectionSchema, Column
 from persist_spark.frame import OP, TRUNCATE, fits, passed, quoted, slot_names, text_bytes
 
 # Above this the keys of a batch rarely fit a broadcast: the whole state goes through the exchange, without a look at
@@ -38,13 +38,14 @@ _SCALARS: dict[str, tuple[str, Callable[[str], Scalar], Callable[[Scalar], str]]
 @dataclass(frozen=True)
 class Look:
     """The findings. `ranges`: of the first key column; `None` if they were not asked for, or any file may hold the
-    keys. `rows`: how many there are, `keyless` of them without a first key column."""
+    keys. `rows`: how many there are, `keyless` of them without a first key column. `has_unsent`: one lacks a value."""
 
     fits_a_broadcast: bool
     has_truncates: bool
     ranges: Sequence[KeyRange] | None
     rows: int
     keyless: int
+    has_unsent: bool
 
 
 def cuts_of(files: Iterable[KeyRange]) -> list[Scalar]:
@@ -54,7 +55,7 @@ def cuts_of(files: Iterable[KeyRange]) -> list[Scalar]:
 
 
 def look_at(waiting: DataFrame, schema: CollectionSchema, upper: int | None, cuts: Sequence[Scalar] | None) -> Look:
-    """Look at records and stash: `OP`, `TIME` and the columns of slots. `cuts` asks for ranges."""
+    """Look at records and stash: `OP`, `TIME`, perhaps `INHERITED`, the columns of slots. `cuts` asks for ranges."""
     column = schema.key[0]
     keys = [waiting.schema[name] for name in slot_names(schema)]
     waiting = _with_empties(waiting, upper)
@@ -63,6 +64,7 @@ def look_at(waiting: DataFrame, schema: CollectionSchema, upper: int | None, cut
         "text_bytes": f"sum({text_bytes(keys) or '0L'})",
         "keyless": f"count(CASE WHEN {quoted(column.name)} IS NULL THEN 1 END)",
         "truncates": _TRUNCATES,
+        "unsent": _unsent(waiting),
     }
     grouped = waiting.groupBy()
     if cuts is not None and column.type in _SCALARS:
@@ -70,16 +72,21 @@ def look_at(waiting: DataFrame, schema: CollectionSchema, upper: int | None, cut
         counts |= {name: as_text.format(f"{name}({quoted(column.name)})") for name in ("min", "max")}
         grouped = _placed(waiting, column, cuts).groupBy(_PLACE)
     found = grouped.agg(*[F.expr(sql).alias(name) for name, sql in counts.items()]).collect()
-    named = ("rows", "text_bytes", "keyless", "truncates")
-    rows, texts, keyless, truncates = (sum(row[name] or 0 for row in found) for name in named)
+    named = ("rows", "text_bytes", "keyless", "truncates", "unsent")
+    rows, texts, keyless, truncates, unsent = (sum(row[name] or 0 for row in found) for name in named)
     ranges = _ranges(found, column) if "min" in counts else None
-    return Look(fits(rows, keys, texts), truncates > 0, ranges, rows, keyless)
+    return Look(fits(rows, keys, texts), truncates > 0, ranges, rows, keyless, unsent > 0)
 
 
 def look_for_truncates(waiting: DataFrame, upper: int | None) -> Look:
-    """Look at `OP` and `TIME` of records and stash, of which there are too many to look at their keys."""
-    found = _with_empties(waiting, upper).groupBy().agg(F.expr(_TRUNCATES)).collect()
-    return Look(fits_a_broadcast=False, has_truncates=found[0][0] > 0, ranges=None, rows=0, keyless=0)
+    """Look at all but the keys of records and stash, because there are too many of them."""
+    counts = _with_empties(waiting, upper).selectExpr(_TRUNCATES, _unsent(waiting)).collect()
+    has_truncates, has_unsent = (count > 0 for count in counts[0])
+    return Look(False, has_truncates, ranges=None, rows=0, keyless=0, has_unsent=has_unsent)
+
+
+def _unsent(waiting: DataFrame) -> str:
+    return f"count({INHERITED if INHERITED in waiting.columns else 'NULL'})"
 
 
 def _with_empties(waiting: DataFrame, upper: int | None) -> DataFrame:

@@ -64,10 +64,11 @@ _EMITTED_OF_SEQUENCE = {
 }
 
 
-def read_counts(*, is_sequence: bool, has_eras: bool) -> dict[str, str]:
+def read_counts(*, is_sequence: bool, has_eras: bool, guesses: bool = False) -> dict[str, str]:
     """Aggregates over every row after the exchange, by name."""
     of_sequence = _READ_OF_SEQUENCE if is_sequence else {}
-    return tally(_READ | of_sequence | (_READ_OF_ERAS if has_eras else {}))
+    of_guess = {"unsent": "is_partial"} if guesses else {}
+    return tally(_READ | of_sequence | (_READ_OF_ERAS if has_eras else {}) | of_guess)
 
 
 def emitted_counts(*, is_sequence: bool) -> dict[str, str]:
@@ -99,12 +100,12 @@ class Outcome:
         """From the two observations. Raises `InvariantViolation` naming both sides if the counts do not add up.
 
         `stash_rows`: of the whole stash before, if only what the batch can change was read: the rest stays.
-        Counts of a plan whose output is discarded (`needs_thorough_plan`) are not checked.
+        Counts of a plan whose output is discarded (`is_discarded`) are not checked.
         """
         counts = {name: int(value or 0) for name, value in counted.items()}
         counts["warnings"] = sum(each.count for each in warnings)
         outcome = cls(counts, is_thorough, seen, warnings)
-        if outcome.needs_thorough_plan:
+        if outcome.is_discarded:
             return outcome
         if stash_rows is not None:
             closed = stash_rows - counts["stash_before"]
@@ -123,8 +124,13 @@ class Outcome:
         return outcome
 
     @property
+    def is_discarded(self) -> bool:
+        """True if another plan has to do the batch: a thorough one, or one with registers."""
+        return self.needs_thorough_plan or bool(self.counted.get("unsent"))
+
+    @property
     def needs_thorough_plan(self) -> bool:
-        """True if the normal plan found records that only the thorough one handles: discard its output."""
+        """True if the normal plan found records that only the thorough one handles."""
         found = self.counted
         return not self.is_thorough and any(
             found.get(name) for name in ("truncates", "order_ties", "late_beyond_memory")

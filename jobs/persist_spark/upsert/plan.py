@@ -26,7 +26,8 @@ Invariants a reader may rely on:
 1. Nothing here starts a Spark job, knows a session or a location, or calls a Python function per row.
 2. Every count is observed after the exchange, in the stage that writes: a retried task does not count a row twice.
 3. The normal plan neither expands truncates nor breaks ties of equal orders; it counts them. If either count is
-   not zero, discard its output and plan again with `is_thorough=True` (`Outcome.needs_thorough_plan`).
+   not zero, discard its output and plan again with `is_thorough=True` (`Outcome.needs_thorough_plan`). So it is with
+   `unsent`, values that were left out, for which a plan with `inherits=False` has no registers.
 4. The bounds of the batch are columns of arrivals and occur nowhere else. So the code that Spark generates is the same
    for each batch of a collection: it is compiled once, and the JVM optimizes it.
 
@@ -69,6 +70,7 @@ from persist_spark.frame import (
     UPSERT,
     canonical_json,
     canonical_key,
+    inherited_fields,
     named,
     passed,
     quoted,
@@ -157,6 +159,7 @@ def persistent_upsert(
     stash_frontier: int | None = None,
     may_stash: bool = True,
     is_thorough: bool = False,
+    inherits: bool = True,
     in_one_task: bool = False,
     seen: SeenBefore | None = None,
     eras: Eras | None = None,
@@ -170,11 +173,11 @@ def persistent_upsert(
     the whole stash holds, if `stash` has only what the batch can change (`persist_spark.upsert.stash`). `late`:
     what to do if a record's time lies before `lower`: it was never consumed and is lifted or made an err; or
     (`persisted`: the caller redelivers) it is dropped and counted. `may_stash=False` promises that no time lies at or
-    after `upper`, and leaves out the columns that only the stash has. `is_thorough`:
-    expand truncates and break ties; `state` then has to hold *all* slots. `in_one_task`: all of this is so little that
-    one task does it, without an exchange. `seen`: drain in `sequence` order, after this; `state` then has the column
-    `ORDER`. `eras`: the orders come from Debezium's `order: auto`, of which two may not be comparable.
-    `watched`: see `persist_spark.upsert.warnings`.
+    after `upper`, and leaves out the columns that only the stash has. `is_thorough`: expand truncates and break ties;
+    `state` then has to hold *all* slots. `inherits=False` guesses that nothing here was left out. `in_one_task`: all of
+    this is so little that one task does it, without an exchange. `seen`: drain in `sequence` order, after this; `state`
+    then has the column `ORDER`. `eras`: the orders come from Debezium's `order: auto`, of which two may not be
+    comparable. `watched`: see `persist_spark.upsert.warnings`.
 
     Raises `BadBounds` if `as_of_frontier` is not before `upper`.
     """
@@ -184,13 +187,14 @@ def persistent_upsert(
             f"times cannot advance to {show_time(floor)} in a batch {show_interval(lower, upper)}; expected less than"
             " its upper"
         )
-    arguments = Arguments(schema, lower, upper, floor, late, may_stash, is_thorough, seen, eras, watched)
+    inherits = inherits and schema.inherits
+    arguments = Arguments(schema, lower, upper, floor, late, may_stash, is_thorough, inherits, seen, eras, watched)
     is_sequence = seen is not None
     chain = _chain(records, stash, lower if stash_frontier is None else stash_frontier, state, arguments)
     if in_one_task:
         chain = chain.coalesce(1)
     read, emitted = Observation(), Observation()
-    counts = read_counts(is_sequence=is_sequence, has_eras=eras is not None)
+    counts = read_counts(is_sequence=is_sequence, has_eras=eras is not None, guesses=arguments.guesses)
     ranked = warnings.observed(_ranked(chain, arguments), read, counts, arguments)
     written = _written(_compared(ranked, arguments), arguments)
     written = written.observe(emitted, as_json(emitted_counts(is_sequence=is_sequence)))
@@ -247,7 +251,7 @@ def _arrivals(records: DataFrame, arguments: Arguments, *, stashed: bool = False
         f"{arguments.placed(ORDER)} AS ord",
         f"CASE WHEN {OP} = 'u' AND {ERR_KIND} IS NULL THEN {arguments.value_struct} END AS value",
         _ERR,
-        *([f"{INHERITED} AS inherited"] if arguments.schema.inherits else []),
+        *arguments.inherited(INHERITED),
         *(arguments.marks() if stashed else arguments.marks(MARKS)),
     )
 
@@ -282,7 +286,7 @@ def _stashed(stash: DataFrame, frontier: int, arguments: Arguments) -> DataFrame
     live = with_canonical(_arrivals(waiting, replace(arguments, late="lift"), stashed=True), arguments)
     window = f"OVER (PARTITION BY {', '.join(arguments.slot)}, own_time ORDER BY ord, canonical)"
     wins = f"lead(own_time) {window} IS NULL"
-    if arguments.schema.inherits:
+    if arguments.inherits:
         is_heard = f"lead(CASE WHEN inherited IS NULL THEN true END) IGNORE NULLS {window} IS NULL"
         wins = f"{wins} OR ({is_heard} AND NOT lead(ord) {window} <=> ord)"
     return live.selectExpr("*", f"{wins} AS wins").where("wins").drop("wins", "canonical")
@@ -291,7 +295,7 @@ def _stashed(stash: DataFrame, frontier: int, arguments: Arguments) -> DataFrame
 def _history(state: DataFrame, order_type: str, arguments: Arguments) -> DataFrame:
     """Committed updates: an insertion is an upsert at its time, a retraction a tombstone."""
     value = f"CASE WHEN {DIFF} > 0 AND {ERR_KIND} IS NULL THEN {arguments.value_struct} END"
-    if arguments.schema.inherits:
+    if arguments.inherits:
         state, value = inherited.with_known(state, value, arguments)
     known = f"CASE WHEN {DIFF} > 0 THEN {arguments.placed(ORDER)} END"
     order = known if arguments.seen else f"CAST(NULL AS {order_type})"
@@ -306,11 +310,7 @@ def _history(state: DataFrame, order_type: str, arguments: Arguments) -> DataFra
         f"{order} AS ord",
         f"{value} AS value",
         _ERR,
-        *(
-            [f"CASE WHEN {DIFF} > 0 THEN {arguments.placed_inherited} END AS inherited"]
-            if arguments.schema.inherits
-            else []
-        ),
+        *arguments.inherited(arguments.placed_inherited, where=f"{DIFF} > 0"),
         *arguments.marks(),
     )
 
@@ -320,7 +320,7 @@ def _ranked(chain: DataFrame, arguments: Arguments) -> DataFrame:
     window = arguments.by_rank
     tied = [f"lead({name}) {window} <=> {name}" for name in ("time", *arguments.decides)]
     wins = f"coalesce(lead(time) {window} != time, true)"
-    if arguments.schema.inherits and arguments.may_stash:
+    if arguments.inherits and arguments.may_stash:
         is_heard = f"coalesce(lead(CASE WHEN inherited IS NULL THEN time END) IGNORE NULLS {window} != time, true)"
         wins = f"{wins} OR (waits AND {is_heard} AND NOT ({' AND '.join(tied)}))"
     if arguments.is_thorough:  # the same record twice is not a tie
@@ -337,7 +337,7 @@ def _ranked(chain: DataFrame, arguments: Arguments) -> DataFrame:
         rival = f"lag(ord) {window}"
         compared = f"own_time = lag(own_time) {window} AND is_due AND {incomparable('ord', rival)}"
         marks = (*marks, f"CASE WHEN {compared} THEN {rival} END AS rival")
-    if arguments.schema.inherits:
+    if arguments.inherits:
         return inherited.completed(chain.selectExpr("*", *marks), arguments)
     return chain.selectExpr(*arguments.columns, *marks)
 
@@ -347,11 +347,11 @@ def _compared(ranked: DataFrame, arguments: Arguments) -> DataFrame:
     window = arguments.over("time")
     is_sequence = arguments.seen is not None
     winners = ranked.where("wins AND time >= 0")
-    if is_sequence and arguments.schema.inherits:
+    if is_sequence and arguments.inherits:
         linked = sequence.given(winners, window, arguments)
     else:
         more = ", 'ord', CASE WHEN diff IS NOT NULL THEN ord END, 'is_new', diff IS NULL" if is_sequence else ""
-        more += ", 'inherited', inherited" if arguments.schema.inherits else ""
+        more += ", 'inherited', inherited" if arguments.inherits else ""
         held = f"named_struct('holds', op = 'u', 'value', value, 'err', err{more})"
         counts = sequence.ACCEPTED_OR_COMMITTED if is_sequence else "true"
         linked = winners.selectExpr(
@@ -372,9 +372,9 @@ def _written(compared: DataFrame, arguments: Arguments) -> DataFrame:
     """One row per update and per row of operator state, unpacked; and per value that stays, only to be counted."""
     is_sequence = arguments.seen is not None
     effects = compared.selectExpr("*", f"explode({rules.effects_sql(is_sequence=is_sequence)}) AS effect")
-    cells = rules.written_sql(arguments.slot, is_sequence=is_sequence, inherits=arguments.schema.inherits)
+    cells = rules.written_sql(arguments.slot, is_sequence=is_sequence, inherits=arguments.inherits)
     chosen = effects.selectExpr("effect", "had", "holds", *[f"{sql} AS {name}" for name, sql in cells.items()])
-    if arguments.schema.inherits:  # what is known of an err stays in its payload
+    if arguments.inherits:  # what is known of an err stays in its payload
         chosen = chosen.withColumn("value", F.expr("IF(err IS NULL, value, NULL)"))
     values = [f"value.{name}" for name in arguments.values]
     return chosen.selectExpr(
@@ -390,9 +390,11 @@ def _written(compared: DataFrame, arguments: Arguments) -> DataFrame:
 def _published(written: DataFrame, arguments: Arguments) -> DataFrame:
     """The updates under the user's names."""
     plain = zip(arguments.keys + arguments.values, arguments.schema.columns, strict=True)
+    none = inherited_fields(arguments.schema) if arguments.guesses else []
     return written.where("part IS NOT NULL").selectExpr(
         *[f"{name} AS {quoted(column.name)}" for name, column in plain],
         *[f"time AS {TIME}", f"diff AS {DIFF}", *ERR_CELLS.values()],
         *[f"{plain} AS {name}" for plain, name in arguments.state_columns.items()],
+        *[f"CAST(NULL AS {field.dataType.simpleString()}) AS {field.name}" for field in none],
         f"part AS {PART}",
     )

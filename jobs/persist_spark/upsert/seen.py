@@ -89,7 +89,7 @@ def remembered(arrivals: DataFrame, seen: SeenBefore, stash: DataFrame | None, a
     assert isinstance(order, T.StructType)
     floor = _literal(seen.memory.floor[0] if seen.memory.floor else None, order, arguments)
     entry = {"kind": "STRING", "acted": "BIGINT", "ord": order.simpleString(), "is_old": "BOOLEAN"}
-    for field in inherited_fields(arguments.schema):
+    for field in inherited_fields(arguments.schema) if arguments.inherits else ():
         entry["inherited"] = field.dataType.simpleString()
     below = "ord < floor_before"
     if arguments.eras:
@@ -146,7 +146,7 @@ def _entries(index: DataFrame, arguments: Arguments) -> DataFrame:
     before = arguments.seen.forgets_before if arguments.seen else None
     is_old = "false" if before is None else f"{INDEX_KIND} = 'deleted' AND {TIME} < {passed(before)[0]}"
     named = [f"{BAD_KEY} AS bad_key", f"{INDEX_KIND} AS kind", f"{TIME} AS acted", f"{arguments.placed(ORDER)} AS ord"]
-    inherited = [f"{arguments.placed_inherited} AS inherited"] if arguments.schema.inherits else []
+    inherited = arguments.inherited(arguments.placed_inherited)
     return index.selectExpr(*arguments.key_columns, *named, f"{is_old} AS is_old", *inherited)
 
 
@@ -167,7 +167,7 @@ def _as_rows(chain: DataFrame, arguments: Arguments) -> list[str]:
         "time": f"acted - {(1 << 63) - 1}L",  # not the least bigint: a window subtracts 1
         **dict.fromkeys(("is_due", "waits", "is_late", "stashed", "expanded"), "false"),
         "op": "'d'",
-        "entry": f"struct(kind, acted, ord, is_old{', inherited' if arguments.schema.inherits else ''})",
+        "entry": f"struct(kind, acted, ord, is_old{', inherited' if arguments.inherits else ''})",
         "is_beyond": "false",
     }
     inherited = [name for name in ("inherited", "marks") if name in arguments.columns]

@@ -45,14 +45,15 @@ def given(winners: DataFrame, window: str, arguments: Arguments) -> DataFrame:
     order = f"IF(diff IS NULL, ord, {_of_raised('known.ord', 'ord')})"
     entries = f"IF(diff IS NULL, inherited, {_of_raised('known.inherited', 'inherited')})"
     held = f"named_struct('holds', op = 'u', 'value', value, 'err', err, 'ord', {order}, 'inherited', {entries})"
-    linked = winners.selectExpr("*", f"{arguments.latest(held, window, where=ACCEPTED_OR_COMMITTED)} AS holder")
+    acted = f"lacks AND ({ACCEPTED_OR_COMMITTED})"
+    linked = winners.selectExpr("*", f"{arguments.latest(held, window, where=acted)} AS holder")
     hears = f"own_time IS NOT NULL AND {ACTS} AND is_beaten AND coalesce(holder.inherited IS NOT NULL, false)"
     changed = {
         "value": "IF(hears, holder.value, value)",
         "err": "IF(hears, NULL, err)",
         "inherited": f"IF(hears, holder.inherited, {entries})",
     }
-    columns = [name for name in linked.columns if name != "holder"]
+    columns = [name for name in linked.columns if name not in ("holder", "lacks")]
     rows = linked.selectExpr("*", f"{hears} AS hears", "inherited AS stored").selectExpr(
         *[f"{changed.get(name, name)} AS {name}" for name in columns],
         f"IF(hears, holder.ord, {order}) AS row_ord",
@@ -87,7 +88,7 @@ def expanded(both: DataFrame, arguments: Arguments) -> DataFrame:
     newest = f"greatest({_seen(arguments)}, highest)"
     tombstone = _precedence(arguments, canonical="CAST(NULL AS BINARY)")
     ends = f"{newest} < {tombstone}"
-    if arguments.schema.inherits:  # or a value that the slot's row has inherited
+    if arguments.inherits:  # or a value that the slot's row has inherited
         found, cuts = inherited.with_cuts(found, arguments, counts, window)
         ends = f"({ends} OR {cuts})"
     ends = f"truncated_by IS NULL AND {newest}.c IS NOT NULL AND {ends}"
@@ -114,7 +115,7 @@ def _known_of_slot(arguments: Arguments) -> list[str]:
     """
     before = arguments.so_far(arguments.by_rank)
     more = ""
-    if arguments.schema.inherits:
+    if arguments.inherits:
         more = ", 'value', value, 'inherited', inherited, 'is_err', err IS NOT NULL"
     update = f"CASE WHEN diff IS NOT NULL THEN named_struct('holds', diff > 0, 'p', {_precedence(arguments)}{more}) END"
     awaited = f"coalesce(max(stashed) OVER (PARTITION BY {', '.join(arguments.slot)}), false)"
@@ -128,7 +129,7 @@ def _known_of_slot(arguments: Arguments) -> list[str]:
 def _seen(arguments: Arguments) -> str:
     """SQL: the order that the shard has seen of the slot, or null."""
     canonical = "committed.p.c"
-    if arguments.schema.inherits and arguments.is_thorough:
+    if arguments.inherits and arguments.is_thorough:
         canonical = inherited.CANONICAL_NOW
     raised = _precedence(arguments, "known.ord", canonical)
     deleted = _precedence(arguments, "known.ord", "CAST(NULL AS BINARY)")
@@ -151,10 +152,11 @@ def judged(chain: DataFrame, marks: Sequence[str], arguments: Arguments) -> Data
         *_known_of_slot(arguments),
         f"max(CASE WHEN is_due THEN {own} END) {before} AS highest",  # truncates have a slot of their own
         f"coalesce(min({above}) {before}, {above}) AS first_time",  # of a record at or above the floor
+        *([inherited.lacks(arguments.by_rank)] if arguments.inherits else []),
     )
     registers: dict[str, str] = {}
-    if arguments.schema.inherits:
-        registers = inherited.registers_of(arguments, arguments.by_rank)
+    if arguments.inherits:
+        registers = inherited.registers_of(arguments, arguments.by_rank, where="lacks")
     seen = inherited.with_raised(known, arguments).selectExpr(
         "*", f"{_seen(arguments)} AS seen", *[f"{sql} AS {name}" for name, sql in registers.items()]
     )
@@ -175,6 +177,7 @@ def judged(chain: DataFrame, marks: Sequence[str], arguments: Arguments) -> Data
         f"IF(is_judged AND {is_below} AND NOT ({is_equal}), greatest(higher.o, truncated_by), NULL) AS beaten_by",
         *([f"CASE WHEN own_time IS NULL OR NOT is_due THEN NULL {rivals} END AS rival"] if arguments.eras else []),
         *registers,
+        *(["lacks"] if registers else []),
     )
     if not registers:
         return found

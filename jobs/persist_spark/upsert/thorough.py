@@ -16,7 +16,7 @@ def with_canonical(chain: DataFrame, arguments: Arguments) -> DataFrame:
     cells = [F.col("value").getField(name) for name in arguments.values]
     ok = canonical_json(arguments.schema.values, cells)
     value = F.when(F.col("err").isNull(), ok).otherwise(F.col("err").getField("payload"))
-    if arguments.schema.inherits:
+    if arguments.inherits:
         sent = inherited.sent_json(arguments.schema, cells, "inherited")
         value = F.when(F.col("inherited").isNotNull(), sent).otherwise(value)
     return chain.withColumn("canonical", F.when(F.col("op") == "u", value))
@@ -36,7 +36,7 @@ def with_truncates(chain: DataFrame, arguments: Arguments) -> DataFrame:
     given = {
         **{name: f"newest.{name}" for name in compared},
         **dict.fromkeys(("diff", "value", "err", "inherited", "marks", "entry"), "NULL"),
-        **dict.fromkeys(("waits", "is_late", "stashed", "is_beyond"), "false"),
+        **dict.fromkeys(("waits", "is_late", "stashed", "is_beyond", "is_partial"), "false"),
         **{"is_due": "true", "expanded": "true", "op": "'d'"},
     }
     cells = [f"{given.get(name, name)} AS {name}" for name in arguments.columns]

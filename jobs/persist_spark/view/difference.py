@@ -83,7 +83,7 @@ class Refresh:
     rows_digest: str
     corrections: int = 0
 
-    needs_thorough_plan = False
+    is_discarded = False
     warnings: ClassVar[tuple[BatchWarning, ...]] = ()
     state_rows: ClassVar[Mapping[str, StateRows]] = {}  # a view has no operator state
 
