@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from persist_core.alerts.conditions import Health
@@ -89,16 +90,6 @@ _CLOSED = "{shard} is no longer late: it is closed."
 _TURNED_OFF = "{shard} is no longer watched for {condition}. It was {value}."
 
 
-@dataclass(frozen=True)
-class Words:
-    """The parts of a notice's text. `facts` are lines `name: value`."""
-
-    headline: str
-    facts: tuple[tuple[str, str], ...]
-    command: str
-    section: str
-
-
 def _time(upper: int | None) -> str:
     return "its end" if upper is None else format_time(upper)
 
@@ -147,9 +138,11 @@ def alert_notice(
         facts.append(("first", note))
     if health.committed_ms is not None:
         facts.append(("last commit", f"{format_time(health.committed_ms)} by {health.writer}"))
-    words = Words(headline, tuple(facts), command_of(health.shard, condition), _TEXTS[condition].section)
     return make_notice(
-        words,
+        headline,
+        facts,
+        command=command_of(health.shard, condition),
+        section=_TEXTS[condition].section,
         kind="alert",
         key=alert_key(health.shard, condition),
         shard=health.shard,
@@ -165,8 +158,11 @@ def alert_notice(
 
 
 def make_notice(
-    words: Words,
+    headline: str,
+    facts: Iterable[tuple[str, str]],
     *,
+    command: str,
+    section: str,
     kind: NoticeKind,
     key: str,
     shard: str,
@@ -180,12 +176,15 @@ def make_notice(
     value: int | None = None,
     limit: int | None = None,
 ) -> Notice:
-    """A notice with its texts. Without `notice_id` it is one of the key and the time."""
+    """A notice with its texts. `facts` are lines `name: value`, `section` is a heading of docs/operations.md.
+
+    Without `notice_id` it is one of the key and the time.
+    """
     state = "resolved" if is_resolved else level
-    link = f"{guide or GUIDE}#{words.section}"
-    lines = [words.headline, *(f"{name}: {text}" for name, text in words.facts)]
+    link = f"{guide or GUIDE}#{section}"
+    lines = [headline, *(f"{name}: {text}" for name, text in facts)]
     if not is_resolved:
-        lines += [f"what helps: {words.command}", f"guide: {link}"]
+        lines += [f"what helps: {command}", f"guide: {link}"]
         if kind == "alert":
             lines.append(f"silence it until it is resolved: persist ack {shard} {what} --reason TEXT")
     name = "" if kind != "alert" else f": {name_of(what)}"
@@ -199,9 +198,9 @@ def make_notice(
         is_resolved=is_resolved,
         at_ms=at_ms,
         since_ms=since_ms,
-        subject=f"[{state}] {shard}{name}" if kind == "alert" else f"[{state}] {words.headline.splitlines()[0]}",
+        subject=f"[{state}] {shard}{name}" if kind == "alert" else f"[{state}] {headline.splitlines()[0]}",
         text="\n".join(lines),
-        command=words.command,
+        command=command,
         guide=link,
         value=value,
         limit=limit,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
+from typing import Any, TypeVar
 
 from persist_core.clock import Clock, SystemClock
 from persist_core.errors import InvalidInput, InvalidUri
@@ -25,6 +26,7 @@ from persist_core.location.consensus import (
 )
 from persist_core.location.uri import LocationUri
 
+_Store = TypeVar("_Store")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -48,17 +50,13 @@ class _ConsensusStore:
         self.versions: dict[str, list[VersionedData]] = {}
 
 
-# The named stores of this process. They live until `forget_mem`: closing a handle must not lose what it wrote.
-_registry_lock = threading.Lock()
-_blob_stores: dict[str, _BlobStore] = {}
-_consensus_stores: dict[str, _ConsensusStore] = {}
+# The named stores of this process. They live as long as it does: closing a handle must not lose what it wrote.
+_named: dict[tuple[type[Any], str], Any] = {}
 
 
-def forget_mem(name: str) -> None:
-    """Drop the stores named `name`. Handles that are open keep what they see; later opens start empty."""
-    with _registry_lock:
-        _blob_stores.pop(name, None)
-        _consensus_stores.pop(name, None)
+def _store(kind: type[_Store], name: str) -> _Store:
+    found: _Store = _named.setdefault((kind, name), kind()) if name else kind()  # one atomic call
+    return found
 
 
 class MemBlob:
@@ -67,11 +65,7 @@ class MemBlob:
     def __init__(self, name: str = "", *, clock: Clock | None = None) -> None:
         self._name = name
         self._clock = clock or SystemClock()
-        if name:
-            with _registry_lock:
-                self._store = _blob_stores.setdefault(name, _BlobStore())
-        else:
-            self._store = _BlobStore()
+        self._store = _store(_BlobStore, name)
 
     def get(self, key: str) -> bytes | None:
         check_blob_key(key)
@@ -122,11 +116,7 @@ class MemConsensus:
 
     def __init__(self, name: str = "") -> None:
         self._name = name
-        if name:
-            with _registry_lock:
-                self._store = _consensus_stores.setdefault(name, _ConsensusStore())
-        else:
-            self._store = _ConsensusStore()
+        self._store = _store(_ConsensusStore, name)
 
     def list_keys(self) -> Iterator[str]:
         with self._store.lock:

@@ -19,7 +19,7 @@ from persist_airflow.notifications import NotifyBy, takes, targets
 from persist_core.alerts.board import WatchBoard
 from persist_core.alerts.deliver import deliver
 from persist_core.alerts.record import Notice
-from persist_core.alerts.words import Words, alert_key, make_notice
+from persist_core.alerts.words import alert_key, make_notice
 from persist_core.errors import PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.keys import conflict_alert_key
@@ -59,12 +59,10 @@ def conflict_notice(record: ConflictRecord) -> Notice:
         ("detected", format_time(record.detected_ms)),
     )
     return make_notice(
-        Words(
-            f"{record.shard}: an append lost to another writer. Nothing is lost: it is minted again.",
-            facts,
-            f"persist conflicts {record.shard}",
-            "conflicts",
-        ),
+        f"{record.shard}: an append lost to another writer. Nothing is lost: it is minted again.",
+        facts,
+        command=f"persist conflicts {record.shard}",
+        section="conflicts",
         kind="conflict",
         key=alert_key(record.shard, f"conflict/{record.conflict_id}"),
         notice_id=alert_key(record.shard, f"conflict/{record.conflict_id}"),
@@ -125,8 +123,10 @@ def failure_notice(shard: str, error: str | None, context: Context, *, now_ms: i
         *((("log", log_url),) if log_url else ()),
     )
     return make_notice(
-        Words(f"{shard}: task {ti.task_id} failed. Nothing was committed by it.", facts, f"persist describe {shard}",
-              "a-dag-run-failed"),
+        f"{shard}: task {ti.task_id} failed. Nothing was committed by it.",
+        facts,
+        command=f"persist describe {shard}",
+        section="a-dag-run-failed",
         kind="failure",
         key=alert_key(shard, f"failure/{name}"),
         notice_id=alert_key(shard, f"failure/{name}/{ti.try_number}"),
@@ -136,7 +136,7 @@ def failure_notice(shard: str, error: str | None, context: Context, *, now_ms: i
         at_ms=now_ms,
         since_ms=now_ms,
         guide="",
-    )  # fmt: skip
+    )
 
 
 def _send(client: PersistClient, notice: Notice, notify: Sequence[NotifyBy], context: Context) -> None:

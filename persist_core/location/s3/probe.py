@@ -19,7 +19,7 @@ from typing import Any
 
 from persist_core.errors import Determinate, UnfitStore
 from persist_core.ids import Ids
-from persist_core.location.s3.client import S3Client, Verdict, body_of, described, failures, verdict_on
+from persist_core.location.s3.client import S3Client, Verdict, described, failures, verdict_on
 from persist_core.location.s3.uri import S3Settings
 
 PROBE_FOLDER = "=probe"  # beside the logs; no key's folder is called so
@@ -42,7 +42,7 @@ def probe_once(client: S3Client, root: str, ids: Ids) -> None:
     `root` is the folder, with a slash at its end, below which the probe's objects may be made. Raises `UnfitStore`, and
     `Determinate` if there is no answer.
     """
-    place = _place(client.settings)
+    place = client.settings.bucket, client.settings.endpoint, client.settings.region
     if place in _passed:
         return
     with _probing:
@@ -104,8 +104,7 @@ def _race(client: S3Client, name: str) -> bool:
             raise _refusal(client, answer) from answer
     if not won or Verdict.UNKNOWN in verdicts:
         return False
-    stored = _stored(client, name)
-    if stored != bodies[won[0]]:
+    if client.read("probe: read back", Key=name) != bodies[won[0]]:
         raise _unfit(client.settings, "a conditional write succeeded, and what is stored is another's")
     return True
 
@@ -126,13 +125,6 @@ def _put(client: S3Client, name: str, body: Any) -> Exception | None:
     return None
 
 
-def _stored(client: S3Client, name: str) -> bytes:
-    try:
-        return body_of(client.api.get_object(Bucket=client.settings.bucket, Key=name))
-    except failures() as error:
-        raise client.determinate("probe: read back", error) from error
-
-
 def _refusal(client: S3Client, error: Exception) -> Exception:
     """The error for a request that could not be made, or that the server does not support."""
     status = getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode")
@@ -147,10 +139,6 @@ def _unfit(settings: S3Settings, found: str) -> UnfitStore:
         " If-None-Match. Nothing was committed. Use another server (docs/locations-s3.md names some that pass), or keep"
         " consensus in postgresql:// and only the blobs here"
     )
-
-
-def _place(settings: S3Settings) -> tuple[str, str | None, str | None]:
-    return settings.bucket, settings.endpoint, settings.region
 
 
 class _SlowBody(io.BytesIO):

@@ -14,7 +14,7 @@ from persist_core.alerts.board import CLAIM_MS, VERSIONS_KEPT, WatchBoard
 from persist_core.alerts.conditions import Health
 from persist_core.alerts.deliver import MAX_FAILURES, Delivered, Target, deliver
 from persist_core.alerts.record import MAX_UNSENT_OF_ONE_KEY, RECORD_KEY, Notice, ShardWatch, WatchRecord
-from persist_core.alerts.words import Words, make_notice
+from persist_core.alerts.words import make_notice
 from persist_core.config.thresholds import Threshold
 from persist_core.errors import CorruptArtifact, InvalidInput
 from persist_core.handles.client import PersistClient
@@ -260,10 +260,9 @@ def test_the_record_and_its_history_are_bounded(client: PersistClient) -> None:
 
 
 def test_a_notice_is_posted_once(client: PersistClient) -> None:
-    words = Words("fruit lost", (), "persist conflicts fruit", "conflicts")
     notice = make_notice(
-        words, kind="conflict", key="k", notice_id="k", shard="fruit", what="conflict", level="warn", at_ms=NOW,
-        since_ms=NOW, guide="",
+        "fruit lost", (), command="persist conflicts fruit", section="conflicts", kind="conflict", key="k",
+        notice_id="k", shard="fruit", what="conflict", level="warn", at_ms=NOW, since_ms=NOW, guide="",
     )  # fmt: skip
     board = WatchBoard(client)
     board.post(notice)

@@ -19,7 +19,6 @@ from persist_core.location import (
     open_consensus,
     open_location,
 )
-from persist_core.location.mem import forget_mem
 
 
 def test_every_uri_that_the_connection_form_offers_is_opened() -> None:
@@ -82,9 +81,6 @@ def test_mem_uris_share_by_name_only() -> None:
     private = open_blob("mem:")
     private.set("k", b"x")
     assert open_blob("mem:").get("k") is None
-    forget_mem("t-open")
-    assert open_blob("mem:t-open").get("k") is None
-    assert open_consensus("mem:t-open").head("k") is None
     assert MemBlob("x").uri == "mem:x"
 
 
