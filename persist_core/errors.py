@@ -218,6 +218,12 @@ class CheckFailed(RunFailed):
     kind: ClassVar[str] = "check_failed"
 
 
+class FeedChanged(RunFailed):
+    """A feed has a field that is not in `columns`, or lacks one that is; and its collection file says `fail`."""
+
+    kind: ClassVar[str] = "feed_changed"
+
+
 class SourceChanged(RunFailed):
     """A frozen input file was deleted or changed between minting and reading."""
 

@@ -150,14 +150,15 @@ def stage(
     *,
     check: Callable[[C], None],
     kept: Callable[[], Mapping[str, tuple[StateArtifact, ...]]] = dict,
+    noticed: tuple[BatchWarning, ...] = (),
 ) -> BatchManifest:
     """Write the batch and return its manifest, which is then in blob storage too.
 
     `plan(None)` plans the batch. If its output must be discarded, `plan` gets what it counted, for another plan.
     `kept` gives, of each operator that the batch saves in full, the files that stand for its state before the batch.
-    `schema` is the shard's, with ids. `check` gets what the action counted, after all input was read. `attempt` must be
-    unused. Raises what `check` raises, `InvariantViolation`, and `CorruptArtifact` for a damaged part that was read; no
-    manifest is written then.
+    `schema` is the shard's, with ids. `check` gets what the action counted, after all input was read. `noticed`
+    are warnings about no row. `attempt` must be unused. Raises what `check` raises, `InvariantViolation`, and
+    `CorruptArtifact` for a damaged part that was read; no manifest is written then.
     """
     files, _, outcome = stage_files(blob, description.shard, attempt, schema, plan, check=check)
     kinds = {kind.value for kind in PartKind}
@@ -167,7 +168,7 @@ def stage(
         manifest_for(description, schema, parts, outcome.counts, rows=outcome.rows_digest),
         operators=dict(_states(blob, description, schema, files, outcome, kept())),
         stats=outcome.stats.to_json(),
-        warnings=outcome.warnings,
+        warnings=(*outcome.warnings, *noticed),
         err_groups=grouped(inserted_errs(blob, errs), MAX_GROUPS),
     )
     stage_manifest(blob, manifest, attempt)

@@ -59,7 +59,7 @@ def _health(inspector: Inspector, shard: str) -> Health | None:
     if found.errors:
         notes |= _note(inspector.client, inspector.state(shard))
     if found.warnings:
-        notes[WARNINGS] = ", ".join(each.counted for each in inspector.warnings(shard))
+        notes[WARNINGS] = ", ".join(each.counted for each in inspector.warnings(shard) if each.count)
     newest = found.newest_commit
     return Health(
         shard,

@@ -36,7 +36,7 @@ from persist_core.cli.restore import (
     unpin_command,
 )
 from persist_core.cli.run import run
-from persist_core.cli.schemas import plan, schema_command
+from persist_core.cli.schemas import columns, plan, schema_command
 from persist_core.cli.session import Session, with_session
 from persist_core.cli.shards import check, checkpoints, commits, conflicts, describe, late_command, shards
 from persist_core.cli.watch import ack_command, alerts_command, metrics
@@ -214,7 +214,7 @@ for _command in (
     shards, describe, commits, checkpoints, pin_command, unpin_command, restore_command, conflicts, late_command,
     resolve_command, reprocess_command, diff_command, check, doctor, run, metrics, maintain_command, gc_command,
     drop_command, holds_command, release_command, copy_command, alerts_command, ack_command, preview_command,
-    warm_up, schema_command, plan, init, demo,
+    warm_up, schema_command, plan, columns, init, demo,
 ):  # fmt: skip
     persist.add_command(_command)
 

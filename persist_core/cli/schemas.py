@@ -1,4 +1,4 @@
-"""`persist schema` and `persist plan`: how a shard's columns have changed, and what a changed file will do."""
+"""`persist schema`, `plan` and `columns`: how columns have changed, what a changed file will do, what is missing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from persist_core.cli.session import Session, with_session
 from persist_core.config.collection import CollectionConfig
 from persist_core.contents.evolution import changes_between
 from persist_core.errors import InvalidInput, SchemaMismatch
+from persist_core.sample.propose import found_by, new_columns
+from persist_core.sources.feeds import feed_at, feed_of
+from persist_core.sources.files import FileSource
 from persist_core.time_text import show_time
 
 
@@ -72,6 +75,38 @@ def plan(session: Session, name: str, collections: Path | None) -> None:
             output.print_line(f"  {line}")
     if refused:
         raise SchemaMismatch(f"{config.name}: {refused}")
+
+
+@click.command("columns")
+@click.argument("name")
+@click.argument("more", nargs=-1)
+@click.option("--from", "glob", metavar="FILES", help="Look at these files: a path or glob (default: source.path).")
+@click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files.")
+@with_session
+def columns(session: Session, name: str, more: tuple[str, ...], glob: str | None, collections: Path | None) -> None:
+    """Print lines to paste into `columns` of NAME (a collection, or its file), for fields that have no column yet.
+
+    Each line says why. It looks at a sample: the first records of the oldest and of the newest files. It also asks
+    about columns whose values would fit another type better. Writes nothing.
+    """
+    config = find_config(name, collections, None)
+    if not isinstance(config, CollectionConfig) or (more and glob is None):
+        raise InvalidInput(f"persist columns {name}: expected a collection, and its files behind --from")
+    location, connection = session.client.location, config.source.connection
+    if glob is None:
+        feed = feed_of(location, config)
+        files = FileSource(config, session.client.blob, feed).freeze(None, until=None).frozen.files
+    else:
+        given = found_by([glob, *more], lambda pattern: feed_at(location, pattern, connection), connection)
+        feed, files = given.feed, tuple(given.files)
+    lines, hints = new_columns(config, feed, files)
+    if session.as_json:
+        output.print_ndjson({"field": each.field, "column": each.text, "reason": each.reason} for each in lines)
+        return
+    for line in ("columns:", *(each.line for each in lines)) if lines else ("# each field has a column",):
+        output.print_line(line)
+    for hint in hints:
+        output.print_line(f"# QUESTION: {hint}")
 
 
 _HEADS = {

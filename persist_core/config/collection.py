@@ -63,7 +63,10 @@ class SourceConfig(ConfigModel):
     numbers in Debezium messages without a schema (`precise`: base64 of the unscaled integer, `string`: its digits),
     `binary` how text formats write bytes. If they are not set, a value that can be read in two ways is an err.
     `missing_field` defines a column's field that a JSON record does not have: null, or (`unchanged`) the value that the
-    row has. `unavailable_value` is Debezium's `unavailable.value.placeholder`. `on_bad_file`: a file that
+    row has; `fail`: null, and a run stops if no record that it looks at, or a file by its header or schema, has it.
+    `on_new_field`: a field that the collection file does not name is shown in the run's report (`ignore`), or stops the
+    run (`fail`); fields in `ignored` are known. `rest` names a `json` column that keeps all of these fields.
+    `unavailable_value` is Debezium's `unavailable.value.placeholder`. `on_bad_file`: a file that
     cannot be read as its format is set aside as an err of kind `file` (`quarantine`), or stops the run (`fail`).
     """
 
@@ -76,7 +79,10 @@ class SourceConfig(ConfigModel):
     format: Format
     decimals: Decimals | None = None
     binary: Binary | None = None
-    missing_field: Literal["null", "unchanged"] = "null"
+    missing_field: Literal["null", "unchanged", "fail"] = "null"
+    on_new_field: Literal["ignore", "fail"] = "ignore"
+    ignored: Names = ()
+    rest: str | None = None
     on_bad_file: Literal["quarantine", "fail"] = "quarantine"
     unavailable_value: str = UNAVAILABLE_VALUE
     delimiter: str = ","
@@ -96,6 +102,13 @@ class SourceConfig(ConfigModel):
         if name is not None and not self.is_on_s3:
             raise refuse(given[name], "no such field for files in a folder", "remove it, or give an s3:// path",
                          at=[name])  # fmt: skip
+        return self
+
+    @model_validator(mode="after")
+    def _check_one_place_for_fields(self) -> SourceConfig:
+        if self.rest is not None and (self.on_new_field == "fail" or self.missing_field == "unchanged"):
+            name = "on_new_field" if self.on_new_field == "fail" else "missing_field"
+            raise refuse(self.rest, f"no rest with {name}: {getattr(self, name)}", "remove one of the two", at=["rest"])
         return self
 
     @field_validator("delimiter")
@@ -248,6 +261,11 @@ class CollectionConfig(ShardConfig):
         back = next((name for name in self.dropped if name in self.columns), None)
         if back is not None:
             raise refuse(back, "a column that is gone", "remove it: a column of this name is a new one", at=["dropped"])
+        rest, plain_json = self.source.rest, ColumnConfig(type="json")
+        own = self.columns.get(rest or "", plain_json).model_copy(update={"renamed_from": None})
+        if rest is not None and (rest not in self.columns or own != plain_json):
+            raise refuse(rest, "the name of a column of type json, without other settings",
+                         f"write {rest}: json in columns", at=["source", "rest"])  # fmt: skip
         for index, name in enumerate(self.key):
             if name not in self.columns:
                 remedy = nearest(name, self.columns) or "add it to columns with its type"
@@ -265,7 +283,7 @@ class CollectionConfig(ShardConfig):
             raise refuse(None, f"a marker of deletes for {self.source.format}",
                          "write delete: {column: op, values: [D]}, delete: {null_value: true} or delete: none",
                          at=["delete"])  # fmt: skip
-        if self.source.missing_field != "null" and not self.source.format.endswith("json"):
+        if self.source.missing_field == "unchanged" and not self.source.format.endswith("json"):
             raise refuse(self.source.missing_field, f"null: a record of {self.source.format} has all fields",
                          "remove it", at=["source", "missing_field"])  # fmt: skip
         if marked and not plain:

@@ -10,6 +10,7 @@ from persist_core.errors import InvariantViolation
 from persist_core.sealed import seal, unseal
 
 DRY_RUN_VERSION = 1
+MAX_NAMES = 20  # of fields, in a warning
 _DRY_RUN = "dry_run"
 _REMARKABLE = {
     "stashed": "in the stash until their time",
@@ -26,7 +27,8 @@ _REMARKABLE = {
 class BatchWarning:
     """Rows of a batch to look at: `check NAME` is not true for them, or a value of `column NAME` was bad and is null.
 
-    `samples`: keys as JSON, a bad text behind its key; two at most. `fails`: nothing may be committed.
+    `samples`: keys as JSON, a bad text behind its key; two at most. `fails`: nothing may be committed. Without rows
+    (`count` 0) it is about the feed, and `samples` are names of fields.
     """
 
     name: str
@@ -37,10 +39,10 @@ class BatchWarning:
     @property
     def counted(self) -> str:
         """It in words, without the samples."""
-        return f"{self.name}: {self.count}"
+        return f"{self.name}: {self.count or ', '.join(self.samples)}"
 
     def __str__(self) -> str:
-        return f"{self.counted}, for example {' and '.join(self.samples)}"
+        return f"{self.counted}, for example {' and '.join(self.samples)}" if self.count else self.counted
 
 
 @dataclass(frozen=True)

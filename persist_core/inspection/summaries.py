@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from persist_core.contents.batch import STASH_OPERATOR, BatchManifest, HollowBatch, SourceFrontier
-from persist_core.contents.stats import BatchWarning
+from persist_core.contents.stats import MAX_NAMES, BatchWarning
 from persist_core.errors import Corruption
 from persist_core.inspection.debt import DueMerge, merge_due, rows_to_merge
 from persist_core.inspection.facts import (
@@ -232,6 +232,6 @@ def _sum(warnings: tuple[BatchWarning, ...]) -> tuple[BatchWarning, ...]:
     found: dict[str, BatchWarning] = {}
     for each in warnings:
         known = found.get(each.name, replace(each, count=0, samples=()))
-        samples = (*known.samples, *each.samples)[:2]
+        samples = tuple(dict.fromkeys((*known.samples, *each.samples)))[: 2 if each.count else MAX_NAMES]
         found[each.name] = replace(known, count=known.count + each.count, samples=samples)
     return tuple(found.values())

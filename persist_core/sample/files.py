@@ -188,6 +188,8 @@ def _of_message(message: dict[str, Any], format: str) -> RawRow:
     found = RawRow(message, message)
     if format == "debezium-json":
         payload = message["payload"] if isinstance(message.get("payload"), dict) else message
+        if "__op" in payload or "__deleted" in payload:  # unwrapped
+            return RawRow(payload, message)
         return RawRow(_object(payload.get("after")) or _object(payload.get("before")), message)
     return RawRow(_object(message.get("data")), message) if format == "dms-json" else found
 

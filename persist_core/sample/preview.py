@@ -29,8 +29,8 @@ from persist_core.inspection.values import json_rows
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.protocol import stages
-from persist_core.sample.files import DMS_OP, RawRow, SampledFile, copied, raw_rows, take, value_at
-from persist_core.sample.guess import better
+from persist_core.sample.fields import hints_of, named_fields, rows_of
+from persist_core.sample.files import RawRow, SampledFile, copied, take
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION
 from persist_core.shard.state import Committed, ShardState
 from persist_core.sources.feeds import feed_of
@@ -262,26 +262,13 @@ def _orders(records: Sequence[Mapping[str, Any]], position: Sequence[str]) -> di
 
 def _raw_findings(config: CollectionConfig, files: Sequence[SampledFile]) -> dict[str, Any]:
     """`unread` and `hints` of a preview: what the raw records show."""
-    source, names = config.source, None
-    if "csv" in source.format and not source.header:
-        names = [column.field or name for name, column in config.columns.items()]
-        names = [DMS_OP, *names] if source.format == "dms-csv" else names
-    raw = raw_rows(files, source.format, delimiter=source.delimiter, names=names)
-    hints = []
-    for name, column in config.columns.items():
-        path = tuple(column.field.split(".")) if column.field else (name,)
-        values = [value_at(each.row, path) for each in raw]
-        in_schema = any(each.has_schema for each in raw)
-        hints.append(better(name, column, values, is_text=source.format.endswith("csv"), in_schema=in_schema))
-    return {"unread": _unread(config, raw), "hints": tuple(hint for hint in hints if hint is not None)}
+    raw = rows_of(config, files)
+    return {"unread": _unread(config, raw), "hints": hints_of(config, raw)}
 
 
 def _unread(config: CollectionConfig, raw: Sequence[RawRow]) -> tuple[Mapping[str, Any], ...]:
     """The fields of rows that nothing in the collection file names."""
-    order = (config.order.types.get(name) for name in config.order.fields)
-    named = [column.field or name for name, column in config.columns.items()]
-    named += [*config.order.fields, *(each.field for each in order if each and each.field), config.time.field or ""]
-    known = {DMS_OP, config.delete.column, *(name.partition(".")[0] for name in named), *named}
+    known = named_fields(config)
     counts = Counter(name for each in raw for name in each.row if name not in known)
     example = {name: str(value)[:80] for each in raw for name, value in each.row.items() if value is not None}
     return tuple({"field": name, "records": count, "example": example.get(name)} for name, count in counts.items())

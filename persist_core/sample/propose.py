@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from persist_core.config.collection import NEVER_KEYS, PLAIN_FORMATS, Format
+from persist_core.config.collection import NEVER_KEYS, PLAIN_FORMATS, CollectionConfig, Format
 from persist_core.config.path_pattern import S3, PathPattern, parse_pattern
 from persist_core.errors import InvalidInput
 from persist_core.sample.detect import Detected, detect, path_of, stated_types
+from persist_core.sample.fields import hints_of, named_fields, rows_of
 from persist_core.sample.files import DMS_OP, RawRow, raw_rows, take, value_at
 from persist_core.sample.guess import Guess, guess
 from persist_core.schema import MAX_COLUMNS, RESERVED_PREFIX
@@ -129,6 +130,36 @@ def propose(given: FoundFiles, *, folder: Path | None, format: Format | None = N
         "\n".join([*head, *_source(feed, shown, given.connection), *_key(feed), *_columns(feed), *_rest(feed, shown)])
         + "\n"
     )
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """A line of `columns` for a field that has none, or (`text` is `None`) why it cannot be one yet."""
+
+    field: str
+    text: str | None
+    reason: str
+
+    @property
+    def line(self) -> str:
+        """It as YAML, below `columns:`."""
+        text = f"# {_one_line(self.field)}" if self.text is None else f"{_scalar(self.field)}: {self.text}"
+        return f"  {text}{':' if self.text is None else ' #'} {_one_line(self.reason)}"
+
+
+def new_columns(config: CollectionConfig, feed: Feed, files: Sequence[InputFile]) -> tuple[list[Proposed], list[str]]:
+    """Lines for fields of these files that the collection file does not name; questions about types that it has."""
+    source, known = config.source, named_fields(config)
+    raw = rows_of(config, take(feed, files, MAX_RECORDS, header="csv" in source.format and source.header))
+    if not raw:
+        raise InvalidInput(f"--from: found no record of {source.format} in {len(files)} files")
+    found = _feed(Detected(source.format, "", source.delimiter, source.header), raw)
+    columns = [*found.columns, *([found.order] if found.order and found.order not in found.columns else [])]
+    lines = [Proposed(each.name, _typed(each), each.guess.reason) for each in columns if each.name not in known]
+    lines += [Proposed(name, None, why) for name, why in found.others.items() if name not in known]
+    if found.marker is not None and found.marker not in known:
+        lines.append(Proposed(found.marker, None, "by its name a mark of deletes: see `delete`"))
+    return lines, [*hints_of(config, raw)]
 
 
 def _relative(pattern: str, folder: Path | None) -> str:

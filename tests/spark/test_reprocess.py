@@ -1,4 +1,4 @@
-"""`persist reprocess` with Spark: the story of docs/changing.md, run block by block."""
+"""The stories of docs/changing.md that need Spark, run block by block; and `persist reprocess`."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ def there(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) 
     return ["--blob-uri", where.blob_uri, "--consensus-uri", where.consensus_uri]
 
 
-def test_the_story_of_a_wrong_file(tmp_path: Path, there: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def tell(section: str, tmp_path: Path, there: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Do what a section of the page says, and see what it shows."""
     path = ""
-    for named, kind, text in PIECE.findall(PAGE.read_text().partition("## Correct wrong data")[2]):
+    for named, kind, text in PIECE.findall(PAGE.read_text().partition(f"## {section}\n")[2].partition("\n## ")[0]):
         path = named or path
         if kind == "yaml":
             (tmp_path / "orders.yaml").write_text(text)
@@ -64,6 +65,14 @@ def test_the_story_of_a_wrong_file(tmp_path: Path, there: list[str], capsys: pyt
             else:
                 assert code == 0, said.err
                 assert said.out == expected or not expected, command
+
+
+def test_the_story_of_a_feed_that_changes(tmp_path: Path, there: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    tell("The feed changes", tmp_path, there, capsys)
+
+
+def test_the_story_of_a_wrong_file(tmp_path: Path, there: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    tell("Correct wrong data", tmp_path, there, capsys)
     client = PersistClient(open_location(PersistLocation(there[1], there[3])))
     report, newest = fsck(client, "orders"), client.state("orders").newest_commit
     assert report.is_clean, report.violations

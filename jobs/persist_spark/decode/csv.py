@@ -29,11 +29,13 @@ from persist_spark.decode.encoding import Encoding
 from persist_spark.decode.files import LINE, ReadableFile
 from persist_spark.decode.long_records import text_without
 from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, order_of, row_op
-from persist_spark.decode.records import FAULT, FAULT_KIND, RawRecords, fields_of, line_columns, record_path
+from persist_spark.decode.records import FAULT, FAULT_KIND, RawRecords, fields_of, line_columns
+from persist_spark.decode.rest import read_paths, rest_of_cells
 from persist_spark.decode.unreadable import of_each
 
 _FIRST_LINE_BYTES = 1 << 20  # of a file, in which its first line must end
 _NO_NULL = "\ufdd2"  # a text that no field has: only an empty field is null
+_UNNAMED = "\ufdd2"  # before the number of a field without a name
 _DMS_NULL = "NULL"
 csv.field_size_limit(_FIRST_LINE_BYTES)  # Python's own limit, 128 KiB, would end the job at a longer field
 _SHOWN_CHARS = 200  # of a header, in a message
@@ -48,6 +50,11 @@ class Layout:
 
     names: tuple[str, ...]
     headers: tuple[str, ...]
+
+    @property
+    def fields(self) -> list[str]:
+        """The names; a field without one by its number, from 1 on."""
+        return [str(at) if name.startswith(_UNNAMED) else name for at, name in enumerate(self.names, start=1)]
 
 
 def layouts(
@@ -98,7 +105,7 @@ def _positional_names(config: CollectionConfig, first: tuple[str, ...]) -> tuple
         return tuple(str(index + 1) for index in range(len(first)))
     has_op = config.source.format == "dms-csv" and len(first) == len(columns) + 1 and first[0] in _OPS
     names = [DMS_OP, *columns] if has_op else columns
-    extra = [f"\ufdd2{index}" for index in range(len(names), len(first))]  # fields without a column of that name
+    extra = [f"{_UNNAMED}{index}" for index in range(len(names), len(first))]  # fields without a column of that name
     return tuple([*names, *extra][: len(first)])
 
 
@@ -106,7 +113,7 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
     """`csv` and `dms-csv`: see the module's docstring. `lines` come from files of this layout."""
     fields = fields_of(config)
     is_dms = config.source.format == "dms-csv"
-    wanted = {field.raw: ".".join(record_path(config, field.column)) for field in fields.all}
+    wanted = {raw: ".".join(path) for raw, path in read_paths(config, fields).items()}
     wanted |= {raw: ".".join(path) for raw, path in free_paths(config).items()}
     marker = DMS_OP if is_dms else config.delete.column
     if marker is not None:
@@ -140,6 +147,8 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
             return found
         return F.when(found != _DMS_NULL, found).when(found.isNull() & F.lit(raw in texts), F.lit(""))
 
+    known = dict(zip(layout.fields, layout.names, strict=True))
+    rest = rest_of_cells(config, fields, {shown: text("", name) for shown, name in known.items()})
     is_trusted, fault = _fault(layout, parsed, wanted)
     frame = rows.select(
         *line_columns(config),
@@ -147,6 +156,7 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
             (F.when(is_trusted, text(raw, name)) if raw.startswith("k") else text(raw, name)).alias(raw)
             for raw, name in wanted.items()
         ],
+        *[column.alias(raw) for raw, column in rest.items()],
         F.when(fault.isNotNull(), F.when(is_trusted, F.lit("value")).otherwise(F.lit("key"))).alias(FAULT_KIND),
         fault.alias(FAULT),
     )

@@ -59,6 +59,7 @@ from persist_spark.decode.records import (
     order_name,
     record_path,
 )
+from persist_spark.decode.rest import all_marked, read_paths, rest_of_json
 from persist_spark.decode.unsent import ROW_FIELDS, fields_in, unsent
 from persist_spark.frame import DELETE, SKIP, TRUNCATE, UPSERT
 
@@ -113,7 +114,7 @@ class _Wanted:
 
 def _wanted(config: CollectionConfig) -> _Wanted:
     fields = fields_of(config, lambda column: _needs_hint(config, column))
-    paths = {field.raw: record_path(config, field.column) for field in fields.all}
+    paths = read_paths(config, fields)
     flat = frozenset(raw for raw, path in paths.items() if path[0] not in _STRUCTURE)
     named = {f"o{index}": order_name(config, name) for index, name in enumerate(config.order.fields)}
     if config.time.field is not None:
@@ -257,7 +258,9 @@ def _shallow(fields: SparkColumn) -> SparkColumn:
 
 def _raw(wanted: _Wanted, opened: DataFrame) -> DataFrame:
     """The raw frame: what each message does, the texts of its fields, hints, order, time."""
-    texts = {field.raw: _row_text(wanted, field.raw, "after") for field in wanted.fields.values}
+    texts = {
+        field.raw: _row_text(wanted, field.raw, "after") for field in wanted.fields.values if field.raw in wanted.paths
+    }
     texts |= _key_texts(wanted)
     texts |= {
         raw: _body(wanted, path) if raw == RAW_TIME or is_sequence(wanted.config) else unmarked(_body(wanted, path))
@@ -270,8 +273,8 @@ def _raw(wanted: _Wanted, opened: DataFrame) -> DataFrame:
     if wanted.config.order.by == "auto":
         texts |= auto_order()
     if wanted.config.source.missing_field == "unchanged":
-        body = F.coalesce(fields_in(F.col("text"))["payload"], F.col("text"))
-        texts[ROW_FIELDS] = fields_in(F.when(_is_envelope(), fields_in(body)["after"]).otherwise(body))
+        texts[ROW_FIELDS] = fields_in(_row_json(F.col("text")))
+    texts |= rest_of_json(wanted.config, wanted.fields, _row_json(all_marked(F.col("text"))))
     kind, fault = _faults()
     return opened.select(
         *line_columns(wanted.config),
@@ -280,6 +283,12 @@ def _raw(wanted: _Wanted, opened: DataFrame) -> DataFrame:
         fault.alias(FAULT),
         *[text.alias(name) for name, text in texts.items()],
     )
+
+
+def _row_json(text: SparkColumn) -> SparkColumn:
+    """The row of a message, as JSON text."""
+    body = F.coalesce(fields_in(text)["payload"], text)
+    return F.when(_is_envelope(), fields_in(body)["after"]).otherwise(body)
 
 
 def _op(config: CollectionConfig) -> SparkColumn:

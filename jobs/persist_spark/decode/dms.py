@@ -32,7 +32,7 @@ from persist_spark.decode.records import (
     line_columns,
     order_name,
 )
-from persist_spark.decode.records import record_path as path_in_row
+from persist_spark.decode.rest import all_marked, read_paths, rest_of_json
 from persist_spark.decode.unsent import ROW_FIELDS, fields_in, unsent
 from persist_spark.frame import DELETE, SKIP, UPSERT
 
@@ -48,7 +48,7 @@ def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     """`dms-json`: see the module's docstring. Names in order and time are fields of `data`, or start with
     `metadata.`."""
     fields = fields_of(config)
-    paths = {field.raw: ("data", *path_in_row(config, field.column)) for field in fields.all}
+    paths = {raw: ("data", *path) for raw, path in read_paths(config, fields).items()}
     free = {f"o{i}": _placed(config, order_name(config, name)) for i, name in enumerate(config.order.fields)}
     is_auto = is_sequence(config) and config.order.by == "auto"
     if is_auto:
@@ -71,6 +71,10 @@ def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
             for name, path in free.items()
         ],
         *([fields_in(F.col(LINE)).alias(ROW_FIELDS)] if config.source.missing_field == "unchanged" else []),
+        *[
+            text.alias(name)
+            for name, text in rest_of_json(config, fields, fields_in(all_marked(F.col(LINE)))["data"]).items()
+        ],
     )
     operation, record_type = F.col("operation"), F.col("record_type")
     is_control = record_type.isNotNull() & (record_type != "data")

@@ -10,7 +10,7 @@ job runs until the caller acts on the frame.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -45,11 +45,19 @@ _JSON_LINES = {"json": json_records, "debezium-json": debezium_records, "dms-jso
 _MAX_LAYOUTS = 100  # of CSV headers or Parquet schemas in one batch: each is a branch of the plan
 
 
-def decode(spark: SparkSession, config: CollectionConfig, files: Sequence[InputFile], *, copies: Copies) -> DataFrame:
+def decode(
+    spark: SparkSession,
+    config: CollectionConfig,
+    files: Sequence[InputFile],
+    *,
+    copies: Copies,
+    see: Callable[[Iterable[str], int], None] = lambda _names, _count: None,
+) -> DataFrame:
     """The records frame of `files`, in no particular row order, lazily.
 
-    `copies` are needed until the action on the frame ends. Raises `InvalidInput` if the session's time zone is not UTC
-    (texts without a zone are UTC); `SourceChanged` if a file's header or footer cannot be read, or a compressed file is
+    `see` gets the names of the fields that a number of files have, by their header or schema. `copies` are
+    needed until the action on the frame ends. Raises `InvalidInput` if the session's time zone is not UTC (texts
+    without a zone are UTC); `SourceChanged` if a file's header or footer cannot be read, or a compressed file is
     damaged.
     """
     zone = spark.conf.get("spark.sql.session.timeZone", None)
@@ -66,7 +74,7 @@ def decode(spark: SparkSession, config: CollectionConfig, files: Sequence[InputF
     has_header = "csv" in config.source.format and config.source.header
     with s3a.jars_present():
         readables = readable(files, copies, lost, keeps_header=has_header, is_text=is_text)
-        found = _raw_records(spark, config, readables, copies)
+        found = _raw_records(spark, config, readables, copies, see)
     at = shown_position(is_text=is_text, has_lines=has_lines)
     parts = [with_failed_checks(config, decoded(config, raw, at)) for raw in found]
     if lost:
@@ -76,7 +84,11 @@ def decode(spark: SparkSession, config: CollectionConfig, files: Sequence[InputF
 
 
 def _raw_records(
-    spark: SparkSession, config: CollectionConfig, files: list[ReadableFile], copies: Copies
+    spark: SparkSession,
+    config: CollectionConfig,
+    files: list[ReadableFile],
+    copies: Copies,
+    see: Callable[[Iterable[str], int], None],
 ) -> list[RawRecords]:
     if config.source.format in _JSON_LINES:
         lines = text_lines(spark, files, copies.options)
@@ -85,9 +97,13 @@ def _raw_records(
     if config.source.format in ("csv", "dms-csv"):
         laid_out = layouts(config, copies.feed, files)
         _check_layouts(len(laid_out))
+        for layout, members in laid_out:
+            see(layout.fields, len(members))
         return [csv_records(config, text_lines(spark, members, copies.options), layout) for layout, members in laid_out]
     by_schema = schemas(copies.feed, files)
     _check_layouts(len(by_schema))
+    for schema, members in by_schema:
+        see(schema.fields, len(members))
     return [parquet_records(spark, config, schema, members, copies.options) for schema, members in by_schema]
 
 

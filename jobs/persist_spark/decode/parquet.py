@@ -42,6 +42,7 @@ from persist_spark.decode.records import (
     fields_of,
     record_path,
 )
+from persist_spark.decode.rest import rest_of_cells
 from persist_spark.decode.unreadable import of_each
 from persist_spark.frame import named, spark_type
 
@@ -93,6 +94,11 @@ class FileSchema:
     columns: tuple[tuple[str, T.DataType], ...]
     nanos: tuple[tuple[str, bool], ...] = ()
     unreadable: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def fields(self) -> list[str]:
+        """The names of all columns."""
+        return [name for name, _ in (*self.columns, *self.unreadable)]
 
 
 def schemas(feed: Feed, files: Sequence[ReadableFile]) -> list[tuple[FileSchema, list[ReadableFile]]]:
@@ -218,9 +224,10 @@ def parquet_records(
     typed = {field.raw for field in fields.orders}
     kind, message = _fault(config, schema, fields)
     payload = [F.col(f"c{index}").alias(name) for index, (name, _) in enumerate(schema.columns)]
+    rest = rest_of_cells(config, fields, {name: F.col(f"c{index}") for index, (name, _) in enumerate(schema.columns)})
     frame = _rows(spark, schema, files, options).select(
         "*",
-        *[_raw(config, schema, field).alias(field.raw) for field in fields.all],
+        *[rest.get(field.raw, _raw(config, schema, field)).alias(field.raw) for field in fields.all],
         *[_free_text(schema, name, path).alias(name) for name, path in free.items() if name not in typed],
         *[_raw(config, schema, field).alias(field.raw) for field in fields.orders],
         F.lit(kind).cast("string").alias(FAULT_KIND),
@@ -271,7 +278,7 @@ def _fitted(config: CollectionConfig, schema: FileSchema, field: Field) -> Field
     """`field`, typed if a plain cast loses nothing, and in nanoseconds if the file counts in them."""
     path = record_path(config, field.column)
     found = _find(schema, path)
-    if found is None:
+    if found is None or field.column.name == config.source.rest:
         return field
     nanos = dict(schema.nanos)
     if path[0] in nanos and field.column.type in ("date", "timestamp"):

@@ -29,6 +29,7 @@ from persist_spark.decode.records import (
     order_name,
     record_path,
 )
+from persist_spark.decode.rest import all_marked, read_paths, rest_of_json
 from persist_spark.decode.unsent import ROW_FIELDS, fields_in, unsent
 from persist_spark.frame import DELETE, UPSERT
 
@@ -49,7 +50,7 @@ def named_path(config: CollectionConfig, name: str) -> Path:
 def json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     """`json`: each line an object that is the row itself."""
     fields = fields_of(config)
-    paths = {field.raw: record_path(config, field.column) for field in fields.all}
+    paths = read_paths(config, fields)
     free = free_paths(config)
     if config.delete.column is not None:
         free[MARKER] = named_path(config, config.delete.column)
@@ -61,6 +62,7 @@ def json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
         *[shape.get(row, path).alias(name) for name, path in paths.items()],
         *[free_text(config, shape, row, name, path) for name, path in free.items()],
         *([fields_in(F.col(LINE)).alias(ROW_FIELDS)] if config.source.missing_field == "unchanged" else []),
+        *[text.alias(name) for name, text in rest_of_json(config, fields, all_marked(F.col(LINE))).items()],
         F.when(is_lost, F.lit("key")).when(F.col("odd"), F.lit("value")).alias(FAULT_KIND),
         F.when(is_lost, F.lit(NOT_JSON)).when(F.col("odd"), F.lit(ODD_JSON)).alias(FAULT),
     )

@@ -19,6 +19,7 @@ from persist_core.contents.batch import STASH_OPERATOR, BatchDescription, BatchM
 from persist_core.contents.err_groups import lines_of
 from persist_core.contents.key_range import KeyRange
 from persist_core.contents.pieces import OKS
+from persist_core.contents.stats import BatchWarning
 from persist_core.errors import InvariantViolation, TooManyErrors
 from persist_core.handles.client import PersistClient
 from persist_core.schema import INHERITED, TIME, CollectionSchema, Late
@@ -58,7 +59,7 @@ class UpsertRequest:
     `may_stash=False` promises that no record's time lies at or after the batch's upper. `is_columnar`: the input's keys
     can be read without the rest, so reading them twice costs less than keeping all records in memory.
     `may_truncate=False` promises that no record is a truncate. `eras`: see `persistent_upsert`. `is_auto_order`: the
-    format says the order, so it is a question if no record has one.
+    format says the order, so it is a question if no record has one. `noticed`: more for the report.
     """
 
     description: BatchDescription
@@ -73,6 +74,7 @@ class UpsertRequest:
     eras: Eras | None = None
     is_auto_order: bool = False
     watched: tuple[Watched, ...] = ()
+    noticed: tuple[BatchWarning, ...] = ()
 
 
 def stage_upserts(
@@ -139,7 +141,8 @@ def stage_upserts(
             if limit is not None:
                 raise _too_many_errors(client, outcome, request, limit)
 
-        return stage(client.blob, description, schema, request.attempt, drain, check=check, kept=batch.before.kept)
+        where, kept = (client.blob, description, schema, request.attempt), batch.before.kept
+        return stage(*where, drain, check=check, kept=kept, noticed=request.noticed)
 
 
 @dataclass(frozen=True)

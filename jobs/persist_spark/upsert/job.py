@@ -21,6 +21,7 @@ from persist_core.contents.stats import show_bytes
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import OpenLocation
 from persist_core.protocol.stages import check_not_outdated, outdated_first
+from persist_core.sample.fields import FeedFields
 from persist_core.sources.feeds import feed_of
 from persist_core.sources.files import FileSource, unread_from_of
 from persist_core.sources.frozen import load_frozen
@@ -45,8 +46,8 @@ from persist_spark.upsert.warnings import watched_by
 def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> BatchManifest:
     """Stage the batch that `spec` describes; its manifest is under `persist_core.contents.batch.manifest_key`.
 
-    Raises `OutdatedDescription`, `SchemaMismatch`, `SourceChanged` before anything is staged; `TooManyErrors`,
-    `InvariantViolation`, `SourceChanged` after. Nothing is committed in any case.
+    Raises `OutdatedDescription`, `SchemaMismatch`, `FeedChanged`, `SourceChanged` before anything is staged;
+    `TooManyErrors`, `InvariantViolation`, `SourceChanged` after. Nothing is committed in any case.
     """
     client = PersistClient(location)
     description, config = spec.description, spec.collection
@@ -92,13 +93,16 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
                 before = state.sources.get(FILES)
                 after = source.advance(before, frozen, era=era, unread_from=unread_from, set_aside=names)
                 described = replace(description, sources={**description.sources, FILES: after})
-            records = decode(own, config, [file for file in frozen.files if file not in names], copies=copies)
+            good, fields = [file for file in frozen.files if file not in names], FeedFields(config)
+            fields.look_at(access.feed, good)
+            records = decode(own, config, good, copies=copies, see=fields.see)
+            noticed = fields.warnings()
             records = with_files(own, records, config, description.lower, aside, frozen.files)
             if spec.is_sample:
                 records = records.persist()  # small; its code is compiled once
                 client.blob.set(spec.key_of(RECORDS), as_json_lines(records, request.schema))
             use(own, {**OUR_PLANS, **listing(client.blob)})
-            asked = replace(request, description=described)
+            asked = replace(request, description=described, noticed=noticed)
             return stage_upserts(own, client, state, asked, records, lambda: access.check_after(frozen.files))
 
         return stage_without_bad_files(own, spec, frozen.files, killers, copies, stage)

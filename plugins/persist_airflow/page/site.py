@@ -140,7 +140,8 @@ class Site:
         description = _without_address(inspector.description(shard), is_seen=access.reads_connection(conn_id))
         alerts, shows_rows = _open_alerts(inspector), self._shows_rows(access, conn_id, ids)
         if not shows_rows:
-            description = replace(description, warned=tuple(replace(each, samples=()) for each in description.warned))
+            warned = tuple(replace(each, samples=()) if each.count else each for each in description.warned)
+            description = replace(description, warned=warned)
         facts = _looked_at(description, _known(ids, known, readable), _by_shard(alerts)[shard])
         return asdict(description) | {
             "conn_id": conn_id,

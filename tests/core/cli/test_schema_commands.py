@@ -18,7 +18,7 @@ from persist_core.location.settings import PersistLocation
 from tests.plain_commit import commit
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "changing.md"
-EVOLUTION = PAGE.read_text().partition("## Correct wrong data")[0]
+EVOLUTION = PAGE.read_text().partition("## The feed changes")[0]
 BLOCK = re.compile(r"```(yaml|console)\n(.*?)```", re.S)
 ROWS = {"id": [(1, "pen", Decimal("1.50"), "old")], "title": [(1, "pen", None, Decimal("1.50"))]}
 

@@ -44,11 +44,12 @@ function factsOf(shard) {
   return section("facts", "Facts", h("dl", {}, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])));
 }
 
-// The rows are in the table: a check does not hold for them, or a bad value of a column became null.
+// The rows are in the table: a check does not hold for them, or a bad value of a column became null. A warning without
+// rows names fields of the feed.
 function warningsOf(shard) {
   const columns = [{ name: "Check or column", head: true }, { name: "Rows", number: true }, { name: "For example" }];
   const hidden = "your roles do not show rows";
-  return table("Rows that a check or a column warns of", columns, shard.warned.map((each) => [each.name, count(each.count), shard.shows_rows ? each.samples.map((text) => h("code", {}, text)) : hidden]), { hasCaption: false });
+  return table("Rows that a check or a column warns of", columns, shard.warned.map((each) => [each.name, count(each.count), shard.shows_rows || each.count === 0 ? each.samples.map((text) => h("code", {}, text)) : hidden]), { hasCaption: false });
 }
 
 function progressText(progress) {

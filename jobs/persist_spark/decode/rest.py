@@ -1,0 +1,85 @@
+"""The column `source.rest`: all fields of a record that have no column, as one JSON object, names in order.
+
+    text of the row --strings marked too--> map of texts --without the fields that have a column--> JSON text
+
+Numbers keep their digits. `persist_spark.decode.json` gives each leaf as text, "{}" and {} alike, so each string
+gets a mark of its own first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import functions as F
+
+from persist_core.config.collection import CollectionConfig
+from persist_core.sample.fields import named_fields
+from persist_spark.decode.encoding import Field
+from persist_spark.decode.json import MARK, Path, exact_numbers
+from persist_spark.decode.records import Fields, record_path
+from persist_spark.decode.unsent import fields_in
+
+_TEXT = "\ufdd3"  # before a string: a noncharacter, as `MARK` is
+# What stands between two values that are strings: anything else, and names, which a colon follows.
+_BETWEEN = r'\G((?:[^"]++|"(?:[^"\\]++|\\.)*+"\s*+:)*+)'
+_STRING = _BETWEEN + r'"((?:[^"\\]++|\\.)*+)"'
+_NUMBER = f'"{_TEXT}{MARK}([^"]*)"'
+
+
+def rest_field(config: CollectionConfig, fields: Fields) -> Field | None:
+    """The field of the column `rest`."""
+    return fields.named(config.source.rest) if config.source.rest else None
+
+
+def read_paths(config: CollectionConfig, fields: Fields) -> dict[str, Path]:
+    """The path in a record of each column but `rest`, by raw name."""
+    return {each.raw: record_path(config, each.column) for each in fields.all if each.column.name != config.source.rest}
+
+
+def rest_of_json(config: CollectionConfig, fields: Fields, row: SparkColumn) -> dict[str, SparkColumn]:
+    """The raw text of `rest`, if the collection has one, for a row that is JSON text of `all_marked`."""
+    field = rest_field(config, fields)
+    if field is None:
+        return {}
+    known = F.array(*[F.lit(name) for name in sorted(named_fields(config))])
+    is_debezium = config.source.format == "debezium-json"  # unwrapped records: __op, __deleted, ...
+
+    def is_rest(name: SparkColumn, _: SparkColumn) -> SparkColumn:
+        is_new = ~F.array_contains(known, name)
+        return is_new & ~name.startswith("__") if is_debezium else is_new
+
+    found = F.array_sort(F.map_entries(F.map_filter(fields_in(row), is_rest)))
+    cells = F.transform(found, lambda each: F.concat(_quoted(each["key"]), F.lit(":"), _value(each["value"])))
+    return {field.raw: F.when(F.size(cells) > 0, F.concat(F.lit("{"), F.array_join(cells, ","), F.lit("}")))}
+
+
+def rest_of_cells(config: CollectionConfig, fields: Fields, cells: Mapping[str, SparkColumn]) -> dict[str, SparkColumn]:
+    """The raw text of `rest`, if the collection has one, for a row with these cells. Nulls are left out."""
+    field = rest_field(config, fields)
+    if field is None:
+        return {}
+    names = sorted(cells.keys() - named_fields(config))
+    if not names:
+        return {field.raw: F.lit(None).cast("string")}
+    text = F.to_json(F.struct(*[cells[name].alias(name) for name in names]))
+    return {field.raw: F.when(text != "{}", text)}
+
+
+def all_marked(text: SparkColumn) -> SparkColumn:
+    """JSON text whose numbers and strings are marked."""
+    return F.regexp_replace(exact_numbers(text), _STRING, f'$1"{_TEXT}$2"')
+
+
+def _value(leaf: SparkColumn) -> SparkColumn:
+    """A leaf of `all_marked` as the JSON that it was."""
+    nested = F.translate(F.regexp_replace(leaf, _NUMBER, "$1"), _TEXT, "")
+    number, text = leaf.substr(F.lit(3), F.length(leaf)), leaf.substr(F.lit(2), F.length(leaf))
+    marked = F.when(leaf.startswith(_TEXT + MARK), number).when(leaf.startswith(_TEXT), _quoted(text))
+    return F.coalesce(marked.otherwise(nested), F.lit("null"))
+
+
+def _quoted(text: SparkColumn) -> SparkColumn:
+    """A text as JSON."""
+    array = F.to_json(F.array(text))
+    return array.substr(F.lit(2), F.length(array) - 2)

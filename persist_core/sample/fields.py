@@ -1,0 +1,130 @@
+"""The fields of a feed that no column takes, and the columns whose field the feed does not have.
+
+    names in CSV headers and Parquet schemas, of each file ─┐
+    names in a bounded sample of JSON records ──────────────┴─> FeedFields ─> warnings about no row, or `FeedChanged`
+
+CSV and Parquet say their fields before a record is read. JSON does not: there the first records of the oldest and of
+the newest file of a run are looked at, so a rare field may be found by a later run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from persist_core.config.collection import CollectionConfig
+from persist_core.config.column import ColumnConfig
+from persist_core.contents.stats import MAX_NAMES, BatchWarning
+from persist_core.errors import FeedChanged
+from persist_core.sample.files import DMS_OP, RawRow, SampledFile, raw_rows, take, value_at
+from persist_core.sample.guess import better
+from persist_core.sources.feed import Feed
+from persist_core.sources.input_file import InputFile
+
+SAMPLED_RECORDS = 1_000
+NEW = "fields that are not in `columns`"
+MISSING = "columns whose field is missing"
+
+
+def named_fields(config: CollectionConfig) -> frozenset[str]:
+    """The fields of a row, at its top, that something in the collection file names."""
+    named = [column.field or name for name, column in config.columns.items() if name != config.source.rest]
+    if config.source.format != "debezium-json":  # there the paths of order and time start at the envelope
+        order = (config.order.types.get(name) for name in config.order.fields)
+        named += [*config.order.fields, *(each.field for each in order if each and each.field)]
+        named += filter(None, (config.time.field, config.delete.column))
+    tops = (name.partition(".")[0] for name in named)
+    return frozenset({DMS_OP, *config.source.ignored, *named, *tops})
+
+
+def rows_of(config: CollectionConfig, files: Sequence[SampledFile]) -> list[RawRow]:
+    """The raw records of a sample of the collection's files."""
+    source, names = config.source, None
+    if "csv" in source.format and not source.header:
+        names = [column.field or name for name, column in config.columns.items()]
+        names = [DMS_OP, *names] if source.format == "dms-csv" else names
+    return raw_rows(files, source.format, delimiter=source.delimiter, names=names)
+
+
+def hints_of(config: CollectionConfig, raw: Sequence[RawRow]) -> tuple[str, ...]:
+    """Questions about columns whose values would fit another type better."""
+    hints = []
+    for name, column in config.columns.items():
+        values = [value_at(each.row, _path(name, column)) for each in raw]
+        in_schema, is_text = any(each.has_schema for each in raw), config.source.format.endswith("csv")
+        hints.append(better(name, column, values, is_text=is_text, in_schema=in_schema))
+    return tuple(hint for hint in hints if hint is not None)
+
+
+@dataclass
+class FeedFields:
+    """The findings in one batch so far. `new` and `missing`: names in the order in which they were seen."""
+
+    config: CollectionConfig
+    new: dict[str, None] = field(default_factory=dict)
+    missing: dict[str, None] = field(default_factory=dict)
+
+    def see(self, names: Iterable[str], count: int) -> None:
+        """Take in the names of all fields of `count` files."""
+        if count:
+            self._add_new(found := set(names))
+            gone = (name for name, path in self._paths() if not {path[0], ".".join(path)} & found)
+            self.missing.update(dict.fromkeys(gone))
+
+    def look_at(self, feed: Feed, files: Sequence[InputFile]) -> None:
+        """Take in a sample of JSON records. A column is missing only if `missing_field: fail` asks for it."""
+        if not self.config.source.format.endswith("json"):
+            return
+        rows = rows_of(self.config, take(feed, files, SAMPLED_RECORDS))
+        self._add_new(dict.fromkeys(name for each in rows for name in each.row))
+        whole = [each for each in rows if _is_whole(each)]
+        if whole and self.config.source.missing_field == "fail":
+            gone = (name for name, path in self._paths() if not any(_has(each.row, path) for each in whole))
+            self.missing.update(dict.fromkeys(gone))
+
+    def warnings(self) -> tuple[BatchWarning, ...]:
+        """The findings, for the run's report. Raises `FeedChanged` if the collection file says `fail` for one."""
+        found, source = ((NEW, self.new), (MISSING, self.missing)), self.config.source
+        fatal = {NEW: source.on_new_field == "fail", MISSING: source.missing_field == "fail"}
+        warned = tuple(BatchWarning(name, 0, _shown([*names])) for name, names in found if names)
+        failed = [each.counted for each in warned if fatal[each.name]]
+        if failed:
+            raise FeedChanged(
+                f"{self.config.name}: {'; '.join(failed)}. Nothing was committed. Write new fields into `columns`"
+                f" (`persist columns {self.config.name}` proposes the lines), or into `ignored`; remove columns that"
+                ' are gone; or write `on_new_field: ignore`, `missing_field: "null"`'
+            )
+        return warned
+
+    def _add_new(self, names: Iterable[str]) -> None:
+        known = named_fields(self.config)
+        hides = self.config.source.format == "debezium-json"  # unwrapped records: __op, __deleted, ...
+        if self.config.source.rest is None:
+            self.new.update((name, None) for name in names if name not in known and not (hides and name[:2] == "__"))
+
+    def _paths(self) -> list[tuple[str, tuple[str, ...]]]:
+        columns = self.config.columns.items()
+        return [(name, _path(name, column)) for name, column in columns if name != self.config.source.rest]
+
+
+def _path(name: str, column: ColumnConfig) -> tuple[str, ...]:
+    return tuple(column.field.split(".")) if column.field else (name,)
+
+
+def _is_whole(row: RawRow) -> bool:
+    """True unless it is a delete, whose row may be the key alone."""
+    inner = row.message.get("payload")
+    payload = inner if isinstance(inner, dict) else row.message
+    return bool(row.row) and ("before" not in payload or bool(payload.get("after")))
+
+
+def _has(row: Any, path: Sequence[str]) -> bool:
+    above = value_at(row, path[:-1])
+    return isinstance(above, dict) and path[-1] in above
+
+
+def _shown(names: Sequence[str]) -> tuple[str, ...]:
+    """At most `MAX_NAMES`, and how many more there are."""
+    more = len(names) - MAX_NAMES
+    return (*(name[:100] for name in names[:MAX_NAMES]), *([f"and {more} more"] if more > 0 else []))

@@ -1,0 +1,105 @@
+"""Fields that come and go, in samples of each text format; `persist columns`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persist_core.cli.main import run_command
+from persist_core.config.collection import CollectionConfig
+from persist_core.contents.stats import MAX_NAMES, BatchWarning
+from persist_core.errors import FeedChanged
+from persist_core.location.mem import MemBlob
+from persist_core.sample.fields import MISSING, NEW, FeedFields
+from persist_core.sources.feed import LocalFeed
+from persist_core.sources.files import FileSource
+
+
+def config_of(folder: Path, kind: str, **changes: Any) -> CollectionConfig:
+    source = {"path": "in/*", "format": kind, **changes.pop("source", {})}
+    plain = {"delete": "none"} if kind in ("json", "csv") else {}
+    columns = {"id": "bigint", "city": {"type": "string", "field": "address.city"}, "note": "string"}
+    body = {"name": "t", "source": source, "key": "id", "columns": columns, "base_dir": str(folder), **plain}
+    return CollectionConfig.model_validate({**body, **changes})
+
+
+def found_in(config: CollectionConfig, folder: Path, *lines: Any) -> FeedFields:
+    (folder / "in").mkdir(exist_ok=True)
+    (folder / "in/a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    feed = LocalFeed(config.source_pattern())
+    fields = FeedFields(config)
+    fields.look_at(feed, FileSource(config, MemBlob(), feed).freeze(None, until=None).frozen.files)
+    return fields
+
+
+ROW = {"id": 1, "address": {"city": "B", "zip": 1}, "x": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("json", ROW),
+        ("debezium-json", {"op": "c", "after": ROW, "source": {"lsn": 5}, "ts_ms": 1}),
+        ("debezium-json", {"schema": {}, "payload": {"op": "c", "after": ROW, "source": {}}}),
+        ("debezium-json", {**ROW, "__op": "c", "__deleted": "false"}),
+        ("dms-json", {"data": ROW, "metadata": {"operation": "insert", "record-type": "data"}}),
+    ],
+)
+def test_new_fields_are_found_in_the_row(tmp_path: Path, kind: str, line: Any) -> None:
+    assert found_in(config_of(tmp_path, kind), tmp_path, line).warnings() == (BatchWarning(NEW, 0, ("x",)),)
+    known = config_of(tmp_path, kind, source={"ignored": ["x"]})
+    assert found_in(known, tmp_path, line).warnings() == ()
+    strict = config_of(tmp_path, kind, source={"on_new_field": "fail"})
+    with pytest.raises(FeedChanged, match=rf"{NEW}: x\. Nothing was committed"):
+        found_in(strict, tmp_path, line).warnings()
+
+
+def test_a_missing_field_is_one_that_no_row_of_the_sample_has(tmp_path: Path) -> None:
+    strict = config_of(tmp_path, "debezium-json", source={"missing_field": "fail"})
+    delete = {"op": "d", "before": {"id": 1}, "after": None}
+    assert found_in(strict, tmp_path, delete).warnings() == ()  # a row before a delete may be the key alone
+    whole = {"op": "c", "after": {"id": 1, "address": {"city": None}, "note": None}}
+    assert found_in(strict, tmp_path, delete, whole).warnings() == ()
+    with pytest.raises(FeedChanged, match=f"{MISSING}: city, note"):
+        found_in(strict, tmp_path, {"op": "c", "after": {"id": 1, "address": {}}}).warnings()
+    lenient = config_of(tmp_path, "json")
+    assert found_in(lenient, tmp_path, {"id": 1}).warnings() == ()
+
+
+def test_files_say_their_fields(tmp_path: Path) -> None:
+    fields = FeedFields(config_of(tmp_path, "csv"))
+    fields.see(["id", "address", "note", "z"], 1)
+    fields.see(["id", "note"], 2)
+    fields.see([], 0)
+    assert fields.warnings() == (BatchWarning(NEW, 0, ("z",)), BatchWarning(MISSING, 0, ("city",)))
+    fields.see([f"n{number}" for number in range(MAX_NAMES + 5)], 1)
+    assert fields.warnings()[0].samples[-1] == "and 6 more"
+    assert str(fields.warnings()[1]) == f"{MISSING}: city, id, note"
+
+
+def test_columns_are_proposed_for_other_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERSIST_BLOB_URI", "mem:")
+    monkeypatch.setenv("PERSIST_CONSENSUS_URI", "mem:")
+    body = {"source": {"path": "in/*", "format": "csv"}, "key": "id", "columns": {"id": "int"}, "delete": "none"}
+    (tmp_path / "t.yaml").write_text(json.dumps(body))
+    (tmp_path / "a.csv").write_text("id,when,empty,op\n3000000000,2026-01-31,,U\n")
+    asked = ["columns", "t", "--collections", str(tmp_path), "--from", str(tmp_path / "a.csv")]
+    assert run_command(asked) == 0
+    assert capsys.readouterr().out == (
+        "columns:\n"
+        "  when: date # always a date\n"
+        "  # empty: always null in the sample: which type?\n"
+        "  # op: by its name a mark of deletes: see `delete`\n"
+        "# QUESTION: `id` has whole numbers beyond 32 bits: did you mean `bigint`?\n"
+    )
+    assert run_command([*asked, "--json"]) == 0
+    first = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert first == {"field": "when", "column": "date", "reason": "always a date"}
+    (tmp_path / "a.csv").write_text("id\n1\n")
+    assert run_command(asked) == 0
+    assert capsys.readouterr().out == "# each field has a column\n"

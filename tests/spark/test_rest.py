@@ -1,0 +1,149 @@
+"""`source.rest`: fields without a column, of every format; and fields that come and go, in a run's report."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from persist_core.contents.stats import BatchWarning
+from persist_core.errors import FeedChanged
+from persist_core.sample.fields import MISSING, NEW
+from tests.spark.decode_feed import Feed
+from tests.spark.test_row_checks import things_with
+from tests.spark.test_set_aside import UNTIL
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COLUMNS = {"id": "bigint", "name": "string", "more": "json"}
+REST = {"source": {"rest": "more"}}
+TEXTS = [
+    "",
+    "a",
+    'q"u\\o',
+    "5",
+    "1.10",
+    "true",
+    "null",
+    "[1,2]",
+    '{"a": 1}',
+    "ü€😀",
+    "\n\t\u0001",
+    ":",
+    "a:b",
+    ",",
+    "}",
+]
+NUMBERS = ["0", "-1", "1.10", "12345678901234567890.123", "1e400", "2E-3", "-0.0"]
+
+
+@pytest.fixture
+def feed(spark: SparkSession, tmp_path: Path) -> Feed:
+    return Feed(spark, tmp_path / "in")
+
+
+def value(rng: random.Random, depth: int = 2) -> str:
+    """Random JSON text, with blanks."""
+    kind = rng.choice(["text", "number", "word", *["array", "object"] * (depth > 0)])
+    if kind in ("array", "object"):
+        items = [value(rng, depth - 1) for _ in range(rng.randrange(3))]
+        if kind == "array":
+            return f"[ {', '.join(items)}]"
+        named = (f"{json.dumps(rng.choice(TEXTS) + str(at))} : {each}" for at, each in enumerate(items))
+        return "{" + ", ".join(named) + " }"
+    if kind == "text":
+        return json.dumps(rng.choice(TEXTS), ensure_ascii=rng.random() < 0.5)
+    return rng.choice(NUMBERS) if kind == "number" else rng.choice(["true", "false", "null"])
+
+
+def exact(text: str | None) -> Any:
+    """JSON with its numbers as they were written."""
+    return None if text is None else json.loads(text, parse_float=_as_written, parse_int=_as_written)
+
+
+def _as_written(digits: str) -> tuple[str, str]:
+    return "number", digits
+
+
+@pytest.mark.parametrize("kind", ["json", "debezium-json", "message", "dms-json"])
+def test_rest_has_all_other_fields_of_json_as_they_were_written(feed: Feed, kind: str) -> None:
+    rng = random.Random(kind)
+    rows = [{json.dumps(f"f{rng.randrange(9)}"): value(rng) for _ in range(rng.randrange(5))} for _ in range(60)]
+    rows += [{json.dumps(text): value(rng)} for text in TEXTS]
+    envelopes = {
+        "json": "%s",
+        "debezium-json": '{"op": "c", "before": null, "after": %s, "source": {"lsn": 1}, "ts_ms": 5}',
+        "message": '{"key": {"id": 1}, "value": {"schema": null, "payload": {"op": "c", "after": %s, "ts_ms": 5}}}',
+        "dms-json": '{"data": %s, "metadata": {"record-type": "data", "operation": "insert", "other": 1}}',
+    }
+    lines = []
+    for number, row in enumerate(rows):
+        cells = {'"id"': str(number), '"name"': '"x"', **row}
+        lines.append(envelopes[kind] % ("{" + ", ".join(f"{name}: {each}" for name, each in cells.items()) + "}"))
+    found = feed.lines(kind if kind != "message" else "debezium-json", lines, COLUMNS, **REST)
+    assert [each["_persist_err_kind"] for each in found] == [None] * len(rows)
+    for row, each in zip(rows, found, strict=True):
+        expected = exact("{" + ", ".join(f"{name}: {row[name]}" for name in row) + "}")
+        assert exact(each["more"]) == (expected or None)
+        assert list(json.loads(each["more"] or "{}")) == sorted(expected)
+
+
+def test_rest_is_without_the_fields_of_the_connector(feed: Feed) -> None:
+    lines = ['{"id": 1, "name": "a", "x": "1", "__op": "u", "__deleted": "false", "__lsn": 5}']
+    (found,) = feed.lines("debezium-json", lines, COLUMNS, **REST)
+    assert found["more"] == '{"x":"1"}'
+
+
+def test_rest_is_without_fields_that_the_file_names(feed: Feed) -> None:
+    columns = {"id": "bigint", "city": {"type": "string", "field": "address.city"}, "more": "json"}
+    changes: dict[str, Any] = {
+        "source": {"rest": "more", "ignored": ["x"]},
+        "order": {"by": {"v": "bigint"}},
+        "time": {"field": "ts"},
+    }
+    changes |= {"delete": {"column": "op", "values": ["D"]}}
+    line = {"id": 1, "address": {"city": "B"}, "x": 1, "v": 2, "ts": 5, "op": "U", "y": [1.50], "more": "own"}
+    (found,) = feed.lines("json", [json.dumps(line)], columns, **changes)
+    assert (found["city"], found["more"]) == ("B", '{"more":"own","y":[1.5]}')
+    (found,) = feed.lines("json", ['{"id": 1, "op": "U", "ts": 5, "v": 1}', "broken"][:1], columns, **changes)
+    assert found["more"] is None
+
+
+def test_rest_of_csv_and_parquet(feed: Feed) -> None:
+    feed.write("a.csv", 'id,name,b,a\n1,x,"say ""hi""",007\n2,y,,\n')
+    feed.write("b.csv", "id,name\n3,z\n")
+    found = feed.records("csv", COLUMNS, order="position", **REST)
+    assert [each["more"] for each in found] == ['{"a":"007","b":"say \\"hi\\""}', None, None]
+    feed.folder = feed.folder.parent / "parquet"
+    feed.folder.mkdir()
+    table = pa.table({"id": [1, 2], "name": ["x", "y"], "n": [1.5, None], "l": [[1, 2], None]})
+    pq.write_table(table, feed.folder / "a.parquet")
+    found = feed.records("parquet", COLUMNS, order="position", **REST)
+    assert [each["more"] for each in found] == ['{"l":[1,2],"n":1.5}', None]
+
+
+def test_a_run_reports_fields_without_a_column(spark: SparkSession, tmp_path: Path) -> None:
+    things = things_with(tmp_path, {})
+    row = {"balance": 1, "country": "DE"}
+    things.drop("a.json", {"id": 1, **row, "x": 1}, {"id": 2, **row, "y": None})
+    _, manifest = things.write(spark, description := things.mint(UNTIL))
+    assert manifest.warnings == (BatchWarning(NEW, 0, ("x", "y")),)
+    assert manifest.stats["warnings"] == 0
+    things.commit(spark, description)
+
+
+def test_a_file_says_that_no_field_may_come_or_go(spark: SparkSession, tmp_path: Path) -> None:
+    source = {"path": "in/*", "format": "csv", "on_new_field": "fail", "missing_field": "fail", "ignored": ["x"]}
+    things = things_with(tmp_path, {}, source=source)
+    (tmp_path / "in").mkdir(exist_ok=True)
+    (tmp_path / "in/a.csv").write_text("id,balance,country,x\n1,1,DE,5\n")
+    things.commit(spark, things.mint(UNTIL))
+    (tmp_path / "in/b.csv").write_text("id,balance,y\n1,1,5\n")
+    with pytest.raises(FeedChanged, match=f"{NEW}: y; {MISSING}: country. Nothing was committed"):
+        things.write(spark, things.mint(2 * UNTIL))
