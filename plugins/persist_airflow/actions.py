@@ -26,12 +26,12 @@ from typing import Any
 from persist_airflow.compat import DAG, Context, Param, TriggerDagRunOperator
 from persist_airflow.factory import UPSERT_PREFIX, VIEW_PREFIX
 from persist_airflow.failures import fail_without_retry
-from persist_airflow.group_dag import GROUP_PREFIX
 from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.lineage import ReportsLineage
 from persist_airflow.location_dag import location_dag
 from persist_airflow.maintenance import MaintainShardOperator
 from persist_airflow.operators import writer_of
+from persist_airflow.options import GROUP_PREFIX
 from persist_airflow.shard_operators import Json, by, checked, reported, reprocessed, restored
 from persist_core.config.collection import CollectionConfig, load_collections
 from persist_core.errors import InvalidInput

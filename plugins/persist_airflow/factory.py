@@ -25,7 +25,7 @@ import yaml
 
 from persist_airflow.announce import AnnounceFailure
 from persist_airflow.compat import DAG, TaskGroup, any_asset, interval_schedule, make_asset, only_dag_id
-from persist_airflow.group_dag import GROUP_PREFIX, document_of, group_tasks, split_groups
+from persist_airflow.group_dag import document_of, group_tasks, split_groups
 from persist_airflow.hook import PersistHook
 from persist_airflow.links import shard_uri
 from persist_airflow.notifications import NotifyBy, chosen, takes
@@ -35,6 +35,7 @@ from persist_airflow.operators import (
     MintBatchDescriptionsOperator,
 )
 from persist_airflow.options import (
+    GROUP_PREFIX,
     STAGES,
     TASK_IDS,
     DagOptions,

@@ -27,7 +27,6 @@ from persist_core.config.files import config_files
 from persist_core.config.groups import agreed
 from persist_core.errors import ConfigError
 
-GROUP_PREFIX = "persist_group__"
 RETRY = "retry_failed"
 
 

@@ -71,7 +71,8 @@ class MintGroupOperator(GroupOperator):
                 words[name] = f"nothing to do: {each.value.reason}"
                 if each.value.pending != 0:
                     self.log.warning("%s: %s", name, each.value.reason)
-        failed = self.ended(context, "mint", found, words)
+        skipped = dict.fromkeys(found.keys() - minted.keys(), "skipped")
+        failed = self.ended(context, "mint", found, words, skipped)
         for name, one in minted.items():
             for notice in one.notices:
                 self.log.warning("%s: %s", name, notice)
@@ -121,7 +122,7 @@ class AppendGroupOperator(lineage.ReportsLineage, GroupOperator):
                     report_commit(Counted(self.persist_conn_id, name), context, client, one.commit)
         words = {name: str(conflict.record) for name, conflict in conflicts.items()}
         words |= {name: in_few_words(one.report) for name, one in done.items()}
-        failed = self.ended(context, "append", found, words)
+        failed = self.ended(context, "append", found, words, dict.fromkeys(conflicts, "conflict"))
         failed |= {name: {"error": f"conflict: {words[name]}", "may_retry": True} for name in conflicts}
         self.lineage = lineage.joined(one.lineage for one in done.values())
         reports = {name: one.report for name, one in done.items()}

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from persist_airflow.announce import announce_conflict
@@ -109,8 +110,18 @@ class OfBatch:
     log: Any
     outlets: list[Any]
 
-    def ended(self, context: Context, stage: str, rows: Mapping[str, Tried[Any]], words: Mapping[str, str]) -> Json:
-        """Log a line for each collection, and report their tries; the failures among them, to be passed on."""
+    def ended(
+        self,
+        context: Context,
+        stage: str,
+        rows: Mapping[str, Tried[Any]],
+        words: Mapping[str, str],
+        results: Mapping[str, str] = MappingProxyType({}),
+    ) -> Json:
+        """Log a line for each collection, and report its try; the failures among them, to be passed on.
+
+        `results` of tries are `success` unless given here.
+        """
         failed: Json = {}
         for name, each in rows.items():
             if each.error is not None:
@@ -123,7 +134,8 @@ class OfBatch:
             level = logging.ERROR if name in failed else logging.INFO
             page = "" if name in failed else shard_page(self.persist_conn_id, name) or ""
             self.log.log(level, "%-*s  %7.1f s  %s  %s", wide, name, each.took_ms / 1000, said, page)
-        tries = {name: (_result(failed, words, name), each.took_ms) for name, each in rows.items()}
+        results = dict.fromkeys(rows, "success") | {**results} | dict.fromkeys(failed, "failed")
+        tries = {name: (results[name], each.took_ms) for name, each in rows.items()}
         report_tries(self.persist_conn_id, context, stage, tries)
         return failed
 
@@ -141,12 +153,6 @@ class OfBatch:
         self.log.log(logging.ERROR if conflict.is_new else logging.INFO, "%s", conflict.record)
         if announce_conflict(client, conflict.record, self.batch.notify.get(shard, ()), context):
             count(Counted(self.persist_conn_id, shard), context, CONFLICTS)
-
-
-def _result(failed: Json, words: Mapping[str, str], name: str) -> str:
-    if name in failed:
-        return "failed"
-    return "skipped" if words[name].startswith("nothing") else "success"
 
 
 class GroupOperator(OfBatch, BaseOperator):

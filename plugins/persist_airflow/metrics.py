@@ -35,6 +35,7 @@ from persist_core.shard.state import Commit
 
 MAX_STAT_CHARS = 250  # Airflow drops longer ones, tags included, and logs a stack trace for each
 SECONDS_XCOM = "persist_seconds"  # read by the page for shards
+ENDING_STAGES = ("append", "retry")
 FLUSH_S = 2.0  # a collector that answers takes milliseconds
 _INVALID = re.compile(r"[^a-zA-Z0-9_.-]")  # Airflow drops a stat with another character in its name or in a tag
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -92,9 +93,15 @@ class Counted:
 
 
 def report_tries(persist_conn_id: str, context: Context, stage: str, tries: Mapping[str, tuple[str, int]]) -> None:
-    """Do as `measured`, for a task of several shards: for each the result of its try, and its duration in ms."""
-    seconds = {shard: took_ms / 1000 for shard, (result, took_ms) in tries.items() if result == "success"}
-    context["ti"].xcom_push(key=SECONDS_XCOM, value=seconds)
+    """Do as `measured`, for a task of several shards: for each the result of its try, and its duration in ms.
+
+    The XCom says of each its seconds, and whether the dag run has nothing more to commit for it.
+    """
+    found = {}
+    for shard, (result, took_ms) in tries.items():
+        is_done = result == "skipped" or (result == "success" and stage in ENDING_STAGES)
+        found[shard] = {"seconds": took_ms / 1000, "is_done": is_done}
+    context["ti"].xcom_push(key=SECONDS_XCOM, value=found)
     for shard, (result, took_ms) in tries.items():
         _report_try(Counted(persist_conn_id, shard), context, stage, result, took_ms)
     export()

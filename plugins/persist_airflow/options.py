@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 from persist_airflow.notifications import NotifyBy
 from persist_core.config.tasks import AirflowConfig, TaskConfig
 
+GROUP_PREFIX = "persist_group__"  # of the ids of groups' DAGs
 STAGES = ("mint", "write", "append", "checkpoint")
 TASK_IDS = ("mint_batch_descriptions", "write_batches", "append_batches", "checkpoint_manifest")
 

@@ -5,7 +5,9 @@ Jobs stage an empty batch here, and no Spark starts; `tests/e2e/test_groups.py` 
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,11 @@ from persist_airflow.notifications import CONTEXT_NAME
 from persist_core.errors import RunFailed, TooManyErrors
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
+from persist_core.location.settings import PersistLocation
 from persist_core.protocol.conflicts import list_conflicts
 from persist_core.spark_job.answer import record_failure
 from persist_core.spark_job.spec import JobSpec
+from tests.airflow import airflow_process
 from tests.airflow.fruit import end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
 from tests.airflow.test_parse import dag_bag
@@ -33,6 +37,7 @@ MINT, WRITE, APPEND, CHECKPOINT, RETRY = TASKS = tuple(
     f"batch_1.{task}"
     for task in ("mint_batch_descriptions", "write_batches", "append_batches", "checkpoint_manifest", "retry_failed")
 )
+IS_AIRFLOW_3 = importlib.metadata.version("apache-airflow").startswith("3")
 NAMES = ("apples", "figs", "kiwis")
 COLLECTION = """
 source:
@@ -44,6 +49,12 @@ time: path
 delete: {{null_value: true}}
 start_date: 2026-01-01
 group: orchard
+"""
+DAG_FILE = """
+# airflow DAG
+from pathlib import Path
+from persist_airflow.factory import build_dags
+globals().update(build_dags(Path(__file__).parent / "collections"))
 """
 
 
@@ -108,10 +119,7 @@ def test_a_group_is_one_dag_and_its_members_have_none(orchard: Orchard) -> None:
     (orchard.folder / "collections" / "pears.yaml").write_text(
         COLLECTION.format(feed=orchard.folder, name="pears").replace("group: orchard", "group: null")
     )
-    (orchard.folder / "dag.py").write_text(
-        "# airflow DAG\nfrom pathlib import Path\nfrom persist_airflow.factory import build_dags\n"
-        "globals().update(build_dags(Path(__file__).parent / 'collections'))\n"
-    )
+    (orchard.folder / "dag.py").write_text(DAG_FILE)
     bag = dag_bag(orchard.folder)
     assert not bag.import_errors
     assert sorted(bag.dags) == ["persist_group__orchard", "persist_upsert__pears"]
@@ -119,6 +127,22 @@ def test_a_group_is_one_dag_and_its_members_have_none(orchard: Orchard) -> None:
     assert set(tasks) == {*TASKS, *(task.replace("_1.", "_2.") for task in TASKS)}
     assert {asset.uri.rpartition("/")[2] for asset in tasks[APPEND].outlets} == {"apples", "figs"}
     assert tasks[APPEND].downstream_task_ids == {CHECKPOINT, RETRY}
+
+
+@pytest.mark.skipif(IS_AIRFLOW_3, reason="Airflow 2.11's own command; 3.x has another, see tests/e2e")
+def test_airflow_2s_own_backfill(
+    orchard: Orchard, migrated: Path, location: PersistLocation, client: PersistClient
+) -> None:
+    """Two days without input, so that no Spark starts."""
+    shutil.rmtree(orchard.folder / "feed")
+    for name in NAMES:
+        (orchard.folder / "feed" / name).mkdir(parents=True)
+    (orchard.folder / "dag.py").write_text(DAG_FILE)
+    command = ("-m", "airflow", "dags", "backfill", "persist_group__orchard")
+    airflow_process.run(orchard.folder, migrated, location, *command,
+        "-s", "2026-01-01", "-e", "2026-01-02", "--disable-retry")  # fmt: skip
+    assert uppers(client) == dict.fromkeys(NAMES, end_ms(1))
+    assert {len(client.state(name).commits) for name in NAMES} == {2}
 
 
 def test_all_commit_by_one_job_and_each_has_its_event(orchard: Orchard, client: PersistClient) -> None:

@@ -18,6 +18,7 @@ from tests.airflow import kill_points
 from tests.airflow.fruit import end_ms
 from tests.airflow.kill_in_job import JOB
 from tests.e2e.test_airflow_scheduler import QUICK_RETRIES, ROOT, follow
+from tests.e2e.view_chain import api_of
 
 DAG_ID, VIEW_ID = "persist_group__orchard", "persist_view__cheap"
 NAMES = ("apples", "figs", "kiwis", "plums")
@@ -119,6 +120,7 @@ def test_one_fails_and_one_dies_and_the_others_commit(
         assert tries(airflow, "batch_1.write_batches") == tries(airflow, "batch_2.write_batches") == [("success", 1)]
         assert tries(airflow, "batch_2.retry_failed") == [("skipped", 1)]
         assert {name: events(airflow, name) for name in NAMES} == {**dict.fromkeys(NAMES, 1), "figs": 0}
+        assert on_the_page(airflow) == {**dict.fromkeys(NAMES, "success"), "figs": "failed"}
 
         drop(tmp_path, "figs", 0, {"id": 1, "price": 3})
         airflow.command("tasks", "clear", DAG_ID, "--task-regex", "batch_1.retry_failed", "--yes")
@@ -135,6 +137,15 @@ def test_one_fails_and_one_dies_and_the_others_commit(
         assert fsck(client, name).is_clean
     assert client.open_reader("figs").snapshot().to_pylist() == [{"id": 1, "price": 3}]
     assert len({commit.writer for name in NAMES for commit in client.state(name).commits}) == 2
+
+
+def on_the_page(airflow: LocalAirflow) -> dict[str, str]:
+    """The last run of each collection, as the page for shards shows it."""
+    (place,) = api_of(airflow).call("GET", "/persist/api/shards")["locations"]
+    dags = {shard["shard"]: shard["airflow"]["dags"] for shard in place["shards"]}
+    assert {dag["group"] for found in dags.values() for dag in found} == {"orchard"}
+    assert all(dag["seconds"] > 0 for found in dags.values() for dag in found)
+    return {shard: dag["last_run_state"] for shard, (dag,) in dags.items()}
 
 
 def wait_for_view(airflow: LocalAirflow, client: PersistClient) -> None:

@@ -5,10 +5,11 @@ A DAG writes a shard if one of its tasks has the shard's asset as an outlet (`li
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any
@@ -23,6 +24,7 @@ from sqlalchemy import func, select
 
 from persist_airflow.compat import asset_tables
 from persist_airflow.metrics import SECONDS_XCOM
+from persist_airflow.options import GROUP_PREFIX
 from persist_airflow.provider import CONNECTION_TYPE
 from persist_core.config.alerts import DurationThreshold
 from persist_core.time_text import day_of
@@ -36,10 +38,19 @@ ACTIONS_TAG, MAX_ACTION_DAGS = "actions", 100  # the tag that `build_actions_dag
 
 
 @dataclass(frozen=True)
+class GroupResult:
+    """A shard in a dag run of its group: whether nothing more is to be committed, and the seconds of its stages."""
+
+    is_done: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
 class DagFacts:
     """A DAG that writes a shard. Times are in ms.
 
-    `expected_upper` is where the upper is after the last run that was due; `None` without a schedule.
+    `expected_upper` is where the upper is after the last run that was due; `None` without a schedule. Of a group's DAG,
+    `results` has what its last run did, by shard.
     """
 
     dag_id: str
@@ -48,6 +59,17 @@ class DagFacts:
     next_run_ms: int | None
     last_run_id: str | None = None
     last_run_state: str | None = None
+    group: str | None = None
+    results: Mapping[str, GroupResult] = field(default_factory=dict)
+
+    def of(self, shard: str) -> dict[str, Any]:
+        """The facts about the shard. A run that failed for other shards of its group did not fail for this one."""
+        result = self.results.get(shard)
+        state = self.last_run_state
+        if state == "failed" and result is not None and result.is_done:
+            state = "success"
+        seconds = None if result is None else result.seconds
+        return {**asdict(replace(self, results={}, last_run_state=state)), "seconds": seconds}
 
 
 Writers = dict[str, dict[str, tuple[str, ...]]]  # connection -> shard -> ids of the DAGs that write it
@@ -92,10 +114,37 @@ def dags(session: Any, dag_ids: Collection[str]) -> dict[str, DagFacts]:
         DagModel.next_dagrun_data_interval_start,
         DagModel.next_dagrun_create_after,
     ).where(DagModel.dag_id.in_(dag_ids))
-    return {
-        dag_id: DagFacts(dag_id, bool(is_paused), _ms(start), _ms(after), *runs.get(dag_id, (None, None)))
-        for dag_id, is_paused, start, after in session.execute(statement)
-    }
+    groups = {dag_id: dag_id.removeprefix(GROUP_PREFIX) for dag_id in dag_ids if dag_id.startswith(GROUP_PREFIX)}
+    results = group_results(session, [(dag_id, run_id) for dag_id, (run_id, _) in runs.items() if dag_id in groups])
+    found = {}
+    for dag_id, is_paused, start, after in session.execute(statement):
+        run_id, state = runs.get(dag_id, (None, None))
+        of_shards = results.get((dag_id, str(run_id)), {})
+        times = (_ms(start), _ms(after))
+        found[dag_id] = DagFacts(dag_id, bool(is_paused), *times, run_id, state, groups.get(dag_id), of_shards)
+    return found
+
+
+def group_results(session: Any, runs: Collection[tuple[str, str]]) -> dict[tuple[str, str], dict[str, GroupResult]]:
+    """The results of these dag runs (DAG id, run id) of groups, by shard, if they came to it."""
+    statement = select(XComModel.dag_id, XComModel.run_id, XComModel.value).where(
+        XComModel.dag_id.in_({dag_id for dag_id, _ in runs}),
+        XComModel.run_id.in_({run_id for _, run_id in runs}),
+        XComModel.key == SECONDS_XCOM,
+    )
+    found: dict[tuple[str, str], dict[str, GroupResult]] = defaultdict(dict)
+    for dag_id, run_id, value in session.execute(statement) if runs else ():
+        results = found[dag_id, run_id]
+        for shard, each in _object(value).items():
+            before = results.get(shard, GroupResult(is_done=False, seconds=0.0))
+            results[shard] = GroupResult(before.is_done or each["is_done"], before.seconds + each["seconds"])
+    return dict(found)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """An XCom's object, which the database has as JSON; empty for a number."""
+    decoded = json.loads(value) if isinstance(value, str) else value
+    return decoded if isinstance(decoded, dict) else {}
 
 
 def known_dags(session: Any, dag_ids: Collection[str]) -> list[str]:
@@ -103,7 +152,7 @@ def known_dags(session: Any, dag_ids: Collection[str]) -> list[str]:
     return sorted(session.scalars(select(DagModel.dag_id).where(DagModel.dag_id.in_(dag_ids))))
 
 
-def stage_seconds(session: Any, commit_writers: Iterable[str]) -> dict[str, dict[str, float]]:
+def stage_seconds(session: Any, shard: str, commit_writers: Iterable[str]) -> dict[str, dict[str, float]]:
     """Seconds of each task of the dag runs that these writers (`dag_id/run_id`) name, by writer and task.
 
     They are what the tasks have measured (`metrics.measured`), without the time for which a task was put off.
@@ -121,12 +170,18 @@ def stage_seconds(session: Any, commit_writers: Iterable[str]) -> dict[str, dict
         for run_id, task_id, seconds in session.execute(statement):
             stages = found[f"{dag_id}/{run_id}"]
             name = task_id.rpartition(".")[2]  # in a task group the id starts with the group's
-            stages[name] = stages.get(name, 0.0) + float(seconds)
+            of_group = _object(seconds)
+            if not of_group:
+                stages[name] = stages.get(name, 0.0) + float(seconds)
+            elif shard in of_group:
+                stages[name] = stages.get(name, 0.0) + of_group[shard]["seconds"]
     return dict(found)
 
 
-def failed_days(session: Any, dag_ids: Collection[str], *, after_ms: int, zone: str) -> dict[int, tuple[str, str]]:
-    """The days of `zone` (first instant, ms) whose newest dag run failed, each with that run (DAG id, run id).
+def failed_days(
+    session: Any, shard: str, dag_ids: Collection[str], *, after_ms: int, zone: str
+) -> dict[int, tuple[str, str]]:
+    """The days of `zone` (first instant, ms) whose newest dag run failed for the shard, each with it (DAG id, run id).
 
     A dag run is of the day in which its data interval ends, or of the day before if it ends at midnight.
     """
@@ -141,7 +196,10 @@ def failed_days(session: Any, dag_ids: Collection[str], *, after_ms: int, zone: 
     for dag_id, run_id, state, end in session.execute(statement):
         last_ms = (_ms(end) or 1) - 1
         newest.setdefault(day_of(last_ms, zone), (dag_id, run_id, str(getattr(state, "value", state))))
-    return {day: (dag_id, run_id) for day, (dag_id, run_id, state) in newest.items() if state == "failed"}
+    failed = {day: (dag_id, run_id) for day, (dag_id, run_id, state) in newest.items() if state == "failed"}
+    results = group_results(session, [run for run in failed.values() if run[0].startswith(GROUP_PREFIX)])
+    done = {run for run, shards in results.items() if shard in shards and shards[shard].is_done}
+    return {day: run for day, run in failed.items() if run not in done}
 
 
 def document(session: Any, dag_id: str) -> str | None:

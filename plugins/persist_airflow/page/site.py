@@ -161,7 +161,7 @@ class Site:
         """`CommitsPage`, with the seconds of each task of the dag runs that made them."""
         page = self.inspector(access, conn_id, shard).commits(shard, before=before, limit=limit)
         with create_session() as session:
-            seconds = metadata.stage_seconds(session, {commit.writer for commit in page.commits})
+            seconds = metadata.stage_seconds(session, shard, {commit.writer for commit in page.commits})
         readable = access.readable_dags()
         seen = {writer: stages for writer, stages in seconds.items() if writer.partition("/")[0] in readable}
         return asdict(page) | {"airflow": {"stage_seconds": seen}}
@@ -180,7 +180,7 @@ class Site:
         state = inspector.state(shard)  # outside of a session: a slow store holds no connection of Airflow's database
         zone = zone_of(state)
         with create_session() as session:
-            failed = metadata.failed_days(session, seen, after_ms=now_ms - limit * DAY_MS, zone=zone)
+            failed = metadata.failed_days(session, shard, seen, after_ms=now_ms - limit * DAY_MS, zone=zone)
         expected = [dag.expected_upper for dag in dags.values() if dag.expected_upper is not None]
         due = min(expected, default=now_ms)
         loads = inspector.loads(state, check=check)
@@ -285,15 +285,16 @@ def _looked_at(summary: ShardSummary, dags: Iterable[DagFacts], alerts: Iterable
 def airflow_facts(summary: ShardSummary, dags: Iterable[DagFacts]) -> Json:
     """Airflow's part of a summary: its DAGs, how far the upper is behind their schedules, and what went wrong."""
     found = list(dags)
+    shown = [dag.of(summary.shard) for dag in found]
     upper = summary.upper if summary.lag_ms is not None else None  # a counter is behind no schedule
     behind = [d.expected_upper - upper for d in found if d.expected_upper is not None and upper is not None]
     words = {
         "behind": any(each > 0 for each in behind),
-        "failed": any(dag.last_run_state == "failed" for dag in found),
+        "failed": any(dag["last_run_state"] == "failed" for dag in shown),
         "paused": any(dag.is_paused for dag in found),
     }
     return {
-        "dags": [asdict(dag) for dag in found],
+        "dags": shown,
         "behind_ms": max([0, *behind]) if behind else None,
         "attention": [word for word, holds in words.items() if holds],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -197,10 +198,29 @@ def test_a_failed_run_is_of_the_day_in_which_its_interval_ends(zone: str, day: s
     midnight_in_kolkata = datetime(2026, 1, 5, 18, 30, tzinfo=UTC)
     ended = [("dag", "again", "failed", midnight_in_kolkata), ("dag", "first", "success", midnight_in_kolkata)]
     session = SimpleNamespace(execute=lambda _: ended)
-    found = failed_days(session, ["dag"], after_ms=0, zone=zone)
+    found = failed_days(session, "orders", ["dag"], after_ms=0, zone=zone)
     assert found == {parse_time(day, zone=zone): ("dag", "again")}
     ended.reverse()
-    assert failed_days(session, ["dag"], after_ms=0, zone=zone) == {}
+    assert failed_days(session, "orders", ["dag"], after_ms=0, zone=zone) == {}
+
+
+def test_a_groups_failed_run_failed_for_what_it_did_not_commit() -> None:
+    from persist_airflow.page.metadata import DagFacts, GroupResult, failed_days, group_results
+
+    dag_id, end = "persist_group__crm", datetime(2026, 1, 5, 18, 30, tzinfo=UTC)
+    minted = {name: {"seconds": 1.0, "is_done": name == "idle"} for name in ("orders", "bills", "idle")}
+    appended = {"orders": {"seconds": 0.5, "is_done": True}, "bills": {"seconds": 0.5, "is_done": False}}
+    tries = [(dag_id, "run", json.dumps(minted)), (dag_id, "run", appended), (dag_id, "run", 2.5)]
+    found = group_results(SimpleNamespace(execute=lambda _: tries), [(dag_id, "run")])[dag_id, "run"]
+    expected = {"orders": (True, 1.5), "bills": (False, 1.5), "idle": (True, 1.0)}
+    assert found == {name: GroupResult(*each) for name, each in expected.items()}
+    facts = DagFacts(dag_id, False, None, None, "run", "failed", "crm", found)
+    states = {name: facts.of(name)["last_run_state"] for name in (*expected, "not come to")}
+    assert states == {"orders": "success", "bills": "failed", "idle": "success", "not come to": "failed"}
+    for name, days in {"orders": 0, "bills": 1}.items():
+        answers = iter([[(dag_id, "run", "failed", end)], tries])
+        session = SimpleNamespace(execute=lambda _, answers=answers: next(answers))
+        assert len(failed_days(session, name, [dag_id], after_ms=0, zone="UTC")) == days
 
 
 def test_a_slow_store_holds_no_connection_of_airflows_database(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,12 @@ const COLUMNS = [
   { name: "Next", key: (s) => nextRun(s) ?? Infinity, title: "The next dag run, and maintenance that is due" },
 ];
 
+const GROUP = { name: "Group", key: (s) => groupOf(s)?.group ?? "", title: "The group whose DAG writes it, and the last run of it there" };
+
+function groupOf(shard) {
+  return shard.airflow.dags.find((dag) => dag.group !== null);
+}
+
 function nextRun(shard) {
   const runs = shard.airflow.dags.filter((dag) => dag.next_run_ms !== null && !dag.is_paused).map((dag) => dag.next_run_ms);
   return runs.length ? Math.min(...runs) : null;
@@ -30,21 +36,22 @@ function nextRun(shard) {
 export function showList(body) {
   const of = (facts) => facts.locations.flatMap((place) => place.shards.map((shard) => ({ ...shard, conn_id: place.conn_id })));
   let shards = of(body);
+  const columns = shards.some(groupOf) ? [...COLUMNS, GROUP] : COLUMNS;
   const view = readView(), places = h("div");
   const tbody = h("tbody"), status = h("p", { role: "status", class: "muted" });
   const draw = () => {
     const shown = shards.filter((shard) => isShown(shard, view));
-    const { key } = COLUMNS[view.sort];
+    const { key } = columns[view.sort] ?? COLUMNS[1];
     shown.sort((a, b) => compare(key(a), key(b)) * (view.descending ? -1 : 1) || compare(a.shard, b.shard));
-    tbody.replaceChildren(...shown.map((shard) => row(shard, body)));
-    for (const line of tbody.rows) for (const [i, each] of [...line.cells].entries()) each.dataset.label = COLUMNS[i].name;
+    tbody.replaceChildren(...shown.map((shard) => row(shard, body, columns.includes(GROUP))));
+    for (const line of tbody.rows) for (const [i, each] of [...line.cells].entries()) each.dataset.label = columns[i].name;
     status.textContent = `${shown.length} of ${shards.length} shards; ${shards.filter(isUrgent).length} need attention`;
     for (const [i, cell] of heads.entries()) {
       cell.setAttribute("aria-sort", i === view.sort ? (view.descending ? "descending" : "ascending") : "none");
     }
     writeView(view);
   };
-  const heads = COLUMNS.map((column, i) => {
+  const heads = columns.map((column, i) => {
     const sort = () => { view.descending = view.sort === i && !view.descending; view.sort = i; draw(); };
     return h("th", { scope: "col", class: column.number && "number", title: column.title }, h("button", { type: "button", onclick: sort }, column.name));
   });
@@ -90,7 +97,7 @@ function openAlerts(place, now) {
   return h("details", { open: place.alerts.length <= MAX_OPEN }, h("summary", {}, said), alertsOfAll(place, known, now));
 }
 
-function row(shard, body) {
+function row(shard, body, hasGroup) {
   const now = body.now_ms, commit = shard.newest_commit, dagIds = shard.airflow.dags.map((dag) => dag.dag_id);
   const place = body.locations.length > 1 && h("span", { class: "muted" }, ` ${shard.conn_id}`);
   return h("tr", { class: isUrgent(shard) && `attention ${shard.problems[0].urgency}` },
@@ -107,7 +114,13 @@ function row(shard, body) {
     h("td", { class: "number" }, bytes(shard.size_bytes)),
     h("td", { class: "number" }, count(shard.batches)),
     h("td", {}, commit ? [timeElement(commit.committed_ms, now), h("div", { class: "muted cut", title: commit.writer }, writerLink(commit.writer, dagIds))] : "never"),
-    h("td", {}, next(shard, now)));
+    h("td", {}, next(shard, now)),
+    hasGroup && h("td", {}, lastInGroup(groupOf(shard))));
+}
+
+function lastInGroup(dag) {
+  return dag && [dag.group, dag.last_run_state && h("div", { class: "muted" },
+    runLink(dag.dag_id, dag.last_run_id, dag.last_run_state), dag.seconds !== null && `, ${duration(dag.seconds * 1000)}`)];
 }
 
 function next(shard, now) {
@@ -138,7 +151,7 @@ function readView() {
   const sort = Number.parseInt(asked.get("sort") ?? "1", 10);
   return {
     text: asked.get("text") ?? "", kind: asked.get("kind") ?? "", attention: asked.get("attention") === "1",
-    sort: COLUMNS[sort] ? sort : 1, descending: asked.get("descending") === "1",
+    sort: [...COLUMNS, GROUP][sort] ? sort : 1, descending: asked.get("descending") === "1",
   };
 }
 
