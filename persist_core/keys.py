@@ -21,6 +21,7 @@ Below `<shard>/`:
     conflicts/<id>.json                               record of one lost append
     conflict_alerts/<id>.json                         marks a conflict whose callbacks were called
     forks/<fork>/<sha256>.json                        what a fork of this shard shares with it
+    erased/<sha256>.json                              list of erasures, named by its digest: the state names the newest
     gc/<era>/<id>.json                                keys that may be garbage: see `persist_core.gc`
     gc/clock                                          written to learn the store's time
 
@@ -175,7 +176,12 @@ def attempt_of_failure(record: str) -> str | None:
 
 def dry_run_key(shard: str, attempt: str) -> str:
     """The report of a dry run (`contents.stats.DryRun`). Its reader deletes it."""
-    return f"{shard}/dry-runs/{attempt}.json"
+    return f"{dry_runs_prefix(shard)}{attempt}.json"
+
+
+def dry_runs_prefix(shard: str) -> str:
+    """The keys of all reports of dry runs start with this."""
+    return f"{shard}/dry-runs/"
 
 
 def conflicts_prefix(shard: str) -> str:
@@ -196,6 +202,16 @@ def conflict_alerts_prefix(shard: str) -> str:
 def conflict_alert_key(shard: str, conflict_id: str) -> str:
     """The mark of a conflict whose callbacks were called."""
     return f"{conflict_alerts_prefix(shard)}{conflict_id}.json"
+
+
+def erased_prefix(shard: str) -> str:
+    """The keys of all lists of erasures of the shard start with this. GC leaves them alone."""
+    return f"{shard}/erased/"
+
+
+def erased_key(shard: str, sha256: str) -> str:
+    """A list of erasures."""
+    return f"{erased_prefix(shard)}{sha256}.json"
 
 
 def gc_prefix(shard: str) -> str:
@@ -220,7 +236,7 @@ def collectable_prefixes(shard: str) -> tuple[str, ...]:
         f"{check_key_name(shard)}/checkpoints/",
         conflict_alerts_prefix(shard),
         conflicts_prefix(shard),
-        f"{shard}/dry-runs/",
+        dry_runs_prefix(shard),
         forks_prefix(shard),
         inputs_prefix(shard),
         f"{shard}/jobs/",

@@ -230,6 +230,14 @@ def canonical_key(schema: CollectionSchema) -> SparkColumn:
     return canonical_json(schema.key)
 
 
+def key_text(schema: CollectionSchema) -> SparkColumn:
+    """The bytes of a row's key that `persist_core.contents.erased` digests: each text after its length in bytes."""
+    texts = [_text(column, named(column.name)).cast("binary") for column in schema.key]
+    return F.concat(
+        *[part for text in texts for part in (F.octet_length(text).cast("string").cast("binary"), F.lit(b":"), text)]
+    )
+
+
 def slot_names(schema: CollectionSchema) -> list[str]:
     """The columns that name a record's slot, compared null-safe: the key columns, then `BAD_KEY`."""
     return [*schema.key_names, BAD_KEY]

@@ -60,9 +60,9 @@ class Memory:
         old = [step for step in steps if forgets_before is not None and step[1] < forgets_before]
         forgotten = _highest([*old, *([marked] if marked else [])])
         return cls(
-            None if floor is None else (_values(floor[0], schema), floor[1]),
-            None if marked is None else (_values(marked[0], schema), marked[1]),
-            None if forgotten is None else _values(forgotten[0], schema),
+            None if floor is None else (values_of(floor[0], schema), floor[1]),
+            None if marked is None else (values_of(marked[0], schema), marked[1]),
+            None if forgotten is None else values_of(forgotten[0], schema),
             any(each.has_bad_keys for each in known),
         )
 
@@ -98,7 +98,7 @@ def _order_columns(schema: CollectionSchema) -> Sequence[Column]:
     return tuple(order_cells(schema).values())
 
 
-def _values(order: OrderKey, schema: CollectionSchema) -> Order:
+def values_of(order: OrderKey, schema: CollectionSchema) -> Order:
     """The order as Python's values."""
     columns = zip(order, _order_columns(schema), strict=True)
     return tuple(None if scalar is None else value_at(scalar, column) for scalar, column in columns)

@@ -1,8 +1,8 @@
 """`persist`: what is in a location, and running a collection or view without Airflow.
 
 persist shards | describe | snapshot | changes | errors | late | checkpoints | pin | unpin | restore | reprocess |
-        diff | conflicts | fsck | doctor | run | metrics | maintain | gc | drop | holds | release | copy | alerts |
-        ack | preview | warm-up | init | demo
+        diff | erase | conflicts | fsck | doctor | run | metrics | maintain | gc | drop | holds | release | copy |
+        alerts | ack | preview | warm-up | init | demo
 
 Every command takes the location from its options, the environment or a config file, prints tables for people or JSON
 for programs (`--json`), and ends with an exit code that says what to do next (`persist_core.cli.output`).
@@ -23,6 +23,7 @@ from click.exceptions import NoArgsIsHelpError
 
 from persist_core.cli import output
 from persist_core.cli.doctor import doctor
+from persist_core.cli.erase import erase_command
 from persist_core.cli.maintain import copy_command, drop_command, gc_command, maintain_command
 from persist_core.cli.preview import preview_command, warm_up
 from persist_core.cli.project import demo, init
@@ -214,7 +215,7 @@ for _command in (
     shards, describe, commits, checkpoints, pin_command, unpin_command, restore_command, conflicts, late_command,
     resolve_command, reprocess_command, diff_command, check, doctor, run, metrics, maintain_command, gc_command,
     drop_command, holds_command, release_command, copy_command, alerts_command, ack_command, preview_command,
-    warm_up, schema_command, plan, columns, init, demo,
+    warm_up, schema_command, plan, columns, init, demo, erase_command,
 ):  # fmt: skip
     persist.add_command(_command)
 

@@ -210,7 +210,7 @@ class HollowBatch:
 
     An empty batch may stand for several that were appended one after the other. Its manifest is then the newest one's.
     `upper` is lower than the manifest's for a run that a fork shares up to its checkpoint: what is later is not there.
-    `run_changed_at` is a run's `Run.changed_at`.
+    `run_changed_at` is a run's `Run.changed_at`, or the `changed_at` of a batch from which keys were erased.
     """
 
     lower: int
@@ -256,11 +256,10 @@ class BatchManifest:
 
     `contents_digest` binds the token: bounds, consolidated oks and errs (order-independent), source frontier, schema.
     `operators` is the operator state after the batch; `read_operators` are the digests of the chains it started from.
-    `stats` is `DrainStats.to_json()` of the run that wrote it (empty for other writers), `warnings` what that says of
-    rows, `err_groups` the most frequent of the errs that it inserts. `restored` is set if the batch goes back to a
-    checkpoint: `sources` and `operators` then replace whatever was before. `run` is set if it was merged: no commit
-    then, so it has no operator state, and its other facts are its newest input's. Everything that it names was staged
-    in the shard's era `era` or later, or was named by the shard then (`shard.eras`).
+    `stats`: `DrainStats.to_json()` of its run (empty for other writers); `warnings`: what that says of rows;
+    `err_groups`: the most frequent errs that it inserts. `restored` is set if the batch goes back to a checkpoint:
+    `sources` and `operators` then replace all before. `run` is set if it was merged: no commit then, no operator state,
+    and its other facts are its newest input's. What it names was staged in era `era` or later, or was named by then.
     """
 
     shard: str
@@ -283,6 +282,7 @@ class BatchManifest:
     err_groups: tuple[ErrGroup, ...] = ()
     restored: Restored | None = None
     run: Run | None = None
+    changed_at: int | None = None  # of a batch from which keys were erased, as of a run
     era: int = 0
 
     @property
@@ -325,7 +325,7 @@ class BatchManifest:
 
     def hollow(self, manifest_key: str) -> HollowBatch:
         """The state's record of it."""
-        changed_at = self.run.changed_at if self.run else None
+        changed_at = self.run.changed_at if self.run else self.changed_at
         return HollowBatch(self.lower, self.upper, manifest_key, self.sha256, self.counts, self.size_bytes, changed_at)
 
     def encode(self) -> bytes:

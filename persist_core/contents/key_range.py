@@ -123,9 +123,13 @@ def parse_key(texts: Sequence[str], key: Sequence[Column]) -> Key:
 
 def rows_within(table: pa.Table, ranges: Sequence[KeyRange], key: Sequence[Column]) -> pa.Table:
     """The rows whose key is in one of the ranges. Rows with null keys are in none."""
+    return table.filter(is_within(table, ranges, key))
+
+
+def is_within(table: pa.Table, ranges: Sequence[KeyRange], key: Sequence[Column]) -> pa.ChunkedArray | pa.Array:
+    """For each row, whether its key is in one of the ranges."""
     masks = [_mask(table, each, key) for each in ranges]
-    is_within = functools.reduce(pc.or_, masks) if masks else pa.scalar(False)
-    return table.filter(pc.fill_null(is_within, False)) if masks else table.slice(0, 0)
+    return pc.fill_null(functools.reduce(pc.or_, masks), False) if masks else pa.repeat(False, len(table))
 
 
 def meets_any(held: KeyRange, ranges: Iterable[KeyRange]) -> bool:

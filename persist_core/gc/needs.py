@@ -46,11 +46,14 @@ class Needs:
         `candidates`: keys that are about to be deleted; a fork that GC gives up because nothing of it needs them can
         then no longer be made. Raises `Corruption` naming an object that cannot be read.
         """
-        needed = set() if state.is_dropped else self._of_live(state)
+        needed = self.of_itself(state)
         needed |= self.of_forks(state, candidates)  # read after the state: `protocol.fork_records`
         return {key for key in needed if owner_of(key) == self._shard}
 
-    def _of_live(self, state: ShardState) -> set[str]:
+    def of_itself(self, state: ShardState) -> set[str]:
+        """Like `of`, without what only forks need."""
+        if state.is_dropped:
+            return set()
         listing = Checkpointer(self._client.blob, state.shard, state.origin.life).listing()
         return {
             *self.of_batches(state),

@@ -113,6 +113,8 @@ def inventory_of(client: PersistClient, state: ShardState) -> Inventory:
         for prefix in (conflicts_prefix(state.shard), conflict_alerts_prefix(state.shard))
         for entry in client.blob.list_keys_and_metadata(prefix)
     ]
+    if state.erased is not None:
+        needed.append(Named(state.erased, None, digest_in(state.erased)))
     return Inventory(
         tuple({each.key: each for each in needed}.values()),
         tuple(records),

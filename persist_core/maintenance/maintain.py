@@ -20,6 +20,7 @@ from persist_core.errors import PersistError
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, MAX_KEYS, Collected, collect, due_since_ms
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.debt import Debt, debt_of, merge_due, rows_to_merge
+from persist_core.maintenance.erase_objects import finish
 from persist_core.maintenance.hidden import give_up_if_idle
 from persist_core.shard.replace import NotReplaced, Replaced
 from persist_core.shard.state import ShardState
@@ -43,6 +44,7 @@ class Maintained:
     `since` advanced by `since_advanced_ms`; `held_by` is the reader or holder that keeps it from following the upper as
     the history says. `merges` read `rows`, without history. `lost_merges`: another merge had their batches
     replaced meanwhile. `collected` is what GC did. `kept_replay`: why a replay that was given up is still there.
+    `erased`: objects deleted that an erasure had left for readers.
     """
 
     shard: str
@@ -58,6 +60,7 @@ class Maintained:
     collected: Collected
     owed: Debt
     kept_replay: str = ""
+    erased: int = 0
 
     @property
     def did(self) -> str:
@@ -72,6 +75,7 @@ class Maintained:
             merged if self.merges else "",
             lost if self.lost_merges else "",
             self.collected.did,
+            f"deleted {self.erased} files that waited to be erased" if self.erased else "",
             f"a replay that was given up could not be deleted: {self.kept_replay}" if self.kept_replay else "",
         )
         return "; ".join(filter(None, said))
@@ -117,6 +121,7 @@ def maintain(
             lost += 1
         state = client.state(shard)
     kept_replay = _kept_replay(client, shard, intent_ms)
+    erased = finish(client, shard)
     collected = collect(client, shard, grace_ms=grace_ms, intent_ms=intent_ms, max_keys=max_keys)
     owed = debt_of(client.state(shard), now_ms=client.clock.now_ms())
     return Maintained(
@@ -133,6 +138,7 @@ def maintain(
         collected,
         owed if collected.is_done else replace(owed, gc_due_ms=0),
         kept_replay,
+        erased,
     )
 
 

@@ -23,13 +23,21 @@ from persist_core.contents.batch import (
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.frontier import ZERO
 from persist_core.handles.client import PersistClient
+from persist_core.handles.erased import copy_erased
 from persist_core.handles.read import schema_of
 from persist_core.handles.slow_reads import named_if_dropped
 from persist_core.handles.write import manifest_for, stage_manifest
 from persist_core.ids import uuid7_of
-from persist_core.keys import check_key_name
+from persist_core.keys import check_key_name, is_shard_name
 from persist_core.protocol.fork_records import record_fork
-from persist_core.protocol.restore_point import RestorePoint, beginning_of, copy_operators, point_of, restore_token
+from persist_core.protocol.restore_point import (
+    RestorePoint,
+    beginning_of,
+    check_not_erased,
+    copy_operators,
+    point_of,
+    restore_token,
+)
 from persist_core.shard import state as transitions
 from persist_core.shard.state import Committed, ShardState
 from persist_core.sources.registry import progress_of
@@ -75,6 +83,8 @@ def _forked(
         operators=copy_operators(client, point.operators, new_shard, attempt),
         restored=Restored(shard, point.checkpoint.checkpoint_id, point.checkpoint.watermark),
     )
+    if is_shard_name(new_shard):
+        check_not_erased(client, state, point)
     names = [batch.manifest_key for batch in point.batches]
     shared = [progress.needed_keys() for progress in progress_of(client.blob, shard, point.sources).values()]
     record_fork(
@@ -91,10 +101,11 @@ def _forked(
     if state.oldest_era > began.era:
         raise RunFailed(f"{new_shard} was not made: GC of {shard} may have deleted files that it needs. Try again")
     key = stage_manifest(client.blob, manifest, attempt)
+    erased = copy_erased(client, began, new_shard)
     _, result = client.machine.apply(
         new_shard,
         lambda found: transitions.start_fork(
-            found,
+            found if found.commits else replace(found, erased=erased or found.erased),
             manifest,
             key,
             batches=point.batches or (manifest.hollow(key),),

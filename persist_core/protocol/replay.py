@@ -20,6 +20,7 @@ from persist_core.config.collection import FILES, CollectionConfig
 from persist_core.contents.batch import BatchDescription, Restored, SourceFrontier, last_time
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.handles.client import PersistClient
+from persist_core.handles.erased import last_erased
 from persist_core.keys import hidden_shard
 from persist_core.protocol import stages
 from persist_core.protocol.delta import BEGINNING
@@ -157,6 +158,12 @@ def turns_of(client: PersistClient, config: CollectionConfig, state: ShardState,
     known = files.consumed(state.sources.get(FILES))
     turn_of: dict[str, int] = {}
     if config.order.mode == "log" and config.time.source == "description":
+        if start.after < (erased_at := last_erased(client, state)):
+            raise InvalidInput(
+                f"keys were erased from collection {state.shard} at {show_time(erased_at)}. It is in log order, and its"
+                " records have no time of their own: a replay from before would bring the keys back. Begin later, or"
+                " drop the correct records as a new file. Nothing was changed"
+            )
         turn_of, epoch = dict.fromkeys(files.consumed(start.progress), start.upper), start.epoch
         unknown = None
         corrections = {epoch for epoch, restored in _restores(client, state) if restored.correction is not None}

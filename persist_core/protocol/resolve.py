@@ -97,7 +97,7 @@ def resolve(client: PersistClient, plan: ResolvePlan, *, writer: str) -> Committ
     assert state.upper.time is not None
     lower = state.upper.time
     chains = recover_newest(client, state).operators
-    _check_nothing_is_due(client, state, chains.get(STASH_OPERATOR, ()))
+    check_nothing_is_due(client, state, chains.get(STASH_OPERATOR, ()))
     token = restore_token("resolve", state.shard, lower, sorted(map(repr, plan.records)))
     description = BatchDescription(
         shard=state.shard,
@@ -121,7 +121,7 @@ def resolve(client: PersistClient, plan: ResolvePlan, *, writer: str) -> Committ
     return result
 
 
-def _check_nothing_is_due(client: PersistClient, state: ShardState, chain: tuple[StateArtifact, ...]) -> None:
+def check_nothing_is_due(client: PersistClient, state: ShardState, chain: tuple[StateArtifact, ...]) -> None:
     """A later batch takes records before its lower for processed, so none may wait for the time of this commit."""
     upper = state.upper.time or 0
     restored_to = stash_frontier(client, state)
@@ -133,6 +133,5 @@ def _check_nothing_is_due(client: PersistClient, state: ShardState, chain: tuple
             if pc.any(pc.and_(pc.greater_equal(times, first), pc.less_equal(times, upper))).as_py():
                 raise RunFailed(
                     f"records in the stash of shard {state.shard} are due at {show_time(upper)}, and are not processed"
-                    " yet. Nothing was committed: run the collection once, then `persist resolve"
-                    f" {state.shard}` again"
+                    " yet. Nothing was committed: run the collection once, then this command again"
                 )

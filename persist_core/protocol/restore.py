@@ -28,7 +28,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.handles.slow_reads import named_if_dropped
 from persist_core.ids import uuid7_of
 from persist_core.protocol.delta import MAX_UPDATES, Delta, check_size, delta_since, net_of
-from persist_core.protocol.restore_point import RestorePoint, copy_operators, point_of, restore_token
+from persist_core.protocol.restore_point import RestorePoint, check_not_erased, copy_operators, point_of, restore_token
 from persist_core.protocol.stages import Conflict, append
 from persist_core.schema import CollectionSchema
 from persist_core.shard.state import Committed, ShardState
@@ -85,6 +85,7 @@ def _planned(
     if newest is not None and newest.restored_from == checkpoint_id:
         return NothingToRestore(f"the newest commit of {shard} has restored it to checkpoint {checkpoint_id}")
     point = point_of(client, state, checkpoint_id)
+    check_not_erased(client, state, point)
     if newest is not None and newest.checkpoint_id == checkpoint_id:
         return NothingToRestore(f"nothing was committed to {shard} since checkpoint {checkpoint_id}")
     fork = f"fork it instead, which reads no data: `persist restore {shard} --to {checkpoint_id} --as NEW_SHARD`"

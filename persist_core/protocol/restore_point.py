@@ -22,6 +22,7 @@ from persist_core.contents.operator_state import OperatorState, StateArtifact
 from persist_core.errors import CheckpointNotFound, CorruptArtifact, InvalidInput, OutsideFrontiers
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
+from persist_core.handles.erased import last_erased
 from persist_core.handles.read import check_as_of
 from persist_core.ids import uuid7_of
 from persist_core.keys import part_key
@@ -48,6 +49,22 @@ class RestorePoint:
     def upper(self) -> int | None:
         """The shard's upper then."""
         return self.batches[-1].upper if self.batches else FIRST_UPPER
+
+
+def check_not_erased(client: PersistClient, state: ShardState, point: RestorePoint) -> None:
+    """Raise `InvalidInput` if a key was erased since, and its records would count again when they are read again.
+
+    In `sequence` order their orders say that they came before the erasure. In `log` order nothing does.
+    """
+    if state.schema is None or state.schema.order is not None:
+        return
+    erased_at = last_erased(client, state)
+    if point.upper is not None and point.upper <= erased_at:
+        raise InvalidInput(
+            f"keys were erased from shard {state.shard} at {show_time(erased_at)}, after checkpoint"
+            f" {point.checkpoint.checkpoint_id} (upper {show_time(point.upper)}). In log order the input since then"
+            " would bring them back. Choose a newer checkpoint, or `persist reprocess` the days that are wrong"
+        )
 
 
 def beginning_of(shard: str) -> RestorePoint:

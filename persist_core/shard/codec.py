@@ -69,6 +69,7 @@ def encode_state(version: StateVersion) -> bytes:
             "era": state.era,
             "oldest_era": state.oldest_era,
             "origin": {**vars(state.origin), "branches": [vars(branch) for branch in state.origin.branches]},
+            "erased": state.erased,
         },
     }
     return seal(_STATE, STATE_VERSION, body)
@@ -114,6 +115,7 @@ def _decoded(body: dict[str, Any]) -> ShardState:
         era=body["era"],
         oldest_era=body["oldest_era"],
         origin=_origin(body["origin"]),
+        erased=body["erased"],
     )
 
 

@@ -44,7 +44,9 @@ def refuse_earlier(state: ShardState) -> tuple[ShardState, int]:
 
 
 def drop(state: ShardState) -> tuple[ShardState, ShardState]:
-    """Close both frontiers and forget everything else. Returns what there was; a second call changes nothing.
+    """Close both frontiers and forget everything else but erasures. Returns what there was.
+
+    A second call changes nothing.
 
     Batches that were described before are refused, also by a shard of the same name that is created later.
     """
@@ -74,4 +76,5 @@ def _bare(state: ShardState, frontier: Frontier, *, seqno: int | None = None) ->
         upper=frontier,
         era=era,
         oldest_era=era,
+        erased=state.erased,
     )

@@ -14,6 +14,7 @@ from persist_core.contents.batch import SourceFrontier
 from persist_core.errors import InvariantViolation
 from persist_core.frontier import Frontier
 from persist_core.shard.eras import is_end_or_beginning
+from persist_core.shard.erasing import is_erasure
 from persist_core.shard.history import history_start
 from persist_core.shard.receive import is_received, relation_of
 from persist_core.shard.state import MIN_COMMITS_KEPT, ShardState
@@ -160,6 +161,21 @@ def eras_never_regress(before: ShardState, after: ShardState) -> bool:
     return before.era <= after.era and before.oldest_era <= after.oldest_era <= after.era
 
 
+def an_erasure_changes_only_manifests(before: ShardState, after: ShardState) -> bool:
+    """Batches and commits keep all but their manifests and counts. Leases aside, which the machine expires."""
+    bounds = [[(each.lower, each.upper, each.changed_at) for each in state.batches] for state in (before, after)]
+    commits = tuple(
+        replace(new, manifest_key=old.manifest_key, manifest_sha256=old.manifest_sha256)
+        for old, new in zip(before.commits, after.commits, strict=True)
+    )
+    others = replace(
+        after,
+        **{name: getattr(before, name) for name in ("seqno", "leases", "batches", "era", "oldest_era", "erased")},
+        commits=commits,
+    )
+    return bounds[0] == bounds[1] and others == before
+
+
 def shard_is_the_same(before: ShardState, after: ShardState) -> bool:
     """A key of consensus always belongs to the same shard."""
     return before.shard == after.shard
@@ -224,6 +240,14 @@ COPY_INVARIANTS: tuple[Callable[[ShardState, ShardState], bool], ...] = (
 )  # of a copy from another location
 
 
+ERASE_INVARIANTS: tuple[Callable[[ShardState, ShardState], bool], ...] = (
+    an_erasure_changes_only_manifests,
+    eras_never_regress,
+    shard_is_the_same,
+    seqno_moves_by_one,
+)  # of an erasure, which may replace manifests
+
+
 def check_state(state: ShardState) -> None:
     """Raise `InvariantViolation` naming the first predicate of `STATE_INVARIANTS` that does not hold."""
     for predicate in STATE_INVARIANTS:
@@ -252,4 +276,6 @@ def check_step(before: ShardState | None, after: ShardState) -> None:
 def _of_step(before: ShardState, after: ShardState) -> tuple[Callable[[ShardState, ShardState], bool], ...]:
     if is_end_or_beginning(before, after):
         return LIFE_INVARIANTS
-    return COPY_INVARIANTS if is_received(before, after) else STEP_INVARIANTS
+    if is_received(before, after):
+        return COPY_INVARIANTS
+    return ERASE_INVARIANTS if is_erasure(before, after) else STEP_INVARIANTS

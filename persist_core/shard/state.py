@@ -90,9 +90,8 @@ class Released:
 class ShardState:
     """Everything about a shard except the contents of its batches.
 
-    `seqno` is this version's (-1: not written yet); only the machine moves it, by one. `history_ms` says how
-    far `since` may follow `upper` (None: all history is kept). `operators` maps each operator that has state to the
-    digest of its chain (`operator_state.chain_digest`) after the newest commit. `released`: the newest, oldest first.
+    `seqno`: -1 if not written yet; the machine moves it by one. `history_ms`: how far `since` may follow `upper` (None:
+    all history). `operators`: each one's `operator_state.chain_digest`. `released`: the newest, oldest first.
     """
 
     shard: str
@@ -111,6 +110,7 @@ class ShardState:
     era: int = 0  # `shard.eras`
     oldest_era: int = 0
     origin: Origin = field(default_factory=Origin)
+    erased: str | None = None  # the key of the list of erasures (`contents.erased`)
 
     @property
     def is_dropped(self) -> bool:

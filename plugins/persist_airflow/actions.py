@@ -32,7 +32,7 @@ from persist_airflow.location_dag import location_dag
 from persist_airflow.maintenance import MaintainShardOperator
 from persist_airflow.operators import writer_of
 from persist_airflow.options import GROUP_PREFIX
-from persist_airflow.shard_operators import Json, by, checked, reported, reprocessed, restored
+from persist_airflow.shard_operators import Json, by, checked, erased, reported, reprocessed, restored
 from persist_core.config.collection import CollectionConfig, load_collections
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
@@ -50,7 +50,7 @@ DOCUMENT = """Actions on one shard, by hand: trigger this DAG with an action and
 {rows}
 
 The same on the command line: `persist maintain`, `fsck`, `reprocess`, `resolve`, `pin`, `unpin`, `restore`, `release`,
-`ack`.
+`ack`, `erase`.
 """
 
 
@@ -246,6 +246,7 @@ ACTIONS: dict[str, Action] = {
         needs=("at",),
         takes=("dry_run",),
     ),
+    "erase": Action("forgets a key, history included", erased, ("key", "reason", "confirm"), ("dry_run", "verify")),
     "rebuild": Action(
         "drops the shard, begins it again empty, and starts a run of its DAG. Its history is lost",
         _rebuild,
@@ -276,20 +277,21 @@ ACTIONS: dict[str, Action] = {
 _TEXTS = {
     "checkpoint_id": "pin, unpin, restore: the checkpoint, one of `persist checkpoints`",
     "new_shard": "restore: leave the shard alone, and make this new one",
+    "key": "erase: the key; or a JSON array of texts. Airflow's database keeps it until the dag run is deleted",
     "at": "resolve: the positions of the errors that you have looked at, as a glob; * for all",
     "holder": "release: one of `persist holds`",
     "alert": "ack: one of `persist alerts`",
-    "reason": "release, ack, reprocess: why; it is kept with your name, and shown to others",
-    "confirm": "rebuild: the shard's name once more, because its history is lost; reprocess: it too, if the correction"
-    " changes more rows than limits.max_changed",
+    "reason": "release, ack, reprocess, erase: why; it is kept with your name, and shown to others",
+    "confirm": "rebuild, erase: the shard's name again; reprocess: it too, to change more rows than limits.max_changed",
     "from": "reprocess: the first day whose files are read again",
     "through": "reprocess: the last day whose files may differ",
     "dag_id": "run, rebuild: the shard's DAG, if the factories did not make it; one that the DAG file allows",
 }
 _NUMBERS = {"max_updates": f"restore, reprocess: refuse more updates than this, {MAX_UPDATES} by default"}
 _SWITCHES = {
-    "dry_run": "restore, resolve, reprocess: only say what would change",
+    "dry_run": "restore, resolve, reprocess, erase: only say what would change",
     "take_back_gone": "reprocess: undo the records of files that are gone",
+    "verify": "erase: then read every stored object",
     "repair": "fsck: first write again what commits determine",
     "force": "rebuild, release: also if others need it",
 }

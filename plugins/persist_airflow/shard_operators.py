@@ -7,6 +7,7 @@ small, with the user who triggered the dag run.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.maintenance import actions
 from persist_core.maintenance.actions import Done
 from persist_core.maintenance.differences import reprocess_facts, reprocess_lines
+from persist_core.maintenance.erase_action import erase
 from persist_core.maintenance.reprocess import Reprocessed, reprocess, request_of
 from persist_core.protocol.delta import MAX_UPDATES
 from persist_core.spark_job.launch import Start, write_batch
@@ -143,6 +145,31 @@ def checked(operator: BaseOperator, context: Context, done: Done) -> Json:
     if not done.facts["is_clean"]:
         found = "; ".join(f"{each['check']}: {each['message']}" for each in done.facts["violations"][:3])
         raise AirflowFailException(f"corruption: {done.lines[0]}: {found}. See docs/operations.md, Damage")
+    return report
+
+
+def erased(operator: Any, context: Context, params: Mapping[str, Any]) -> Json:
+    """Erase the keys in the field `key`, a JSON array of texts or one text."""
+    key = params["key"]
+    try:
+        texts = json.loads(key) if key.startswith("[") else [key]
+    except ValueError:
+        texts = None
+    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+        raise AirflowFailException("key begins with [; expected a JSON array of texts")
+    with task_client(operator.persist_conn_id) as client:
+        done = erase(
+            client,
+            operator.shard,
+            texts,
+            by=by(context),
+            reason=params["reason"],
+            is_dry_run=params["dry_run"],
+            with_verify=params["verify"],
+        )
+    report = reported(operator, context, done)
+    if not done.facts["is_clean"]:
+        raise AirflowFailException(f"{len(report['holding'])} objects still hold a key; the log names them")
     return report
 
 

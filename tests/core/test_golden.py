@@ -29,6 +29,7 @@ from persist_core.contents.batch import (
     Restored,
     SourceFrontier,
 )
+from persist_core.contents.erased import ErasedKey, ErasedList, Erasure
 from persist_core.contents.err_groups import ErrGroup
 from persist_core.contents.operator_state import OperatorState, StateArtifact
 from persist_core.contents.stats import DryRun
@@ -138,6 +139,13 @@ STORED = {
         ConflictRecord("id", "orders", 10, None, 20, "loser", "winner", 3, "t", 4),
         ConflictRecord.encode,
         ConflictRecord.decode,
+    ),
+    "erased-list-v1": Stored(
+        ErasedList(
+            "ab" * 32, (Erasure("me", "asked", 5, (ErasedKey("cd" * 32, 10, (3, None)),), 1, 2, ("k",), 4, 6),), 7
+        ),
+        ErasedList.encode,
+        lambda data: ErasedList.decode(data, what="a list"),
     ),
     "dry-run-v1": Stored(DryRun(9, {"rows": 1}, ({"id": 1, "name": "é"},)), DryRun.encode, DryRun.decode),
 }

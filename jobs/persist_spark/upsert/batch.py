@@ -22,6 +22,7 @@ from persist_core.contents.pieces import OKS
 from persist_core.contents.stats import BatchWarning
 from persist_core.errors import InvariantViolation, TooManyErrors
 from persist_core.handles.client import PersistClient
+from persist_core.handles.erased import erased_list
 from persist_core.schema import INHERITED, TIME, CollectionSchema, Late
 from persist_core.shard.state import ShardState
 from persist_spark import progress
@@ -31,6 +32,7 @@ from persist_spark.session import ONE_TASK_BYTES, stage_settings, use
 from persist_spark.stage import stage
 from persist_spark.upsert.arguments import Watched
 from persist_spark.upsert.eras import Eras
+from persist_spark.upsert.erased import without_erased
 from persist_spark.upsert.inherited import placed
 from persist_spark.upsert.look import MAX_LOOK_BYTES, Look, cuts_of, look_at, look_for_truncates
 from persist_spark.upsert.lookup import committed_updates, expects_few_files
@@ -94,6 +96,8 @@ def stage_upserts(
     schema = state.schemas.placed(request.schema)
     request = replace(request, schema=schema)
     records = placed(records, schema)
+    if state.erased is not None:
+        records = without_erased(spark, records, erased_list(client, state), schema, description)
     below = [batch for batch in state.batches if batch.lower < description.lower]
     progress.enter("plan", f"{sum(batch.counts.rows for batch in below)} updates before")
     manifests = client.manifests(below)

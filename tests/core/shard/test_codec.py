@@ -61,6 +61,7 @@ FULL = StateVersion(
         era=3,
         oldest_era=2,
         origin=Origin((Branch(KEY, 1), Branch("customers/batches/b/manifest.json", 2)), 6, "blob s3://new"),
+        erased="customers/erased/ee.json",
     ),
 )
 

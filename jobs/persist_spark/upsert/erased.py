@@ -1,0 +1,69 @@
+"""Records of erased keys: a write makes control records of what came before the erasure.
+
+    records ──digest of the key──> on the shard's list? ──order not above, or time before──> op `s`, without any value
+
+So nothing of such a record is stored, whether a feed delivers it again, a replay, or a restored progress. A record
+without a key column (it could not be decoded, or the record has no order) is not recognized.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from persist_core.contents.batch import BatchDescription, last_time
+from persist_core.contents.erased import ErasedList
+from persist_core.schema import OP, ORDER, TIME, CollectionSchema
+from persist_spark.frame import SKIP, key_text, named
+from persist_spark.order_memory import values_of
+
+_DIGEST, _BEFORE, _UP_TO = "_persist_digest", "_persist_before", "_persist_up_to"
+_BLOCK = 64  # bytes of SHA-256's block, for HMAC (RFC 2104)
+
+
+def without_erased(
+    spark: SparkSession,
+    records: DataFrame,
+    listed: ErasedList,
+    schema: CollectionSchema,
+    description: BatchDescription,
+) -> DataFrame:
+    """The records frame; records of erased keys from before the erasure are control records without a key."""
+    known = tuple(listed.known().values())
+    if not known:
+        return records
+    order = records.schema[ORDER].dataType
+    fields = [
+        T.StructField(_DIGEST, T.StringType()),
+        T.StructField(_BEFORE, T.LongType()),
+        *([T.StructField(_UP_TO, order)] if schema.order else []),
+    ]
+    rows = [
+        (each.digest, each.time, *([each.order and values_of(each.order, schema)] if schema.order else []))
+        for each in known
+    ]
+    erased = F.broadcast(spark.createDataFrame(rows, T.StructType(fields)))
+    time = F.coalesce(F.col(TIME), F.lit(last_time(description.upper)))
+    is_over = time < F.col(_BEFORE)
+    if schema.order:
+        names = [f"by{place}" for place in range(len(schema.order))]  # the same record in another file is not newer
+        own, highest = (F.struct(*[F.col(each).getField(name) for name in names]) for each in (ORDER, _UP_TO))
+        is_over = F.when(F.col(_UP_TO).isNull(), is_over).otherwise(own <= highest)
+    gone = F.col(_DIGEST).isNotNull() & F.coalesce(is_over, F.lit(False))
+    digest = _hmac(key_text(schema), bytes.fromhex(listed.secret))
+    joined = records.join(erased, digest == F.col(_DIGEST), "left")
+    kept = {OP: F.when(gone, F.lit(SKIP)).otherwise(F.col(OP)), ORDER: F.col(ORDER)}
+    return joined.select(
+        *[
+            kept.get(field.name, F.when(~gone, named(field.name))).alias(field.name, metadata=field.metadata)
+            for field in records.schema.fields
+        ]
+    )
+
+
+def _hmac(message: SparkColumn, secret: bytes) -> SparkColumn:
+    """HMAC-SHA256 as hex digits, of built-in functions."""
+    inner, outer = (bytes(byte ^ pad for byte in secret.ljust(_BLOCK, b"\0")) for pad in (0x36, 0x5C))
+    return F.sha2(F.concat(F.lit(outer), F.unhex(F.sha2(F.concat(F.lit(inner), message), 256))), 256)

@@ -1,0 +1,151 @@
+"""The list of a shard's erasures: who asked when and why, and a keyed digest of each key instead of the key.
+
+    key ──HMAC, by the list's secret──> digest ──> records of the key from before its erasure are dropped by a write
+
+The state names the newest list; each change makes another object. The secret is in the list: who can read the location
+can ask whether a key that they know was erased, and learns no key that they do not know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+from persist_core.contents.key_range import Key, value_at
+from persist_core.contents.operator_state import OrderKey
+from persist_core.errors import InvalidInput
+from persist_core.keys import digest_in, erased_key
+from persist_core.schema import Column
+from persist_core.sealed import check_in_place, seal, sealed_digest, unseal
+
+MAX_KEYS = 10_000  # of one shard: a write joins its records with them
+_VERSION = 1
+_ERASED = "erased_list"
+
+
+@dataclass(frozen=True)
+class ErasedKey:
+    """One key. A record of it is dropped if its order, positions aside, is not above `order`; without an
+    order, if its time is before `time`."""
+
+    digest: str
+    time: int
+    order: OrderKey | None = None
+
+    def later(self, other: ErasedKey | None) -> ErasedKey:
+        """Both of the same key as one."""
+        if other is None:
+            return self
+        orders = [each for each in (self.order, other.order) if each is not None]
+        return replace(self, time=max(self.time, other.time), order=max(orders, key=rank, default=None))
+
+
+def rank(order: OrderKey) -> list[tuple[bool, Any]]:
+    """The sort key of orders: null is the least."""
+    return [(cell is not None, cell) for cell in order]
+
+
+@dataclass(frozen=True)
+class Erasure:
+    """The record of one request. `rows` and `files`: versions and errors that it removed, and files that it rewrote.
+
+    `waiting`: keys of files that a reader with a lease of an era before `era` may still read; they are deleted when it
+    ends. `ended_ms`: when everything else was done.
+    """
+
+    by: str
+    reason: str
+    begun_ms: int
+    keys: tuple[ErasedKey, ...]
+    rows: int = 0
+    files: int = 0
+    waiting: tuple[str, ...] = ()
+    era: int = 0
+    ended_ms: int | None = None
+
+    @property
+    def digests(self) -> frozenset[str]:
+        """The digests of its keys."""
+        return frozenset(each.digest for each in self.keys)
+
+
+@dataclass(frozen=True)
+class ErasedList:
+    """All erasures of a shard, oldest first. `step` counts the changes, so no two lists are equal."""
+
+    secret: str
+    erasures: tuple[Erasure, ...] = ()
+    step: int = 0
+
+    def known(self) -> dict[str, ErasedKey]:
+        """Return the facts of each erased key, by its digest."""
+        found: dict[str, ErasedKey] = {}
+        for erasure in self.erasures:
+            for each in erasure.keys:
+                found[each.digest] = each.later(found.get(each.digest))
+        return found
+
+    def digest(self, key: Key, columns: Sequence[Column]) -> str:
+        """The digest of a key: HMAC-SHA256 of its texts, each after its length in bytes."""
+        texts = key_texts(key, columns).values()
+        said = b"".join(b"%d:%s" % (len(text.encode()), text.encode()) for text in texts)
+        return hmac.new(bytes.fromhex(self.secret), said, hashlib.sha256).hexdigest()
+
+    def changed(self, erasure: Erasure, place: int | None) -> ErasedList:
+        """The next list, with `erasure` at that place; `None`: at the end. `InvalidInput` beyond `MAX_KEYS`."""
+        erasures = list(self.erasures)
+        if place is None:
+            erasures.append(erasure)
+        else:
+            erasures[place] = erasure
+        after = replace(self, erasures=tuple(erasures), step=self.step + 1)
+        if len(after.known()) > MAX_KEYS:
+            raise InvalidInput(f"the shard would have {len(after.known())} erased keys; expected {MAX_KEYS} at most")
+        return after
+
+    def encode(self) -> bytes:
+        """Sealed JSON."""
+        return seal(_ERASED, _VERSION, asdict(self))
+
+    def key_in(self, shard: str) -> str:
+        """Where it is stored."""
+        return erased_key(shard, sealed_digest(self.encode()))
+
+    @classmethod
+    def read(cls, data: bytes, key: str) -> ErasedList:
+        """The list under `key`. Raises `CorruptArtifact` or `UnknownVersion`."""
+        check_in_place(sealed_digest(data), digest_in(key), what=f"list of erasures {key}")
+        return cls.decode(data, what=f"list of erasures {key}")
+
+    @classmethod
+    def decode(cls, data: bytes, *, what: str) -> ErasedList:
+        """The inverse of `encode`."""
+        body = unseal(data, kind=_ERASED, version=_VERSION, what=what)
+        return cls(**{**body, "erasures": tuple(map(_erasure, body["erasures"]))})
+
+
+def _erasure(body: Mapping[str, Any]) -> Erasure:
+    keys = tuple(ErasedKey(**{**each, "order": each["order"] and tuple(each["order"])}) for each in body["keys"])
+    return Erasure(**{**body, "keys": keys, "waiting": tuple(body["waiting"])})
+
+
+def key_texts(key: Key, columns: Sequence[Column]) -> dict[str, str]:
+    """The canonical text of each key column, by its name (docs/architecture.md, "The records frame")."""
+    return {column.name: _text(value_at(scalar, column)) for scalar, column in zip(key, columns, strict=True)}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return value.isoformat() if isinstance(value, date) else str(value)

@@ -1,0 +1,345 @@
+"""`persist erase`: remove keys from every stored object of a shard, history included (docs/erasing.md).
+
+    list of erasures, by digest; batches described before are refused
+      └─> retraction: living rows, errors, operator state ──one commit──> the newest contents do not hold the keys
+            └─> files, manifests, operator state without the keys ──one compare-and-set──> no state names the old ones
+                  └─> checkpoints of them ──> old files and garbage deleted, at the latest when leases end ──> record
+
+Each step looks for what is left to do, so the same command goes on after a kill, and a second one changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_core.checkpoint.checkpointer import load_verified
+from persist_core.checkpoint.publish import publish_missing
+from persist_core.checkpoint.recovery import recover_newest
+from persist_core.contents import pieces
+from persist_core.contents.batch import STASH_OPERATOR, BatchDescription, BatchManifest, HollowBatch
+from persist_core.contents.erased import ErasedKey, ErasedList, Erasure, rank
+from persist_core.contents.key_range import Key
+from persist_core.contents.operator_state import OperatorState, OrderKey, StateArtifact
+from persist_core.contents.parts import errs_schema, updates_schema
+from persist_core.errors import InvalidInput, RunFailed
+from persist_core.handles.client import PersistClient
+from persist_core.handles.erased import erased_list
+from persist_core.handles.load import load_manifest
+from persist_core.handles.write import stage_manifest
+from persist_core.ids import uuid7_of
+from persist_core.keys import (
+    is_shard_name,
+    owner_of,
+    part_key,
+)
+from persist_core.maintenance.erase_checkpoints import rewrite_checkpoints
+from persist_core.maintenance.erase_files import Rewriting, Sought, orders_of
+from persist_core.maintenance.erase_objects import (
+    MAX_ROUNDS,
+    delete,
+    forks_of,
+    hidden_shards,
+    new_secret,
+    schema_to_erase,
+    store,
+)
+from persist_core.protocol.resolve import check_nothing_is_due
+from persist_core.protocol.restore_point import restore_token
+from persist_core.protocol.stages import append
+from persist_core.schema import DIFF, TIME
+from persist_core.shard.erasing import Replacements
+from persist_core.shard.history import VIEW
+from persist_core.shard.state import Commit, Committed, ShardState
+from persist_core.time_text import MAX_TIME
+
+
+@dataclass(frozen=True)
+class Erased:
+    """The result. `rows`: versions and errors removed from history; `files`: files that were rewritten without them;
+    `deleted`: objects deleted. `waiting`: objects that a reader with a lease may still read; `readers`: these readers.
+
+    `beyond`: what may hold the keys and is not reached, in words.
+    """
+
+    shard: str
+    status: str  # `erased`, `waiting`, `up_to_date`, `dry_run`
+    digests: tuple[str, ...]
+    rows: int
+    files: int
+    deleted: int
+    waiting: int
+    readers: tuple[str, ...]
+    beyond: tuple[str, ...]
+
+
+def look(client: PersistClient, shard: str, keys: Sequence[Key]) -> Erased:
+    """Say how much an erasure would remove; writes nothing. Raises as `erase`."""
+    task = _Erasing(client, shard, keys, "", "")
+    state = client.state(shard)
+    task.check(state)
+    rewriting = task.rewriting(state, is_dry_run=True)
+    task.rewritten(state, rewriting)
+    secret = ErasedList("") if state.erased is None else erased_list(client, state)
+    digests = tuple(secret.digest(key, task.schema.key) for key in keys) if secret.secret else ()
+    return Erased(shard, "dry_run", digests, rewriting.rows, rewriting.files, 0, 0, (), task.beyond(state))
+
+
+def erase(client: PersistClient, shard: str, keys: Sequence[Key], *, by: str, reason: str) -> Erased:
+    """Erase whole keys. Safe to repeat after any error.
+
+    Raises `InvalidInput` for a view, a closed or moved shard, and if a fork shares files that hold a key; `RunFailed`
+    if a record in the stash is due first, or other writers were faster all the time.
+    """
+    task = _Erasing(client, shard, keys, by, reason)
+    task.check(client.state(shard))
+    task.retract()
+    task.check(client.state(shard))  # a fork that was made meanwhile; from here on none can be
+    task.rewrite()
+    rewrite_checkpoints(client, task.rewriting(client.state(shard)))
+    return task.end(*delete(client, shard, task.sought))
+
+
+class _Erasing:
+    """One call, and its steps."""
+
+    def __init__(self, client: PersistClient, shard: str, keys: Sequence[Key], by: str, reason: str) -> None:
+        self._client, self._shard, self._by, self._reason = client, shard, by, reason
+        self.schema = schema_to_erase(client.state(shard))
+        if not self.schema.key:
+            raise InvalidInput(
+                f"shard {shard} is a view and has no key: erase the key from the collections that it reads, and"
+                " refresh it. To remove the row from its history too, drop the view and build it again"
+            )
+        if any(len(key) != len(self.schema.key) for key in keys) or not keys:
+            names = ", ".join(self.schema.key_names)
+            raise InvalidInput(f"found keys {keys}; expected at least one, each with a value for {names}")
+        self.sought = Sought.of(keys, self.schema.key)
+        self._keys = tuple(keys)
+        owners = {owner_of(batch.manifest_key) for batch in client.state(shard).batches}
+        self._origins = {each for each in owners - {shard} if is_shard_name(each)}  # of a fork
+
+    def check(self, state: ShardState) -> None:
+        """Raise `InvalidInput` for a shard that is closed or was moved, and for forks that share files with a key."""
+        if state.upper.time is None or state.upper.time == MAX_TIME:
+            raise InvalidInput(f"shard {self._shard} is closed (upper {state.upper}): it accepts no commits")
+        state.origin.check_not_moved(self._shard)
+        for name in hidden_shards(self._client, self._shard):
+            if self._client.state(name).commits:
+                raise InvalidInput(
+                    f"{name} holds contents of {self._shard}: a reprocess that has not ended, or another generation."
+                    f" End it or give it up (`persist reprocess {self._shard} --give-up`), then erase"
+                )
+        looking = self.rewriting(state, is_dry_run=True)
+        for fork in forks_of(self._client, self._shard):
+            for batch in fork.batches:
+                if owner_of(batch.manifest_key) != self._shard:
+                    continue
+                manifest = load_manifest(self._client.blob, batch.manifest_key)
+                if looking.manifest(manifest, batch, is_commit=False) is not None:
+                    raise InvalidInput(
+                        f"fork {fork.shard} shares files of {self._shard} that hold a key. Erase it there first"
+                        f" (`persist erase {fork.shard} ...`), or drop the fork; nothing of {self._shard} was deleted"
+                    )
+
+    def rewriting(self, state: ShardState, *, is_dry_run: bool = False) -> Rewriting:
+        """The next attempt at rewriting."""
+        attempt = self._client.ids.uuid7()
+        return Rewriting(self._client, self._shard, attempt, state.era, self.sought, is_dry_run)
+
+    def retract(self) -> None:
+        """Record the erasure, then commit that the keys are gone, if anything of the newest contents says otherwise."""
+        for _ in range(MAX_ROUNDS):
+            state = self._client.state(self._shard)
+            looking = self.rewriting(state, is_dry_run=True)
+            oks, errs, orders = self._living(state)
+            chains = recover_newest(self._client, state, verified_bytes=None).operators
+            for name, chain in chains.items():
+                self._operator(looking, name, chain)
+            is_living = len(oks) + len(errs) + looking.files > 0
+            orders += orders_of(looking.removed, self.schema)
+            if self._record(state, orders, is_living) and (not is_living or self._commit(state, oks, errs, chains)):
+                publish_missing(self._client, self._client.state(self._shard))
+                return
+        raise self._too_slow()
+
+    def _living(self, state: ShardState) -> tuple[pa.Table, pa.Table, list[OrderKey]]:
+        """Retractions of the rows and errors of the keys, and all orders that the history has of them."""
+        assert state.upper.time is not None
+        reader, ranges, time = self._client.open_reader(self._shard), self.sought.ranges, state.upper.time
+        if not state.batches:
+            return updates_schema(self.schema).empty_table(), errs_schema(self.schema).empty_table(), []
+        rows = reader.snapshot_of(state, keys=ranges)
+        errs = reader.errors()
+        errs = errs.filter(self.sought.rows_of(errs))
+        history = [
+            reader.read(
+                state.batches,
+                updates_schema(self.schema),
+                lambda batch, manifest: pieces.within(pieces.all_oks(batch, manifest), ranges),
+            ),
+            reader.read(state.batches, errs_schema(self.schema), pieces.all_errs),
+        ]
+        known = [table.filter(self.sought.rows_of(table)) for table in history] if self.schema.order else []
+        return (
+            _retractions(rows, updates_schema(self.schema), time),
+            _retractions(errs, errs_schema(self.schema), time),
+            orders_of(known, self.schema),
+        )
+
+    def _operator(self, rewriting: Rewriting, name: str, chain: Sequence[StateArtifact]) -> OperatorState | None:
+        """The whole state without the keys; a delta without files if it has none of them, `None` if nothing is left."""
+        found = [(each, rewriting.artifact(name, each)) for each in chain]
+        if all(new is None for _, new in found):
+            return OperatorState(is_delta=True, artifacts=())
+        kept: list[StateArtifact] = []
+        for old, new in found:
+            if new is None and old.attempt is None and not rewriting.is_dry_run:  # a checkpoint's, which may be deleted
+                data = load_verified(self._client.blob, old.key, old.sha256)
+                key = part_key(self._shard, rewriting.attempt, f"{name}-copy", len(kept))
+                self._client.blob.set(key, data)
+                new = replace(old, key=key)
+            each = replace(old, is_carried=True) if new is None else replace(new, is_carried=False)
+            if each.rows != 0:
+                kept.append(replace(each, partition_id=len(kept)))
+        return OperatorState(is_delta=False, artifacts=tuple(kept)) if kept else None
+
+    def _record(self, state: ShardState, orders: Sequence[OrderKey], is_living: bool) -> bool:
+        """Put the keys on the list, and refuse what was described before. False if another was faster."""
+        known = erased_list(self._client, state) if state.erased else ErasedList(new_secret(self._client))
+        place = self._place(known)
+        if place is not None and not is_living:
+            return True
+        assert state.upper.time is not None
+        order = max(orders, key=rank, default=None) if self.schema.order else None
+        keys = tuple(ErasedKey(known.digest(key, self.schema.key), state.upper.time, order) for key in self._keys)
+        if place is not None and known.erasures[place].ended_ms is not None:
+            place = None  # of new records since: another request
+        if place is None:
+            erasure = Erasure(self._by, self._reason, self._client.clock.now_ms(), keys)
+        else:
+            before = {each.digest: each for each in known.erasures[place].keys}
+            erasure = replace(known.erasures[place], keys=tuple(key.later(before.get(key.digest)) for key in keys))
+        return store(self._client, state, known.changed(erasure, place), refuses=True)
+
+    def _place(self, known: ErasedList) -> int | None:
+        """The place of the newest erasure of just these keys."""
+        digests = {known.digest(key, self.schema.key) for key in self._keys}
+        found = [place for place, each in enumerate(known.erasures) if each.digests == digests]
+        return found[-1] if found else None
+
+    def _commit(
+        self, began: ShardState, oks: pa.Table, errs: pa.Table, chains: Mapping[str, tuple[StateArtifact, ...]]
+    ) -> bool:
+        """Append the retractions. False if another writer was faster."""
+        state = self._client.state(self._shard)  # whose era has begun since: nothing was staged before
+        parent, lower = state.newest_commit, state.upper.time
+        if state.upper != began.upper or lower is None:
+            return False
+        check_nothing_is_due(self._client, state, chains.get(STASH_OPERATOR, ()))
+        rewriting = self.rewriting(state)
+        attempt = rewriting.attempt
+        operators = {name: self._operator(rewriting, name, chain) for name, chain in chains.items()}
+        token = restore_token("erase", self._shard, lower, attempt)
+        description = BatchDescription(
+            shard=self._shard,
+            lower=lower,
+            upper=lower + 1,
+            token=token,
+            checkpoint_id=uuid7_of(lower, token),
+            epoch=(parent.epoch if parent else 0) + 1,
+            parent_id=parent.checkpoint_id if parent else None,
+            writer="erase",
+            sources=state.sources,
+            operators=chains,
+            era=state.era,
+        )
+        key = self._client.open_writer(self._shard).stage(
+            description,
+            self.schema,
+            attempt,
+            oks,
+            errs,
+            operators={name: each for name, each in operators.items() if each is not None},
+        )
+        return isinstance(append(self._client, description, key), Committed)
+
+    def rewrite(self) -> None:
+        """Put manifests without the keys in place of all that hold one, until none does."""
+        for _ in range(MAX_ROUNDS):
+            state = self._client.state(self._shard)
+            rewriting = self.rewriting(state)
+            replaced = self.rewritten(state, rewriting)
+            if not replaced:
+                return
+            known = erased_list(self._client, state)
+            place = self._place(known)
+            assert place is not None
+            erasure = known.erasures[place]
+            erasure = replace(erasure, rows=erasure.rows + rewriting.rows, files=erasure.files + rewriting.files)
+            store(self._client, state, known.changed(erasure, place), replaced=replaced)
+        raise self._too_slow()
+
+    def rewritten(self, state: ShardState, rewriting: Rewriting) -> Replacements:
+        """Stage what is to replace manifests of the state."""
+        batches: dict[str, HollowBatch] = {each.manifest_key: each for each in state.batches}
+        named: dict[str, HollowBatch | Commit] = {**batches}
+        named.update({each.manifest_key: each for each in state.commits if each.manifest_key not in batches})
+        found: dict[str, tuple[str, BatchManifest]] = {}
+        commits = {each.manifest_key for each in state.commits}
+        for key, each in named.items():  # batches first: they say whether there were errs
+            new = rewriting.manifest(self._client.manifest(each), batches.get(key), is_commit=key in commits)
+            if new is not None:
+                attempt = self._client.ids.uuid7()
+                stored = "" if rewriting.is_dry_run else stage_manifest(self._client.blob, new, attempt)
+                found[key] = stored, new
+        return found
+
+    def end(self, deleted: int, waiting: tuple[str, ...], readers: tuple[str, ...]) -> Erased:
+        """Write the record, and say what was done."""
+        for _ in range(MAX_ROUNDS):
+            state = self._client.state(self._shard)
+            known = erased_list(self._client, state)
+            place = self._place(known)
+            assert place is not None
+            before = known.erasures[place]
+            is_new = before.ended_ms is None or bool(deleted) or set(before.waiting) != set(waiting)
+            era = state.era if waiting else 0
+            after = replace(before, waiting=waiting, era=era, ended_ms=before.ended_ms or self._client.clock.now_ms())
+            if not is_new or store(self._client, state, known.changed(after, place)):
+                break
+        else:
+            raise self._too_slow()
+        status = "waiting" if waiting else "erased" if is_new else "up_to_date"
+        digests = tuple(each.digest for each in after.keys)
+        beyond = self.beyond(state)
+        return Erased(self._shard, status, digests, after.rows, after.files, deleted, len(waiting), readers, beyond)
+
+    def beyond(self, state: ShardState) -> tuple[str, ...]:
+        """Name the places that may hold the keys and are not reached."""
+        views = sorted(holder.removeprefix(VIEW) for holder in state.holds if holder.startswith(VIEW))
+        forks = {fork.shard for fork in forks_of(self._client, self._shard) if is_shard_name(fork.shard)}
+        related = sorted(forks | self._origins)
+        unread = self._client.open_reader(self._shard).errors() if state.batches else None
+        is_unread = None if unread is None else pc.is_null(unread[self.schema.key_names[0]])
+        count = 0 if is_unread is None else pc.sum(is_unread).as_py() or 0
+        return (
+            *(f"view {each}: refresh it; its history still holds rows that came from the keys" for each in views),
+            *(f"{each}, which shares a past with {self._shard}: erase there too" for each in related),
+            *([f"{count} errors whose keys could not be decoded: `persist errors {self._shard}`"] if count else []),
+            "attempts that still run: GC deletes what they stage; look again with --verify",
+            "the source, backups, old versions in a bucket, copies of the location, exports, logs, notices",
+        )
+
+    def _too_slow(self) -> RunFailed:
+        return RunFailed(f"other writers of {self._shard} were faster {MAX_ROUNDS} times; run the command again")
+
+
+def _retractions(rows: pa.Table, columns: pa.Schema, time: int) -> pa.Table:
+    given = {TIME: pa.repeat(time, len(rows)), DIFF: pa.repeat(-1, len(rows))}
+    given |= {name: rows[name] for name in rows.column_names if name not in given}
+    cells = [given.get(column.name, pa.nulls(len(rows), column.type)) for column in columns]
+    return pa.table(cells, schema=columns)

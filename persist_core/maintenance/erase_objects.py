@@ -1,0 +1,182 @@
+"""Objects that hold erased keys once no state names them: found, deleted, verified to be gone; and the list."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from persist_core.contents.erased import ErasedList
+from persist_core.contents.key_range import Key
+from persist_core.errors import InvalidInput, RunFailed
+from persist_core.gc.needs import Needs
+from persist_core.gc.sweep import abort_uploads
+from persist_core.handles.client import PersistClient
+from persist_core.handles.erased import erased_list
+from persist_core.handles.load import load_manifest
+from persist_core.keys import (
+    CheckpointLayout,
+    attempt_of_failure,
+    dry_runs_prefix,
+    erased_prefix,
+    hidden_shard,
+    is_input_copy,
+    owner_of,
+)
+from persist_core.maintenance.erase_files import Sought
+from persist_core.protocol.fork_records import list_forks
+from persist_core.schema import CollectionSchema
+from persist_core.shard.eras import refuse_earlier
+from persist_core.shard.erasing import Replacements
+from persist_core.shard.erasing import erase as replace_manifests
+from persist_core.shard.state import ShardState
+
+MAX_ROUNDS = 20  # each but the first because an append, a merge or another erasure has come in between
+
+
+def verify(client: PersistClient, shard: str, keys: Sequence[Key]) -> tuple[str, ...]:
+    """Read every object of the shard, and of hidden ones that work for it; returns where one of `keys` is."""
+    sought = Sought.of(keys, schema_to_erase(client.state(shard)).key)
+    names = (shard, *hidden_shards(client, shard))
+    found = [key for name in names for key, data in _objects(client, name) if sought.is_in_object(data)]
+    heads = [(name, client.location.consensus.head(name)) for name in names]
+    return (*found, *(f"the state of {name}" for name, head in heads if head and sought.is_in_object(head.data)))
+
+
+def delete(client: PersistClient, shard: str, sought: Sought) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
+    """Delete all objects that hold a key: they are garbage now. Returns how many, the names of the objects that
+    have to wait, and the readers that they wait for.
+
+    Raises `RunFailed` if a fork still reads one of them.
+    """
+    found = {name: _unneeded(client, name, sought) for name in (shard, *hidden_shards(client, shard))}
+    if not any(found.values()):
+        return 0, (), ()
+    doomed = tuple(key for name, keys in found.items() if keys or name == shard for key in _refused(client, name, keys))
+    state = client.state(shard)
+    readers = _readers(client, state, state.era)
+    if readers:
+        return 0, doomed, readers
+    return sum(client.blob.delete(key) is not None for key in doomed), (), ()
+
+
+def _unneeded(client: PersistClient, shard: str, sought: Sought) -> list[str]:
+    """The objects that hold a key and that the shard's state does not need; objects of checkpoints in any case."""
+    needed, checkpoints = Needs(client, shard).of_itself(client.state(shard)), CheckpointLayout(shard).root
+    return [
+        key
+        for key, data in _objects(client, shard)
+        if (key not in needed or key.startswith(checkpoints))
+        and (_is_by_the_way(shard, key) or sought.is_in_object(data))
+    ]
+
+
+def _refused(client: PersistClient, shard: str, found: Sequence[str]) -> Iterator[str]:
+    """The objects among `found` that nothing needs, once what was staged before is refused: then nothing will."""
+    state, _ = client.machine.apply(shard, refuse_earlier)
+    needs = Needs(client, shard)
+    needs.of(state, candidates=found)  # a fork that is being made of them can no longer be made
+    needed, shared = needs.of_itself(state), _shared(client, shard)
+    list(abort_uploads(client.blob, shard, begun_before_ms=client.clock.now_ms()))
+    for key in found:
+        if key in shared:
+            raise RunFailed(f"{key} holds a key, and a fork of {shard} reads it; run the command again")
+        if key not in needed or key.startswith(CheckpointLayout(shard).root):
+            yield key
+
+
+def finish(client: PersistClient, shard: str) -> int:
+    """Delete what erasures have left for readers whose leases have ended since; returns how many objects."""
+    deleted = 0
+    for _ in range(MAX_ROUNDS):
+        state = client.state(shard)
+        if state.erased is None or state.is_dropped:
+            return deleted
+        known = erased_list(client, state)
+        place = next((place for place, each in enumerate(known.erasures) if each.waiting), None)
+        if place is None or _readers(client, state, known.erasures[place].era):
+            return deleted
+        erasure = known.erasures[place]
+        deleted += sum(client.blob.delete(key) is not None for key in erasure.waiting)
+        store(client, state, known.changed(replace(erasure, waiting=()), place))
+    return deleted
+
+
+def _shared(client: PersistClient, shard: str) -> set[str]:
+    """The files that forks read. A record of a fork keeps more: all that it has shared in the beginning."""
+    named = {batch.manifest_key for fork in forks_of(client, shard) for batch in fork.batches}
+    manifests = [load_manifest(client.blob, key) for key in named if owner_of(key) == shard]
+    return named | {part.key for manifest in manifests for part in manifest.parts}
+
+
+def hidden_shards(client: PersistClient, shard: str) -> list[str]:
+    """The names of the shards that work for this one: replays, and what belongs to other generations."""
+    return sorted(name for name in client.location.consensus.list_keys() if name.startswith(hidden_shard(shard, "")))
+
+
+def forks_of(client: PersistClient, shard: str) -> Iterator[ShardState]:
+    """The forks of the shard that are still there."""
+    for name in sorted({record.fork for record in list_forks(client.blob, shard)}):
+        fork = client.machine.fetch(name)
+        if fork is not None and not fork.is_dropped:
+            yield fork
+
+
+def schema_to_erase(state: ShardState) -> CollectionSchema:
+    if state.schema is None:
+        raise InvalidInput(f"shard {state.shard} has no data")
+    return state.schema
+
+
+def new_secret(client: PersistClient) -> str:
+    """256 bits, of them 148 random."""
+    return hashlib.sha256(f"{client.ids.uuid7()} {client.ids.uuid7()}".encode()).hexdigest()
+
+
+def store(
+    client: PersistClient,
+    state: ShardState,
+    listed: ErasedList,
+    *,
+    replaced: Replacements | None = None,
+    refuses: bool = False,
+) -> bool:
+    """Make `listed` the shard's list in place of the one that `state` names, and delete the others. False if another
+    was faster."""
+    shard, key = state.shard, listed.key_in(state.shard)
+    client.blob.set(key, listed.encode())
+    after, is_stored = client.machine.apply(
+        shard,
+        lambda found: replace_manifests(
+            found,
+            key,
+            expected=state.erased,
+            replaced=replaced,
+            era=state.era if replaced else None,
+            refuses=refuses,
+        ),
+    )
+    if is_stored:
+        for entry in list(client.blob.list_keys_and_metadata(erased_prefix(shard))):
+            if entry.key not in (after.erased, key):
+                client.blob.delete(entry.key)
+    return is_stored
+
+
+def _readers(client: PersistClient, state: ShardState, era: int) -> tuple[str, ...]:
+    """Readers with a lease whose last read began before an era."""
+    now_ms = client.clock.now_ms()
+    return tuple(sorted(name for name, each in state.leases.items() if each.era < era and not each.has_expired(now_ms)))
+
+
+def _is_by_the_way(shard: str, key: str) -> bool:
+    """True for what may hold records in other forms, and is deleted if nothing needs it: copies of input, reports."""
+    return is_input_copy(key) or attempt_of_failure(key) is not None or key.startswith(dry_runs_prefix(shard))
+
+
+def _objects(client: PersistClient, shard: str) -> Iterator[tuple[str, bytes]]:
+    """All objects of the shard as they are now, with their bytes."""
+    for entry in list(client.blob.list_keys_and_metadata(f"{shard}/")):
+        data = client.blob.get(entry.key)
+        if data is not None:
+            yield entry.key, data

@@ -1,0 +1,26 @@
+"""The action `erase` of the DAG `persist_actions`."""
+
+from __future__ import annotations
+
+import pytest
+
+from persist_airflow.compat import AirflowFailException
+from persist_core.handles.client import PersistClient
+from tests.airflow.test_actions import SHARD, act, fill, rows
+
+pytestmark = pytest.mark.airflow_2_11
+
+
+def test_an_erasure_needs_the_name_and_a_reason(client: PersistClient) -> None:
+    fill(client)
+    with pytest.raises(AirflowFailException, match="action erase needs reason, confirm"):
+        act(action="erase", shard=SHARD, key="1")
+    asked = {"action": "erase", "shard": SHARD, "key": "1", "reason": "asked", "confirm": SHARD}
+    assert (act(**asked, dry_run=True)["status"], rows(client)) == ("dry_run", [0, 1, 2])
+    done = act(**asked, verify=True)
+    assert (done["status"], done["holding"], done["is_clean"]) == ("erased", [], True)
+    assert rows(client) == [0, 2]
+    assert act(**{**asked, "key": '["0", "2"]'})["status"] == "erased"
+    assert rows(client) == []
+    with pytest.raises(AirflowFailException, match="expected a JSON array of texts"):
+        act(**{**asked, "key": "[1]"})

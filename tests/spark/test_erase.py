@@ -1,0 +1,189 @@
+"""Records of erased keys in a write by Spark, and the story of docs/erasing.md."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from persist_core.cli.main import run_command
+from persist_core.contents.erased import ErasedList
+from persist_core.contents.key_range import range_of
+from persist_core.handles.client import PersistClient
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
+from persist_core.maintenance.fsck import fsck
+from persist_core.schema import CollectionSchema, Column
+from persist_spark.frame import key_text
+from persist_spark.read.frames import snapshot
+from persist_spark.upsert.erased import _hmac
+from tests.spark.test_reprocess import PIECE, there  # noqa: F401 - a fixture
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+SEQUENCE = """
+source: {path: "in/*.jsonl", format: json}
+key: email
+columns: {email: string, name: string, seq: bigint, op: string}
+order: {mode: sequence, by: [seq]}
+delete: {column: op, values: [D]}
+limits: {max_errors: 100}
+"""
+LOG = """
+source: {path: "in/date={date:%Y-%m-%d}/*.jsonl", format: json}
+key: email
+columns: {email: string, name: string}
+time: {source: path, late: lift}
+delete: none
+"""
+ANN = "ann.smith@example.org"
+
+
+class Story:
+    """A collection, its feed, and commands."""
+
+    def __init__(self, folder: Path, options: list[str], definition: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.options, self.capsys = folder, options, capsys
+        (folder / "people.yaml").write_text(definition)
+        self.client = PersistClient(open_location(PersistLocation(options[1], options[3])))
+
+    def feed(self, name: str, *records: dict[str, Any] | str) -> None:
+        path = self.folder / "in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        texts = [each if isinstance(each, str) else json.dumps(each) for each in records]
+        path.write_text("".join(f"{text}\n" for text in texts))
+        self.persist("run", "people", "--collections", str(self.folder))
+
+    def persist(self, *command: str, code: int = 0) -> str:
+        assert run_command([*command, *self.options]) == code, self.capsys.readouterr().err
+        return self.capsys.readouterr().out
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        table = self.client.open_reader("people").snapshot()
+        return sorted(zip(table["email"].to_pylist(), table["name"].to_pylist(), strict=True))
+
+    def objects_with(self, text: str) -> list[str]:
+        """The objects below the shard, and versions of its state, that hold a text, in any file's rows or bytes."""
+        found = []
+        for entry in list(self.client.blob.list_keys_and_metadata("")):
+            data = self.client.blob.get(entry.key) or b""
+            rows = pq.read_table(io.BytesIO(data)).to_pylist() if data.startswith(b"PAR1") else []
+            if text.encode() in data or text in repr(rows):
+                found.append(entry.key)
+        states = self.client.location.consensus.scan("people", 0)
+        return [*found, *(f"version {each.seqno}" for each in states if text.encode() in each.data)]
+
+
+def test_late_records_do_not_bring_an_erased_key_back(
+    tmp_path: Path,
+    there: list[str],  # noqa: F811 - the fixture
+    capsys: pytest.CaptureFixture[str],
+    spark: SparkSession,
+) -> None:
+    story = Story(tmp_path, there, SEQUENCE, capsys)
+    story.feed("1.jsonl", {"email": ANN, "name": "Ann", "seq": 5}, {"email": "bo@x", "name": "Bo", "seq": 1})
+    story.feed("2.jsonl", {"email": ANN, "name": "Ann S", "seq": 7}, {"email": "cy@x", "name": "Cy", "seq": 2})
+    story.feed("3.jsonl", {"email": ANN, "name": "late", "seq": 6}, {"email": "cy@x", "seq": 9, "op": "D"})
+    story.feed("4.jsonl", {"email": ANN, "name": 1, "seq": "bad"}, {"email": "bo@x", "name": "Bo", "seq": 2})
+    story.feed("5.jsonl", "no JSON but " + ANN, {"email": "bo@x", "name": "Bo", "seq": 3})
+    assert story.objects_with(ANN)
+    said = story.persist("erase", "people", "--key", ANN, "--reason", "asked on paper", "--verify")
+    assert "erased 1 keys of people" in said
+    assert "verified" in said
+    assert story.objects_with(ANN) == []
+    assert "nothing to do" in story.persist("erase", "people", "--key", ANN, "--reason", "asked on paper")
+    others = [("bo@x", "Bo")]
+    assert story.rows() == others
+    for name in ("4.jsonl", "5.jsonl"):  # without an order or a key, nothing recognizes a record that comes again
+        (tmp_path / "in" / name).unlink()
+    story.feed("6.jsonl", {"email": ANN, "name": "late", "seq": 7}, {"email": ANN, "name": "later", "seq": 3})
+    assert story.objects_with(ANN) == []
+    newest = story.client.state("people").newest_commit
+    assert newest is not None
+    assert story.client.manifest(newest).stats["skipped"] == 2
+    first = json.loads(story.persist("checkpoints", "people", "--json").splitlines()[0])
+    story.persist("restore", "people", "--to", first["checkpoint_id"])
+    story.persist("run", "people", "--collections", str(tmp_path))  # reads all files but the first again
+    assert story.objects_with(ANN) == []
+    assert story.rows() == others
+    story.feed("7.jsonl", {"email": ANN, "name": "again", "seq": 8})
+    assert story.rows() == [(ANN, "again"), *others]
+    frame = snapshot(spark, story.client.location, "people")
+    assert sorted((row["email"], row["name"]) for row in frame.collect()) == story.rows()
+    assert fsck(story.client, "people").is_clean
+
+
+def test_in_log_order_the_time_of_a_record_decides(
+    tmp_path: Path,
+    there: list[str],  # noqa: F811 - the fixture
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    story = Story(tmp_path, there, LOG, capsys)
+    story.feed("date=2026-01-01/a.jsonl", {"email": ANN, "name": "Ann"}, {"email": "bo@x", "name": "Bo"})
+    first = json.loads(story.persist("checkpoints", "people", "--json").splitlines()[0])
+    story.feed("date=2026-01-02/a.jsonl", {"email": ANN, "name": "Ann S"})
+    story.persist("erase", "people", "--key", ANN, "--reason", "asked")
+    story.persist("restore", "people", "--to", first["checkpoint_id"], code=2)
+    story.feed("date=2026-01-02/b.jsonl", {"email": ANN, "name": "late"}, {"email": "bo@x", "name": "Bob"})
+    assert story.objects_with(ANN) == []
+    story.persist("reprocess", "people", "--from", "2026-01-01", "--yes", "--collections", str(tmp_path))
+    assert story.objects_with(ANN) == []
+    assert story.rows() == [("bo@x", "Bob")]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_digests_of_keys_are_those_of_the_core(spark: SparkSession, seed: int) -> None:
+    chance = random.Random(seed)
+    columns = (
+        Column("a", "string", False),
+        Column("b", "bigint", False),
+        Column("c", "decimal(12,4)", False),
+        Column("d", "timestamp", False),
+    )
+    schema = CollectionSchema(key=columns, values=())
+    rows = [
+        (
+            "".join(chance.choice("aü\t\x1f:1") for _ in range(chance.randrange(4))),
+            chance.randrange(-(2**63), 2**63),
+            chance.choice(["0.0000", "-1.5000", "0.0001", "99999999.9999"]),
+            chance.choice(["2026-01-01 00:00:00", "1969-12-31 23:59:59.999999"]),
+        )
+        for _ in range(20)
+    ]
+    frame = spark.createDataFrame(rows, "a string, b bigint, c string, d string").selectExpr(
+        "a", "b", "CAST(c AS DECIMAL(12,4)) AS c", "CAST(d AS TIMESTAMP) AS d"
+    )
+    listed = ErasedList("ab" * 32)
+    found = frame.select("*", _hmac(key_text(schema), bytes.fromhex(listed.secret)).alias("digest")).toArrow()
+    for place, digest in enumerate(found["digest"].to_pylist()):
+        key = range_of(found.slice(place, 1), columns).first
+        assert key is not None
+        assert digest == listed.digest(key, columns)
+
+
+def test_the_story_of_the_page(
+    tmp_path: Path,
+    there: list[str],  # noqa: F811 - the fixture
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path, tail = "", (DOCS / "erasing.md").read_text()
+    for named, kind, text in PIECE.findall(tail):
+        path = named or path
+        if kind == "yaml":
+            (tmp_path / "people.yaml").write_text(text)
+        elif kind == "json":
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text(text)
+        for each in text.split("$ persist ")[1:]:
+            command, _, expected = each.partition("\n")
+            files = ["--collections", str(tmp_path)] if command.startswith("run") else []
+            assert run_command([*shlex.split(command), *files, *there]) == 0, capsys.readouterr().err
+            said = capsys.readouterr().out
+            assert said == expected or not expected, command
