@@ -82,6 +82,9 @@ def persist() -> None:
     """
 
 
+_schema_option = click.option(
+    "--schema", type=int, help="Show this version of the schema (`persist schema` lists them)."
+)
 _key_option = click.option(
     "--key",
     multiple=True,
@@ -93,7 +96,7 @@ _key_option = click.option(
 @click.argument("shard")
 @click.option("--as-of", help="Time to read at (default: the newest).")
 @_key_option
-@click.option("--schema", type=int, help="Show this version of the schema (`persist schema` lists them).")
+@_schema_option
 @click.option("--limit", type=click.IntRange(min=0), help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all).")
 @with_session
 def snapshot(
@@ -117,6 +120,7 @@ def snapshot(
 @click.option("--through", help="... up to and including this one (default: the newest).")
 @click.option("--errs", is_flag=True, help="Print changes of the errors instead of the rows.")
 @_key_option
+@_schema_option
 @click.option("--limit", type=click.IntRange(min=0), help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all).")
 @with_session
 def changes(
@@ -126,19 +130,22 @@ def changes(
     through: str | None,
     errs: bool,
     key: tuple[str, ...],
+    schema: int | None,
     limit: int | None,
 ) -> None:
     """The updates of SHARD between two times: what was inserted (diff > 0) and retracted (diff < 0), and when."""
-    state = session.client.state(shard)
+    state = in_schema(session.client.state(shard), schema)
     begin = session.time(after, "--after", zone_of(state)) or 0
     end = check_as_of(state, session.time(through, "--through", zone_of(state)))
     keys, rows = key_of(state, key), _limit(session, limit)
     if rows is None:
         reader = session.client.open_reader(shard)
-        table = in_time_order(state, (reader.error_changes if errs else reader.changes)(begin, end, keys=keys))
+        read = reader.error_changes if errs else reader.changes
+        table = in_time_order(state, read(begin, end, keys=keys, schema=schema))
         found = table, len(table)
     else:
-        found = first_changes(_limited(session, shard), state, begin, end, keys, 0, rows, of_errors=errs)
+        limited = _limited(session, shard)
+        found = first_changes(limited, state, begin, end, keys, 0, rows, of_errors=errs, schema=schema)
     _print_rows(session, found, "no changes")
 
 

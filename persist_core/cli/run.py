@@ -91,7 +91,7 @@ def run(
     spark = spark_of(session, master, conf, logs)
     wrong: list[PersistError] = []
     if is_all or group is not None:
-        configs, wrong = _all_of(collections, views, group)
+        configs, wrong = all_of(collections, views, group)
     else:
         configs = [find_config(name, collections, views) for name in names]
     if len({config.name for config in configs}) < len(configs):
@@ -176,7 +176,7 @@ def _waves(wanted: Sequence[RunRequest]) -> Iterator[list[RunRequest]]:
         order.done(*ready)
 
 
-def _all_of(
+def all_of(
     collections: Path | None, views: Path | None, group: str | None
 ) -> tuple[list[ShardConfig], list[PersistError]]:
     """All collections and views of the folders, or all collections of a group, and an error for each wrong file."""

@@ -7,11 +7,13 @@ from pathlib import Path
 import click
 
 from persist_core.cli import output
-from persist_core.cli.run import find_config
+from persist_core.cli.run import all_of, find_config
 from persist_core.cli.session import Session, with_session
 from persist_core.config.collection import CollectionConfig
+from persist_core.config.shard import ShardConfig
 from persist_core.contents.evolution import changes_between
 from persist_core.errors import InvalidInput, SchemaMismatch
+from persist_core.protocol.planned import planned
 from persist_core.sample.propose import found_by, new_columns
 from persist_core.sources.feeds import feed_at, feed_of
 from persist_core.sources.files import FileSource
@@ -46,35 +48,39 @@ def schema_command(session: Session, shard: str) -> None:
 
 
 @click.command("plan")
-@click.argument("name")
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option("--all", "is_all", is_flag=True, help="All collections and views of the folders.")
 @click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files.")
+@click.option("--views", type=click.Path(path_type=Path), help="Folder of view files (default: `views` beside it).")
 @with_session
-def plan(session: Session, name: str, collections: Path | None) -> None:
-    """Say what the next run of NAME (a collection, or its file) will do to the schema: nothing, evolve, be refused.
+def plan(session: Session, names: tuple[str, ...], is_all: bool, collections: Path | None, views: Path | None) -> None:
+    """Say what the next run of NAME (a collection or view, or its file) will do to the schema.
 
-    Writes nothing. A refused file ends the command with the reason and exit code 2.
+    Nothing, evolve, be refused; a changed view refreshes with the new query. Writes nothing. A refused or wrong file
+    ends the command with the reason and exit code 2.
     """
-    config = find_config(name, collections, None)
-    if not isinstance(config, CollectionConfig):
-        raise InvalidInput(f"{name} is a view: its columns are known at its refresh. Expected a collection")
-    state = session.client.machine.fetch(config.name)
-    newest = None if state is None else state.schemas.newest
-    refused, words = "", list[str]()
-    try:
-        schemas = None if state is None else state.schemas
-        found = config.collection_schema() if schemas is None else schemas.placed(config.collection_schema())
-        words = [] if newest is found else changes_between(newest, found)
-    except SchemaMismatch as error:
-        refused = str(error)
-    status = "refused" if refused else "nothing" if not words else "new" if newest is None else "evolve"
-    if session.as_json:
-        output.print_json({"shard": config.name, "plan": status, "changes": words, "refused": refused})
-    elif not refused:
-        output.print_line(f"{config.name}: {_HEADS[status]}")
-        for line in words:
-            output.print_line(f"  {line}")
+    if bool(names) == is_all:
+        raise InvalidInput("expected a NAME, several, or --all")
+    configs, wrong = all_of(collections, views, None) if is_all else (_found(names, collections, views), [])
+    plans = [planned(session.client, config) for config in configs]
+    for each in plans:
+        if session.as_json:
+            output.print_json(
+                {"shard": each.shard, "plan": each.status, "changes": each.changes, "refused": each.refused}
+            )
+        elif each.status != "refused":
+            output.print_line(f"{each.shard}: {_HEADS[each.status]}")
+            for line in each.changes:
+                output.print_line(f"  {line}")
+    refused = [f"{each.shard}: {each.refused}" for each in plans if each.status == "refused"]
     if refused:
-        raise SchemaMismatch(f"{config.name}: {refused}")
+        raise SchemaMismatch("\n".join([*refused, *map(str, wrong)]))
+    if wrong:
+        raise wrong[0]
+
+
+def _found(names: tuple[str, ...], collections: Path | None, views: Path | None) -> list[ShardConfig]:
+    return [find_config(name, collections, views) for name in names]
 
 
 @click.command("columns")
@@ -113,4 +119,5 @@ _HEADS = {
     "nothing": "nothing changes",
     "new": "the first run makes the shard",
     "evolve": "the next run evolves the schema in place; no file is written again",
+    "refresh": "its query has changed: the next refresh writes the difference; `persist run --read-only` shows it",
 }

@@ -78,10 +78,16 @@ class LimitedReader(ReadHandle):
         return self._fit(whole, schema, time), len(live)
 
     def page_of_changes(
-        self, after: int, through: int, keys: Sequence[KeyRange] | None, start: int, limit: int
+        self,
+        after: int,
+        through: int,
+        keys: Sequence[KeyRange] | None,
+        start: int,
+        limit: int,
+        version: int | None = None,
     ) -> tuple[pa.Table, int]:
         """Changes `[start, start + limit)` of a keyed shard, by time, key and diff; how many there are."""
-        batches, schema, low, high = self._range(after, through)
+        batches, schema, low, high = self._range(after, through, version)
         found = self._read_keys(
             batches, _located(schema), lambda b, m: pieces.oks_between(b, m, low, high), schema, keys
         )

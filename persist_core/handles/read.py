@@ -153,37 +153,49 @@ class ReadHandle:
                 f" fsck {self.shard}`"
             ) from error
 
-    def errors(self, as_of: int | None = None) -> pa.Table:
+    def errors(self, as_of: int | None = None, *, schema: int | None = None) -> pa.Table:
         """The errs as of `as_of`: key columns (null if undecodable), kind, message, key bytes, payload, time."""
-        state = self.state()
-        schema = schema_of(state)
+        state = in_schema(self.state(), schema)
+        columns = errs_schema(schema_of(state), orders=False)
         time = check_as_of(state, as_of)
         batches = [batch for batch in state.batches if batch.lower <= time]
-        updates = self.read(batches, errs_schema(schema, orders=False), lambda b, m: pieces.errs_as_of(b, m, time))
+        updates = self.read(batches, columns, lambda b, m: pieces.errs_as_of(b, m, time))
         return self._repeated(updates, list(ERR_IDENTITY), time).drop_columns([DIFF])
 
     def changes(
-        self, after: int, through: int | None = None, *, keys: Sequence[KeyRange] | None = None, orders: bool = False
+        self,
+        after: int,
+        through: int | None = None,
+        *,
+        keys: Sequence[KeyRange] | None = None,
+        orders: bool = False,
+        schema: int | None = None,
     ) -> pa.Table:
         """The oks' updates with `after < time <= through`, each once, with time and diff; ordered by time, then diff.
 
-        `snapshot(after)` plus these is `snapshot(through)`; `keys` as for `snapshot`. `orders`: with the rows',
-        in `sequence` order. Raises `OutsideFrontiers` unless `since <= after <= through < upper`.
+        `snapshot(after)` plus these is `snapshot(through)`; `keys` and `schema` as for `snapshot`. `orders`:
+        with the rows', in `sequence` order. Raises `OutsideFrontiers` unless `since <= after <= through < upper`.
         """
-        batches, schema, low, high = self._range(after, through)
-        columns = updates_schema(schema, orders=orders)
+        batches, found, low, high = self._range(after, through, schema)
+        columns = updates_schema(found, orders=orders)
         return _in_order(
-            self._read_keys(batches, columns, lambda b, m: pieces.oks_between(b, m, low, high), schema, keys)
+            self._read_keys(batches, columns, lambda b, m: pieces.oks_between(b, m, low, high), found, keys)
         )
 
     def error_changes(
-        self, after: int, through: int | None = None, *, keys: Sequence[KeyRange] | None = None, orders: bool = False
+        self,
+        after: int,
+        through: int | None = None,
+        *,
+        keys: Sequence[KeyRange] | None = None,
+        orders: bool = False,
+        schema: int | None = None,
     ) -> pa.Table:
         """The errs' updates with `after < time <= through`, as `changes` gives the oks'."""
-        batches, schema, low, high = self._range(after, through)
-        columns = errs_schema(schema, orders=orders)
+        batches, found, low, high = self._range(after, through, schema)
+        columns = errs_schema(found, orders=orders)
         return _in_order(
-            self._read_keys(batches, columns, lambda b, m: pieces.errs_between(b, m, low, high), schema, keys)
+            self._read_keys(batches, columns, lambda b, m: pieces.errs_between(b, m, low, high), found, keys)
         )
 
     def count_changes(self, batches: Sequence[HollowBatch], after: int) -> int:
@@ -199,8 +211,10 @@ class ReadHandle:
         )
         return len(found)
 
-    def _range(self, after: int, through: int | None) -> tuple[list[HollowBatch], CollectionSchema, int, int]:
-        state = self.state()
+    def _range(
+        self, after: int, through: int | None, version: int | None = None
+    ) -> tuple[list[HollowBatch], CollectionSchema, int, int]:
+        state = in_schema(self.state(), version)
         schema = schema_of(state)
         high = check_as_of(state, through)
         low = check_as_of(state, after)

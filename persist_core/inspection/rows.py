@@ -127,12 +127,15 @@ def first_changes(
     limit: int,
     *,
     of_errors: bool,
+    schema: int | None = None,
 ) -> tuple[pa.Table, int]:
-    """Changes `[start, start + limit)`, by time and key or all columns; how many there are."""
+    """Changes `[start, start + limit)`, by time and key or all columns; how many there are. `schema`: its version,
+    which `state` shows."""
     if schema_of(state).key and not of_errors:
-        table, total = reader.page_of_changes(after, through, keys, start, limit)
+        table, total = reader.page_of_changes(after, through, keys, start, limit, schema)
         return in_time_order(state, table), total
-    table = in_time_order(state, (reader.error_changes if of_errors else reader.changes)(after, through, keys=keys))
+    read = reader.error_changes if of_errors else reader.changes
+    table = in_time_order(state, read(after, through, keys=keys, schema=schema))
     return table.slice(start, limit), len(table)
 
 

@@ -39,6 +39,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.handles.write import WriteHandle, manifest_for, stage_manifest
 from persist_core.protocol.conflicts import ConflictRecord, record_conflict
 from persist_core.protocol.describe import describe
+from persist_core.protocol.planned import changes_of
 from persist_core.shard.history import show_history
 from persist_core.shard.state import Commit, Committed, ShardState, UpperMismatch, upper_mismatch
 from persist_core.sources.registry import source_of
@@ -167,7 +168,9 @@ def _mint(
         return NothingToDo(intake.reason, lower)
     recovered = recover_newest(client, state)
     description = describe(client, config, state, lower, intake, writer, recovered)
-    return Minted(description, (*intake.notices, *recovered.notices))
+    changes = "; ".join(changes_of(state, config)) if state.commits else ""
+    evolves = (f"the schema of {config.name} evolves: {changes}",) if changes else ()
+    return Minted(description, (*evolves, *intake.notices, *recovered.notices))
 
 
 def _check_not_ahead(shard: str, until: int, now_ms: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from persist_spark.read import frames
 from persist_spark.read.frames import changes, errors, snapshot
 from persist_spark.upsert import batch, lookup, stash
 from tests import two_versions
+from tests.core.handles.test_schema_evolution import Evolving, check_changes
 from tests.oracle.upsert import TOMBSTONE, Record
 from tests.spark.staged_shard import StagedShard
 from tests.spark.view_shards import ViewShards, text, view
@@ -69,6 +71,24 @@ def test_two_versions_read_right_merged_or_not(spark: SparkSession, tmp_path: Pa
     merge_all(shard)
     check(shard)
     assert not fsck(shard.client, SHARD).violations
+
+
+@pytest.mark.parametrize("seed", [100, 101])
+def test_random_evolutions_read_in_spark_as_in_python(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+    shard = StagedShard(spark, tmp_path, VERSION_1)
+    evolving = Evolving(shard.client, Random(seed), "evolving")
+    for _ in range(10):
+        evolving.step()
+    name, location = evolving.shard, shard.location
+    assert evolving.past, "the seed has appended"
+    for version in range(1, len(shard.client.state(name).schemas.versions) + 1):
+        shown = evolving.shown(version)[-2:]
+        for time, expected in shown:
+            rows = [row.asDict() for row in snapshot(spark, location, name, time, schema=version).collect()]
+            assert sorted(rows, key=lambda row: row["id"]) == expected
+        for (low, before), (high, after) in itertools.pairwise(shown):
+            found = changes(spark, location, name, low, high, schema=version).collect()
+            check_changes(before, [row.asDict() for row in found], after)
 
 
 def test_files_of_spark_have_the_ids_of_their_version(spark: SparkSession, tmp_path: Path) -> None:

@@ -102,12 +102,14 @@ def named_failures(location: Location) -> Iterator[None]:
             opened.close()
 
 
-def errors(spark: SparkSession, location: Location, shard: str, as_of: int | None = None) -> DataFrame:
+def errors(
+    spark: SparkSession, location: Location, shard: str, as_of: int | None = None, *, schema: int | None = None
+) -> DataFrame:
     """The errs as of `as_of`: key columns (null if undecodable), kind, message, key bytes, payload, insertion time.
 
-    Raises as `snapshot` does.
+    `schema` and errors as for `snapshot`.
     """
-    with _open(spark, location, shard, as_of) as reading:
+    with _open(spark, location, shard, as_of, schema=schema) as reading:
         updates = reading.frame(reading.errs())
     identity = [*map(named, reading.schema.key_names), *map(F.col, (ERR_KIND, ERR_KEY, ERR_PAYLOAD))]
     inserted_at = F.when(F.col(DIFF) > 0, F.col(TIME))
@@ -131,23 +133,38 @@ def error_updates(spark: SparkSession, location: Location, shard: str, as_of: in
         return reading.frame(pieces).select(*ERR_COLUMNS, TIME, DIFF) if pieces else None
 
 
-def changes(spark: SparkSession, location: Location, shard: str, after: int, through: int | None = None) -> DataFrame:
+def changes(
+    spark: SparkSession,
+    location: Location,
+    shard: str,
+    after: int,
+    through: int | None = None,
+    *,
+    schema: int | None = None,
+) -> DataFrame:
     """The oks' updates with `after < time <= through`, each once: the schema's columns, then time and diff.
 
-    `snapshot(after)` plus these is `snapshot(through)`. Raises `ShardNotFound`, `InvalidInput` if `after` is later
-    than `through`, and `OutsideFrontiers` unless `since <= after <= through < upper`.
+    `snapshot(after)` plus these is `snapshot(through)`. `schema` as for `snapshot`. Raises `ShardNotFound`,
+    `InvalidInput` if `after` is later than `through`, and `OutsideFrontiers` unless `since <= after <= through <
+    upper`.
     """
-    with _open(spark, location, shard, through, after=after) as reading:
+    with _open(spark, location, shard, through, after=after, schema=schema) as reading:
         found = reading.pieces(lambda batch, manifest: oks_between(batch, manifest, after, reading.through))
         updates = reading.frame(found)
     return updates.select(*[named(column.name) for column in reading.schema.columns], TIME, DIFF)
 
 
 def error_changes(
-    spark: SparkSession, location: Location, shard: str, after: int, through: int | None = None
+    spark: SparkSession,
+    location: Location,
+    shard: str,
+    after: int,
+    through: int | None = None,
+    *,
+    schema: int | None = None,
 ) -> DataFrame:
     """The errs' updates with `after < time <= through`, as `changes` gives the oks'."""
-    with _open(spark, location, shard, through, after=after) as reading:
+    with _open(spark, location, shard, through, after=after, schema=schema) as reading:
         updates = reading.frame(reading.errs())
     return updates.select(*map(named, reading.schema.key_names), *ERR_COLUMNS, TIME, DIFF)
 

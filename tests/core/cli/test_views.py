@@ -62,6 +62,30 @@ def test_a_view_is_run_and_read_like_a_collection(world: World, capsys: pytest.C
     assert len(world.calls()) == 2
 
 
+def test_a_plan_says_what_changed_files_will_do(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    plans = {each["shard"]: each["plan"] for each in printed(capsys, "plan", "--all")}
+    assert plans == {"orders": "nothing", "ids": "new", "tried": "new"}
+    assert run_command(["run", "ids"]) == 0
+    assert printed(capsys, "plan", "ids")[0]["plan"] == "nothing"
+    (world.folder / "views" / "ids.yaml").write_text("query: SELECT id + 1 AS id FROM orders\n")
+    assert run_command(["plan", "ids", "orders"]) == 0
+    told = capsys.readouterr().out
+    assert "ids: its query has changed: the next refresh writes the difference" in told
+    orders = world.folder / "collections" / "orders.yaml"
+    body = json.loads(orders.read_text())
+    orders.write_text(json.dumps({**body, "columns": {"id": "bigint", "more": "string"}}))
+    world.drop("b.txt", 3)
+    assert run_command(["run", "orders", "--until", "2000"]) == 5, "the stand-in knows one schema"
+    assert "the schema of orders evolves: more (string) is added: null in earlier rows" in "".join(capsys.readouterr())
+    orders.write_text(json.dumps({**body, "columns": {"id": "string"}}))
+    assert run_command(["plan", "--all"]) == 2
+    said = capsys.readouterr()
+    assert "orders: the schema does not fit the shard's: id would go from bigint to string" in said.err
+    assert "ids: " in said.out
+    assert run_command(["plan"]) == 2
+    assert "expected a NAME, several, or --all" in capsys.readouterr().err
+
+
 def test_read_only_says_what_it_would_write_and_leaves_nothing(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from dataclasses import replace
 from decimal import Decimal
 from random import Random
@@ -15,6 +17,7 @@ from persist_core.contents.evolution import changes_between
 from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import InvalidInput, OutsideFrontiers, SchemaMismatch
 from persist_core.frontier import Frontier
+from persist_core.gc.collect import GRACE_MS, collect
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import in_schema
 from persist_core.inspection.debt import merge_due
@@ -24,7 +27,7 @@ from persist_core.location.open import OpenLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
-from persist_core.schema import CollectionSchema, Column
+from persist_core.schema import DIFF, TIME, CollectionSchema, Column
 from tests.plain_commit import commit
 from tests.virtual import ManualClock, SeededIds
 
@@ -214,16 +217,16 @@ SOME: dict[str, list[Any]] = {
 class Evolving:
     """A shard under random evolutions, and what it should show: rows by column id, as of each upper."""
 
-    def __init__(self, client: PersistClient, random: Random) -> None:
-        self.client, self.random, self.shard = client, random, SHARD
+    def __init__(self, client: PersistClient, random: Random, shard: str = SHARD) -> None:
+        self.client, self.random, self.shard = client, random, shard
         self.schema = schema(Column("c0", "int"), Column("c1", "string"))
         self.names, self.upper, self.forks = 2, 0, 0
         self.rows: dict[int, dict[int, Any]] = {}
         self.past: list[tuple[int, dict[int, dict[int, Any]]]] = []
 
     def step(self) -> None:
-        act = self.random.choice([self.append, self.append, self.evolve, self.evolve, self.merge, self.back, self.fork])
-        act()
+        acts = [self.append, self.append, self.evolve, self.evolve, self.merge, self.back, self.fork, self.gc]
+        self.random.choice(acts)()
         self.check()
 
     def placed(self) -> CollectionSchema:
@@ -298,21 +301,52 @@ class Evolving:
         fork(self.client, self.shard, self.client.state(self.shard).commits[-1].checkpoint_id, name, writer="test")
         self.shard = name
 
+    def gc(self) -> None:
+        if self.past:
+            assert isinstance(self.client.clock, ManualClock)
+            self.client.clock.sleep_ms(GRACE_MS)
+            collect(self.client, self.shard)
+
+    def shown(self, version: int) -> list[tuple[int, list[dict[str, Any]]]]:
+        """The rows at the latest times in a version of the schema, as far as they can be read in it."""
+        state = in_schema(self.client.state(self.shard), version)
+        assert state.schema is not None
+        return [
+            (
+                time,
+                [
+                    {"id": key, **{column.name: rows[key].get(column.id or 0) for column in state.schema.values}}
+                    for key in sorted(rows)
+                ],
+            )
+            for time, rows in self.past[-4:]
+            if time < (state.upper.time or 0)
+        ]
+
     def check(self) -> None:
         if not self.past:
             return
-        state = self.client.state(self.shard)
-        assert state.schema is not None
-        for time, rows in self.past[-4:]:
-            expected = [
-                {"id": key, **{column.name: rows[key].get(column.id or 0) for column in state.schema.values}}
-                for key in sorted(rows)
-            ]
-            found = self.client.open_reader(self.shard).snapshot(time).sort_by("id")
-            assert found.to_pylist() == expected
-            page = rows_as_of(self.client, self.shard, time, Cut())
-            assert page.total == len(expected)
+        newest = len(self.client.state(self.shard).schemas.versions)
+        reader = self.client.open_reader(self.shard)
+        for version in range(1, newest + 1):
+            shown = self.shown(version)
+            for time, expected in shown:
+                assert reader.snapshot(time, schema=version).sort_by("id").to_pylist() == expected
+            for (low, before), (high, after) in itertools.pairwise(shown):
+                check_changes(before, reader.changes(low, high, schema=version).to_pylist(), after)
+        for time, expected in self.shown(newest):
+            assert reader.snapshot(time).sort_by("id").to_pylist() == expected
+            assert rows_as_of(self.client, self.shard, time, Cut()).total == len(expected)
         assert not fsck(self.client, self.shard).violations
+
+
+def check_changes(before: list[dict[str, Any]], changes: list[dict[str, Any]], after: list[dict[str, Any]]) -> None:
+    """The rows before and the changes are the rows after."""
+    summed = Counter(repr(sorted(row.items())) for row in before)
+    for change in changes:
+        row = {name: value for name, value in change.items() if name not in (TIME, DIFF)}
+        summed[repr(sorted(row.items()))] += change[DIFF]
+    assert {row: count for row, count in summed.items() if count} == Counter(repr(sorted(r.items())) for r in after)
 
 
 @pytest.mark.parametrize("seed", range(12))
