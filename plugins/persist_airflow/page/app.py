@@ -91,7 +91,7 @@ def make_app() -> FastAPI:
             given[name].append(value)
         lane = reads if endpoint in READS else facts
         try:
-            status, body = await lane.do(request, lambda it: answer(site, UserAccess(user), endpoint, given, it.check))
+            status, body = await lane.do(request, lambda check: answer(site, UserAccess(user), endpoint, given, check))
         except Busy:
             text = "other reads take all places of this server; try again in a few seconds"
             return JSONResponse(problem("busy", text), 429, {"Retry-After": "2"})

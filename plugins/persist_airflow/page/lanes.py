@@ -2,7 +2,7 @@
 
     request --a place in the lane?--> a thread does the work --> the answer
        |          none: `Busy`            ^
-       +-- the client is gone, the time is over: the work ends at its next `stop.check()`
+       +-- the client is gone, the time is over: the work ends at its next check
 
 A synchronous route of FastAPI takes one of the threads that all routes of the API server share. So ours are
 asynchronous, and their work has a bounded number of threads and places to wait.
@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 _Answer = TypeVar("_Answer")
+Check = Callable[[], None]
 
 
 class Busy(Exception):
@@ -38,22 +39,6 @@ class Stop(Exception):
     """Ends the work in its thread."""
 
 
-class Stopping:
-    """Says to a piece of work whether it goes on."""
-
-    def __init__(self) -> None:
-        self._is_over = Event()
-
-    def set(self) -> None:
-        """The work is to end."""
-        self._is_over.set()
-
-    def check(self) -> None:
-        """Raise `Stop` if the work is to end."""
-        if self._is_over.is_set():
-            raise Stop
-
-
 class Lane:
     """`run` threads, `wait` requests that wait for one, and `seconds` from a request's arrival to its answer."""
 
@@ -62,13 +47,21 @@ class Lane:
         self._threads = ThreadPoolExecutor(run, thread_name_prefix=name)
         self._places = BoundedSemaphore(run + wait)
 
-    async def do(self, request: Request, work: Callable[[Stopping], _Answer]) -> _Answer:
-        """The result of `work`. Raises `Busy`, `TooSlow` or `ClientGone`, after which the work ends at its next check:
-        its thread and place are taken until then."""
+    async def do(self, request: Request, work: Callable[[Check], _Answer]) -> _Answer:
+        """The result of `work`, which calls its argument now and then: that raises `Stop` if the work is to end.
+
+        Raises `Busy`, `TooSlow` or `ClientGone`, after which the work ends at its next check: its thread and place are
+        taken until then.
+        """
         if not self._places.acquire(blocking=False):
             raise Busy
-        stopping = Stopping()
-        doing: Future[_Answer] = self._threads.submit(work, stopping)
+        is_over = Event()
+
+        def check() -> None:
+            if is_over.is_set():
+                raise Stop
+
+        doing: Future[_Answer] = self._threads.submit(work, check)
         doing.add_done_callback(lambda _: self._places.release())
         answer = asyncio.wrap_future(doing)
         gone = asyncio.ensure_future(_disconnected(request))
@@ -79,7 +72,7 @@ class Lane:
                 return answer.result()
             raise ClientGone if gone.done() else TooSlow
         finally:
-            stopping.set()
+            is_over.set()
             gone.cancel()
             if not answer.done():
                 doing.cancel()  # if it still waits

@@ -20,7 +20,7 @@ from starlette.requests import Request
 
 from persist_airflow.page import app, site
 from persist_airflow.page.answers import answer
-from persist_airflow.page.lanes import Busy, ClientGone, Lane, Stop, Stopping, TooSlow
+from persist_airflow.page.lanes import Busy, Check, ClientGone, Lane, Stop, TooSlow
 from persist_core.clock import SystemClock
 from persist_core.errors import Indeterminate
 from persist_core.inspection import rows
@@ -160,10 +160,10 @@ class Client(Request):
         return {"type": "http.disconnect"}
 
 
-def until_stopped(stopping: Stopping) -> None:
+def until_stopped(check: Check) -> None:
     for _ in range(2_000):
         CLOCK.sleep_ms(5)
-        stopping.check()
+        check()
     raise AssertionError("not stopped")
 
 
