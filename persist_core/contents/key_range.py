@@ -128,6 +128,9 @@ def rows_within(table: pa.Table, ranges: Sequence[KeyRange], key: Sequence[Colum
 
 def is_within(table: pa.Table, ranges: Sequence[KeyRange], key: Sequence[Column]) -> pa.ChunkedArray | pa.Array:
     """For each row, whether its key is in one of the ranges."""
+    if len(key) == 1 and all(each.first is not None and each.first == each.last for each in ranges):
+        wanted = [value_at(each.first[0], key[0]) for each in ranges if each.first]
+        return pc.is_in(table[key[0].name], pa.array(wanted, table[key[0].name].type))
     masks = [_mask(table, each, key) for each in ranges]
     return pc.fill_null(functools.reduce(pc.or_, masks), False) if masks else pa.repeat(False, len(table))
 

@@ -10,6 +10,7 @@ from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.contents.batch import SourceFrontier
 from persist_core.errors import InvalidInput
 from persist_core.gc.garbage_list import GarbageList
+from persist_core.handles.erased import last_erased
 from persist_core.keys import (
     conflicts_prefix,
     digest_in,
@@ -35,6 +36,8 @@ def check_records(examined: Examined, found: Violations) -> None:
     _check_each(client.blob, forks_prefix(state.shard), "fork", ForkRecord.read, found)
     _check_each(client.blob, conflicts_prefix(state.shard), "conflict", ConflictRecord.read, found)
     _check_each(client.blob, gc_prefix(state.shard), "gc", _read_list, found)
+    with found.checking("erased", f"the list of erasures of {state.shard}"):
+        last_erased(client, state)
     with found.checking("fork", f"records of what {state.shard} shares"):
         for key in unrecorded(client.blob, state.shard, state.batches):
             found.add("fork", f"{key} is shared, but its shard has no record of that; GC may delete it")

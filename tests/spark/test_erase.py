@@ -43,6 +43,14 @@ columns: {email: string, name: string}
 time: {source: path, late: lift}
 delete: none
 """
+STASH = """
+source: {path: "in/*.jsonl", format: json}
+key: email
+columns: {email: string, name: string, at: bigint}
+time: {field: at, unit: ms}
+delete: none
+"""
+FUTURE = 32_503_680_000_000  # in the year 3000
 ANN = "ann.smith@example.org"
 
 
@@ -136,6 +144,27 @@ def test_in_log_order_the_time_of_a_record_decides(
     story.persist("reprocess", "people", "--from", "2026-01-01", "--yes", "--collections", str(tmp_path))
     assert story.objects_with(ANN) == []
     assert story.rows() == [("bo@x", "Bob")]
+
+
+def test_the_stash_forgets_the_key_and_keeps_all_others(
+    tmp_path: Path,
+    there: list[str],  # noqa: F811 - the fixture
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    story = Story(tmp_path, there, STASH, capsys)
+    later = [{"email": email, "name": "later", "at": FUTURE} for email in (ANN, "bo@x")]
+    story.feed("1.jsonl", {"email": ANN, "name": "Ann", "at": 1}, {"email": "bo@x", "name": "Bo", "at": 1}, *later)
+    story.persist("erase", "people", "--key", ANN, "--reason", "asked")
+    assert story.objects_with(ANN) == []
+    story.feed("2.jsonl", {"email": "cy@x", "name": "Cy", "at": FUTURE})
+    newest = story.client.state("people").newest_commit
+    assert newest is not None
+    assert story.client.manifest(newest).stats["stashed"] == 2
+    assert story.rows() == [("bo@x", "Bo")]
+    until = ["--until", str(FUTURE + 1), "--force"]
+    story.persist("run", "people", "--collections", str(tmp_path), *until)
+    assert story.rows() == [("bo@x", "later"), ("cy@x", "Cy")]
+    assert fsck(story.client, "people").is_clean
 
 
 @pytest.mark.parametrize("seed", range(2))

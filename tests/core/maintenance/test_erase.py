@@ -159,8 +159,7 @@ class Erasing(History):
     def check_gone(self, keys: list[tuple[int, str]]) -> None:
         assert verify(self.client, self.shard, keys) == ()
         for name, table in rows_in(self.client, self.shard):
-            found = set(zip(table["id"].to_pylist(), table["region"].to_pylist(), strict=True))
-            assert found.isdisjoint(keys), name
+            assert keys_of(table).isdisjoint(keys), name
 
 
 def rows_in(client: PersistClient, shard: str) -> Iterator[tuple[str, pa.Table]]:
@@ -323,3 +322,7 @@ def test_what_has_no_key_is_refused() -> None:
     history.append()
     with pytest.raises(InvalidInput, match="is a view and has no key"):
         erase(history.client, "s", [(1,)], by="me", reason="asked")
+
+
+def keys_of(table: pa.Table) -> set[Any]:
+    return set(zip(table["id"].to_pylist(), table["region"].to_pylist(), strict=True))

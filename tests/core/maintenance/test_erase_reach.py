@@ -1,0 +1,117 @@
+"""The reach of an erasure: forks, views, replays, garbage, staged attempts, copies and the next life of a shard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from persist_core.contents.erased import ErasedKey, ErasedList, Erasure
+from persist_core.errors import InvalidInput
+from persist_core.handles.client import PersistClient
+from persist_core.handles.erased import erased_list
+from persist_core.keys import failure_key, input_copy, job_key, part_key
+from persist_core.maintenance.copy import Copier
+from persist_core.maintenance.drop import create_again, drop
+from persist_core.maintenance.erase import erase
+from persist_core.maintenance.erase_objects import store, verify
+from persist_core.maintenance.fsck import fsck
+from persist_core.maintenance.hidden import give_up
+from persist_core.protocol.delta import BEGINNING
+from persist_core.protocol.fork import fork
+from persist_core.protocol.replay import Start, turns_of
+from tests.core.compaction.histories import KEYED, SEQUENCED
+from tests.core.maintenance.test_erase import KEYS, Erasing, in_memory, keys_of, rows_in, upper
+from tests.core.protocol.restored_shard import Collection
+
+
+def test_forks_and_views_and_errors_without_a_key_are_named() -> None:
+    history = Erasing(in_memory(), KEYED, 1)
+    for _ in range(4):
+        history.append()
+    bad = (None, None, "key", "unreadable", b"?", b"raw", "feed, line 1")
+    history.commit(upper(history), upper(history) + 1, [], [(bad, upper(history), 1)])
+    history.client.open_since("s", "view/totals")
+    made = fork(history.client, "s", history.checkpoints[-1][0], "twin", writer="test")
+    with pytest.raises(InvalidInput, match="fork twin shares files of s that hold a key"):
+        erase(history.client, "s", KEYS[:4], by="me", reason="asked")
+    assert made.is_new
+    in_fork = erase(history.client, "twin", KEYS[:4], by="me", reason="asked")
+    assert "s, which shares a past with twin: erase there too" in in_fork.beyond
+    done = erase(history.client, "s", KEYS[:4], by="me", reason="asked")
+    assert done.beyond[:3] == (
+        "view totals: refresh it; its history still holds rows that came from the keys",
+        "twin, which shares a past with s: erase there too",
+        "1 errors whose keys could not be decoded: `persist errors s`",
+    )
+    for shard in ("s", "twin"):
+        assert verify(history.client, shard, KEYS[:4]) == ()
+        assert fsck(history.client, shard).is_clean
+
+
+def test_a_replay_that_has_not_ended_is_ended_first() -> None:
+    history = Erasing(in_memory(), KEYED, 1)
+    history.append()
+    fork(history.client, "s", None, "s~reprocess", writer="test")
+    with pytest.raises(InvalidInput, match="s~reprocess holds contents of s: a reprocess that has not ended"):
+        erase(history.client, "s", KEYS[:1], by="me", reason="asked")
+    give_up(history.client, "s")
+    assert erase(history.client, "s", KEYS[:1], by="me", reason="asked").status == "erased"
+
+
+def test_a_replay_from_before_is_refused_without_times(tmp_path: Path) -> None:
+    shard = Collection(tmp_path)
+    shard.drop("1.txt", [])
+    shard.run(10)
+    state = shard.client.state("things")
+    erasure = Erasure("me", "asked", 1, (ErasedKey("ab", 10),))
+    assert store(shard.client, state, ErasedList("cd" * 32, (erasure,)))
+    state = shard.client.state("things")
+    with pytest.raises(InvalidInput, match="keys were erased from collection things at 10"):
+        turns_of(shard.client, shard.config, state, Start(None, BEGINNING, None))
+    shard.run(20)
+    shard.run(30)
+    state = shard.client.state("things")
+    assert turns_of(shard.client, shard.config, state, Start(state.commits[1].checkpoint_id, 19, None, 2))
+
+
+def test_the_list_outlives_forks_copies_and_the_shard() -> None:
+    history = Erasing(in_memory(), SEQUENCED, 2)
+    for _ in range(4):
+        history.append()
+    client = history.client
+    erase(client, "s", KEYS[:2], by="me", reason="asked")
+    known = erased_list(client, history.state).known()
+    assert len(known) == 2
+    fork(client, "s", history.checkpoints[-1][0], "twin", writer="test")
+    assert erased_list(client, client.state("twin")).known() == known
+    there = PersistClient(in_memory(), client.clock, client.ids)
+    Copier(client, there, threads=1).copy(["s"])
+    assert erased_list(there, there.state("s")).known() == known
+    drop(client, "s", is_forced=True)
+    create_again(client, "s")
+    assert erased_list(client, history.state).known() == known
+    client.blob.delete(history.state.erased or "")
+    history.append()
+    assert [each.check for each in fsck(client, "s").violations] == ["erased"]
+
+
+def test_garbage_and_staged_attempts_are_searched_too() -> None:
+    history = Erasing(in_memory(), KEYED, 4)
+    for _ in range(4):
+        history.append()
+    history.merge_these(history.state.batches)  # its inputs are garbage now
+    client, blob = history.client, history.client.blob
+    batch = next(each for each in rows_in(client, "s") if KEYS[0] in keys_of(each[1]))
+    data = blob.get(batch[0]) or b""
+    attempt = client.ids.uuid7()
+    staged = part_key("s", attempt, "insertions", 0)
+    blob.set(staged, data)
+    blob.set(failure_key("s", attempt), b"{}")
+    blob.set(job_key("s", 1, attempt, input_copy(0, ".gz")), b"whatever")
+    erase(client, "s", KEYS[:1], by="me", reason="asked")
+    for key in (staged, failure_key("s", attempt), job_key("s", 1, attempt, input_copy(0, ".gz"))):
+        assert blob.get(key) is None
+    history.gone(KEYS[:1])
+    history.check_gone(KEYS[:1])
+    history.check()
