@@ -24,10 +24,11 @@ from persist_core.contents.batch import BatchDescription
 from persist_core.contents.stats import DryRun
 from persist_core.errors import OutdatedDescription, PersistError
 from persist_core.handles.client import PersistClient
+from persist_core.keys import jobs_prefix
 from persist_core.shard.replace import NotReplaced, Replaced
 from persist_core.spark_job.answer import job_failure, named_failure
 from persist_core.spark_job.causes import STOPPED, Cause
-from persist_core.spark_job.spec import SMALL_INPUT_BYTES, JobSpec, MergeInputs, stored
+from persist_core.spark_job.spec import SMALL_INPUT_BYTES, SPEC, JobSpec, MergeInputs, stored
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,18 @@ def write_batches(
         found |= zip(group, run_items(client, [items[number] for number in group], start), strict=True)
     answers = [found[number] for number in range(len(items))]
     return [each if isinstance(each, PersistError) else each.answer_key for each in answers]
+
+
+def staged_before(client: PersistClient, config: ShardConfig, description: BatchDescription) -> str | None:
+    """The key of the manifest that an earlier try, whose starter was killed, has staged for just this."""
+    for entry in client.blob.list_keys_and_metadata(jobs_prefix(description.shard, description.lower)):
+        data = client.blob.get(entry.key) if entry.key.endswith(f"/{SPEC}") else None
+        if data is not None:
+            spec = JobSpec.decode(data, what=entry.key)
+            is_same = (spec.description, spec.config) == (description, config)
+            if is_same and client.blob.get(spec.answer_key) is not None:
+                return spec.answer_key
+    return None
 
 
 def _by_settings(items: Sequence[JobSpec]) -> list[list[int]]:

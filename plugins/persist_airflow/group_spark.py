@@ -37,7 +37,7 @@ from persist_core.inspection.metrics import HEALS
 from persist_core.protocol import run, stages
 from persist_core.protocol.run import Round, Step
 from persist_core.protocol.stages import Conflict, NothingToDo
-from persist_core.spark_job.launch import write_batches
+from persist_core.spark_job.launch import staged_before, write_batches
 
 NEEDS_SPARK = ""  # instead of a manifest's key
 
@@ -81,8 +81,11 @@ class WriteGroupOperator(_GroupSparkOperator):
         """Stage all. Raises only if no job could be started."""
         described = {name: BatchDescription.from_json(each) for name, each in self.described["descriptions"].items()}
         with task_client(self.persist_conn_id, *self.batch.configs()) as client:
+            is_again = context["ti"].try_number > 1
             found = for_each(
-                self.batch, described, lambda config, description: _without_spark(client, config, description)
+                self.batch,
+                described,
+                lambda config, description: _without_spark(client, config, description, is_again=is_again),
             )
             asked = {name: described[name] for name, each in found.items() if each.value == NEEDS_SPARK}
             self.lineage = lineage.joined(
@@ -109,10 +112,15 @@ class WriteGroupOperator(_GroupSparkOperator):
 OUTDATED = "outdated or already committed: nothing was staged; append finds the commit, or mints again"
 
 
-def _without_spark(client: PersistClient, config: CollectionConfig, description: BatchDescription) -> str | None:
+def _without_spark(
+    client: PersistClient, config: CollectionConfig, description: BatchDescription, *, is_again: bool
+) -> str | None:
     """The key of a manifest that needs no Spark; `NEEDS_SPARK`; `None` for an outdated description."""
     try:
-        return stages.write_without_input(client, config, description) or NEEDS_SPARK
+        key = stages.write_without_input(client, config, description)
+        if key is None and is_again:
+            key = staged_before(client, config, description)
+        return key or NEEDS_SPARK
     except OutdatedDescription:
         return None
 

@@ -65,6 +65,8 @@ class Orchard:
         self.folder = folder
         self.jobs: list[list[str]] = []
         self.failing: dict[str, Any] = {}
+        self.dies_after: str | None = None
+        self.items: Sequence[JobSpec] = ()
         (folder / "collections").mkdir(parents=True)
         for name in names:
             self.write(name)
@@ -93,6 +95,9 @@ class Orchard:
             else:
                 schema = item.collection.collection_schema()
                 client.open_writer(name).stage(item.description, schema, item.attempt)
+            if name == self.dies_after:
+                self.items = items
+                raise KeyboardInterrupt
         return 1 if self.failing else 0
 
 
@@ -193,6 +198,20 @@ def test_one_that_fails_leaves_the_others_and_alone_is_retried(orchard: Orchard,
     for task in (WRITE, APPEND):
         run.run(task)
     assert orchard.jobs[jobs:] == [["figs"]], "nor if a task is cleared"
+
+
+def test_a_write_task_that_was_killed_stages_only_the_rest_again(orchard: Orchard, client: PersistClient) -> None:
+    run = DagRunDriver(orchard.dag(), end_of(0))
+    run.run(MINT)
+    orchard.dies_after = "apples"
+    with pytest.raises(KeyboardInterrupt):
+        run.run(WRITE)
+    for item in orchard.items:  # as a killed process leaves them
+        client.blob.set(item.key, item.encode())
+    orchard.dies_after, run.try_number = None, 2
+    run_all(run, WRITE, APPEND)
+    assert orchard.jobs == [list(NAMES), ["figs", "kiwis"]]
+    assert uppers(client) == dict.fromkeys(NAMES, end_ms(0))
 
 
 def test_an_error_that_no_retry_corrects_is_not_tried_again(orchard: Orchard) -> None:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from persist_airflow.embedded import EmbeddedAirflowError, demo, keeper
 from persist_airflow.embedded.home import LocalAirflow, project_airflow
 from persist_airflow.embedded.keeper import Process, Program, psutil, read_processes, write_private
 from persist_airflow.embedded.kept import KeptProcesses
-from persist_airflow.embedded.ports import require_free
+from persist_airflow.embedded.ports import accepts_connections, require_free
 from persist_airflow.embedded.run import main
 from persist_core.clock import SystemClock
 from persist_core.handles.client import PersistClient
@@ -28,6 +29,8 @@ from persist_core.location.settings import PersistLocation
 from persist_core.time_text import parse_time
 from tests.core.world import SCHEMA
 from tests.plain_commit import commit
+from tests.servers import spark_connect
+from tests.servers.lifeline import wait_until
 from tests.virtual import ManualClock
 
 
@@ -299,3 +302,16 @@ def test_every_way_out_stops_what_was_started(tmp_path: Path, how: signal.Signal
         assert starter.wait(30) != 0
     assert not psutil.pid_exists(pid)
     assert not (tmp_path / "processes.json").exists()
+
+
+def test_a_local_server_without_memory_ends() -> None:
+    """Otherwise a JVM goes on in a state that no one knows, and its keeper sees nothing."""
+    with contextmanager(spark_connect.running)({"spark.driver.memory": "512m"}) as server:
+        fill = "import sys; from pyspark.sql import SparkSession as S; s = S.builder.remote(sys.argv[1]).getOrCreate();"
+        fill += 's.range(1).selectExpr("length(repeat(cast(id as string), 1500000000))").collect()'
+        client = subprocess.Popen([sys.executable, "-c", fill, server.url], stderr=subprocess.DEVNULL)
+        try:
+            wait_until(lambda: not accepts_connections(server.port), what="the end of the server", timeout_ms=300_000)
+        finally:
+            client.kill()  # it looks for the server for ten minutes
+            client.wait()

@@ -167,9 +167,9 @@ def _files(folder: Path) -> dict[str, int]:
     return found
 
 
-def usage() -> Usage:
-    """Usage of this process and its descendants that still run (Linux)."""
-    peak, ticks, left = 0, 0, [os.getpid()]
+def usage(pid: int | None = None) -> Usage:
+    """Usage of this process, or another one, and its descendants that still run, or were waited for (Linux)."""
+    peak, ticks, left = 0, 0, [pid or os.getpid()]
     while left:
         process = Path(f"/proc/{left.pop()}")
         try:

@@ -22,6 +22,7 @@ from persist_core.spark_job.process import LOCAL_MASTER, tuned_conf
 
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _TOKEN_BYTES = 32
+END_WHEN_FULL = "-XX:+ExitOnOutOfMemoryError"  # the keeper starts it again, and Airflow the tasks that used it
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,10 @@ class LocalSpark:
 
     def command(self) -> list[str]:
         """The server's command line."""
+        tuned = tuned_conf(LOCAL_MASTER, (), self._scratch())
         conf = {
-            **tuned_conf(LOCAL_MASTER, (), self._scratch()),
+            **tuned,
+            "spark.driver.extraJavaOptions": f"{tuned['spark.driver.extraJavaOptions']} {END_WHEN_FULL}",
             "spark.log.level": "ERROR",  # jobs show their own
             "spark.python.sql.dataFrameDebugging.enabled": "false",  # see persist_spark.session
             "spark.connect.grpc.binding.address": "127.0.0.1",
