@@ -55,7 +55,7 @@ class Erasure:
     """The record of one request. `rows` and `files`: versions and errors that it removed, and files that it rewrote.
 
     `waiting`: keys of files that a reader with a lease of an era before `era` may still read; they are deleted when it
-    ends. `ended_ms`: when everything else was done.
+    ends. `ended_ms`: when everything else was done. `order_types`: of the columns of the shard's order.
     """
 
     by: str
@@ -67,6 +67,7 @@ class Erasure:
     waiting: tuple[str, ...] = ()
     era: int = 0
     ended_ms: int | None = None
+    order_types: tuple[str, ...] = ()
 
     @property
     def digests(self) -> frozenset[str]:
@@ -131,7 +132,8 @@ class ErasedList:
 
 def _erasure(body: Mapping[str, Any]) -> Erasure:
     keys = tuple(ErasedKey(**{**each, "order": each["order"] and tuple(each["order"])}) for each in body["keys"])
-    return Erasure(**{**body, "keys": keys, "waiting": tuple(body["waiting"])})
+    lists = {name: tuple(body[name]) for name in ("waiting", "order_types")}
+    return Erasure(**{**body, **lists, "keys": keys})
 
 
 def key_texts(key: Key, columns: Sequence[Column]) -> dict[str, str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from persist_core.contents.erased import ErasedList
-from persist_core.errors import CorruptArtifact
+from persist_core.errors import CorruptArtifact, InvalidInput
 from persist_core.handles.client import PersistClient
+from persist_core.schema import CollectionSchema
 from persist_core.shard.state import ShardState
 
 MAX_LOOKS = 5  # each but the first because an erasure has replaced the list in between
@@ -21,6 +22,29 @@ def erased_list(client: PersistClient, state: ShardState) -> ErasedList:
         if key == missing:
             break
     raise CorruptArtifact(f"list of erasures {key} of shard {state.shard} is missing in {client.blob.uri}")
+
+
+def erased_for(
+    client: PersistClient, state: ShardState, schema: CollectionSchema, *, has_times: bool
+) -> ErasedList | None:
+    """The list by which a write drops records: the shard's, or of a hidden one the list of the shard that it works for.
+
+    Raises `InvalidInput` if a definition with another order, or a new generation without times of its own (`has_times`
+    is False), could not tell which records came before the erasures.
+    """
+    owner, _, purpose = state.shard.partition("~")
+    state = client.state(owner) if purpose else state
+    if state.erased is None:
+        return None
+    listed, types = erased_list(client, state), tuple(column.type for column in schema.order or ())
+    is_blind = purpose not in ("", "reprocess") and schema.order is None and not has_times
+    if is_blind or any(erasure.order_types != types for erasure in listed.erasures):
+        raise InvalidInput(
+            f"keys were erased from shard {owner}, and this definition cannot tell which of their records came before:"
+            " it has another order, or neither an order nor times of its own. Remove their records from the source,"
+            " and use another name for the collection"
+        )
+    return listed
 
 
 def copy_erased(client: PersistClient, state: ShardState, shard: str) -> str | None:

@@ -219,7 +219,9 @@ class _Erasing:
         if place is not None and known.erasures[place].ended_ms is not None:
             place = None  # of new records since: another request
         if place is None:
-            erasure = Erasure(self._by, self._reason, self._client.clock.now_ms(), keys)
+            types = tuple(column.type for column in self.schema.order or ())
+            now_ms = self._client.clock.now_ms()
+            erasure = Erasure(self._by, self._reason, now_ms, keys, order_types=types)
         else:
             before = {each.digest: each for each in known.erasures[place].keys}
             erasure = replace(known.erasures[place], keys=tuple(key.later(before.get(key.digest)) for key in keys))

@@ -22,7 +22,7 @@ from persist_core.contents.pieces import OKS
 from persist_core.contents.stats import BatchWarning
 from persist_core.errors import InvariantViolation, TooManyErrors
 from persist_core.handles.client import PersistClient
-from persist_core.handles.erased import erased_list
+from persist_core.handles.erased import erased_for
 from persist_core.schema import INHERITED, TIME, CollectionSchema, Late
 from persist_core.shard.state import ShardState
 from persist_spark import progress
@@ -62,6 +62,7 @@ class UpsertRequest:
     can be read without the rest, so reading them twice costs less than keeping all records in memory.
     `may_truncate=False` promises that no record is a truncate. `eras`: see `persistent_upsert`. `is_auto_order`: the
     format says the order, so it is a question if no record has one. `noticed`: more for the report.
+    `has_times`: times do not come from the description.
     """
 
     description: BatchDescription
@@ -75,6 +76,7 @@ class UpsertRequest:
     keep_deleted_ms: int | None = None
     eras: Eras | None = None
     is_auto_order: bool = False
+    has_times: bool = True
     watched: tuple[Watched, ...] = ()
     noticed: tuple[BatchWarning, ...] = ()
 
@@ -96,8 +98,9 @@ def stage_upserts(
     schema = state.schemas.placed(request.schema)
     request = replace(request, schema=schema)
     records = placed(records, schema)
-    if state.erased is not None:
-        records = without_erased(spark, records, erased_list(client, state), schema, description)
+    erased = erased_for(client, state, schema, has_times=request.has_times)
+    if erased is not None:
+        records = without_erased(spark, records, erased, schema, description)
     below = [batch for batch in state.batches if batch.lower < description.lower]
     progress.enter("plan", f"{sum(batch.counts.rows for batch in below)} updates before")
     manifests = client.manifests(below)

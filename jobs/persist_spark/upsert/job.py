@@ -63,6 +63,7 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
         keep_deleted_ms=config.order.keep_deleted_ms,
         eras=eras_of(config),
         is_auto_order=config.order.by == "auto",
+        has_times=config.time.source != "description",
         watched=watched_by(config),
     )
     state = client.state(description.shard)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from persist_core.contents.erased import ErasedKey, ErasedList, Erasure
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
-from persist_core.handles.erased import erased_list
+from persist_core.handles.erased import erased_for, erased_list
 from persist_core.keys import failure_key, input_copy, job_key, part_key
 from persist_core.maintenance.copy import Copier
 from persist_core.maintenance.drop import create_again, drop
@@ -20,6 +21,7 @@ from persist_core.maintenance.hidden import give_up
 from persist_core.protocol.delta import BEGINNING
 from persist_core.protocol.fork import fork
 from persist_core.protocol.replay import Start, turns_of
+from persist_core.schema import Column
 from tests.core.compaction.histories import KEYED, SEQUENCED
 from tests.core.maintenance.test_erase import KEYS, Erasing, in_memory, keys_of, rows_in, upper
 from tests.core.protocol.restored_shard import Collection
@@ -73,6 +75,32 @@ def test_a_replay_from_before_is_refused_without_times(tmp_path: Path) -> None:
     shard.run(30)
     state = shard.client.state("things")
     assert turns_of(shard.client, shard.config, state, Start(state.commits[1].checkpoint_id, 19, None, 2))
+
+
+def test_a_write_of_another_generation_knows_the_list_or_stops() -> None:
+    history = Erasing(in_memory(), SEQUENCED, 2)
+    history.append()
+    client = history.client
+    erase(client, "s", KEYS[:2], by="me", reason="asked")
+    hidden = client.ensure_shard("s~rebuild")
+    listed = erased_for(client, hidden, SEQUENCED, has_times=False)
+    assert listed == erased_list(client, history.state) == erased_for(client, history.state, SEQUENCED, has_times=True)
+    for schema in (KEYED, replace(SEQUENCED, order=(Column("seq", "string"),))):
+        with pytest.raises(InvalidInput, match="cannot tell which of their records came before"):
+            erased_for(client, hidden, schema, has_times=True)
+    assert erased_for(client, client.ensure_shard("other"), KEYED, has_times=False) is None
+
+
+def test_views_of_the_shard_see_that_it_has_changed() -> None:
+    history = Erasing(in_memory(), KEYED, 1)
+    for _ in range(4):
+        history.append()
+    before = upper(history)
+    assert history.client.open_reader("s").snapshot().num_rows
+    erase(history.client, "s", KEYS, by="me", reason="asked")
+    newest = history.state.batches[-1]
+    assert (newest.lower, newest.changed_at, newest.counts.rows, newest.is_empty) == (before, before, 0, False)
+    assert history.client.open_reader("s").snapshot().num_rows == 0
 
 
 def test_the_list_outlives_forks_copies_and_the_shard() -> None:
