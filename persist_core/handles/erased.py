@@ -30,7 +30,7 @@ def erased_for(
     """The list by which a write drops records: the shard's, or of a hidden one the list of the shard that it works for.
 
     Raises `InvalidInput` if a definition with another order, or a new generation without times of its own (`has_times`
-    is False), could not tell which records came before the erasures.
+    is False), cannot distinguish which records came before the erasures.
     """
     owner, _, purpose = state.shard.partition("~")
     state = client.state(owner) if purpose else state
@@ -40,7 +40,7 @@ def erased_for(
     is_blind = purpose not in ("", "reprocess") and schema.order is None and not has_times
     if is_blind or any(erasure.order_types != types for erasure in listed.erasures):
         raise InvalidInput(
-            f"keys were erased from shard {owner}, and this definition cannot tell which of their records came before:"
+            f"keys were erased from shard {owner}, and with this definition nothing says which of their records came before:"
             " it has another order, or neither an order nor times of its own. Remove their records from the source,"
             " and use another name for the collection"
         )
