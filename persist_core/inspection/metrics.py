@@ -159,7 +159,7 @@ STAGE_DURATION = Metric("stage_duration", "timing", "How long a try of a stage t
 RUN_METRICS = (
     COMMITS, CHANGES, RECORDS, LATE_RECORDS, WRITTEN, CONFLICTS, HEALS, MERGES, TRIES, STAGE_DURATION,
 )  # fmt: skip
-STAGES = ("mint", "write", "append", "checkpoint", "maintain")
+STAGES = ("mint", "write", "append", "checkpoint", "retry", "maintain")
 RESULTS = ("success", "skipped", "conflict", "failed")
 
 

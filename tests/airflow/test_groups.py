@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from persist_airflow.actions import ShardActionOperator, build_actions_dag
 from persist_airflow.compat import AirflowException, AirflowFailException, AirflowSkipException
 from persist_airflow.factory import build_dags
 from persist_airflow.failures import PersistStepFailed
@@ -245,6 +246,20 @@ def test_a_wrong_source_of_one_is_its_own_failure(orchard: Orchard, client: Pers
     with pytest.raises(AirflowException, match="figs: "):
         run.run(RETRY)
     assert client.state("kiwis").upper == Frontier(end_ms(0))
+
+
+def test_the_action_run_starts_the_groups_dag(
+    orchard: Orchard, client: PersistClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_all(DagRunDriver(orchard.dag(), end_of(0)), MINT, WRITE, APPEND)
+    started: list[str] = []
+    monkeypatch.setattr(ShardActionOperator, "start", lambda _self, _context, dag_id, _report: started.append(dag_id))
+    task: Any = build_actions_dag(collections=orchard.folder / "collections").get_task("shard_action")
+    task.shard = "figs"  # as rendered
+    params = {**dict.fromkeys(task.dag.params), "action": "run", "shard": "figs"}
+    task.execute({**DagRunDriver(task.dag, end_of(0)).context(), "params": params})
+    assert started == ["persist_group__orchard"]
+    assert client.state("figs").commits
 
 
 def test_a_member_with_another_schedule_is_an_import_error(orchard: Orchard) -> None:
