@@ -226,6 +226,11 @@ class Arguments:
         """The window of all rows before the current one."""
         return f"{window[:-1]} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
 
+    @staticmethod
+    def whole(window: str) -> str:
+        """The window of all rows of the slot. In the order of other windows: so Spark sorts and passes once."""
+        return f"{window[:-1]} ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)"
+
     def latest(self, value: str, window: str, *, where: str) -> str:
         """SQL: `value` of the newest row before the current one for which `where` is true.
 

@@ -92,12 +92,6 @@ def completed(ranked: DataFrame, arguments: Arguments) -> DataFrame:
     return resolved.selectExpr(*[f"{cells.get(name, name)} AS {name}" for name in (*arguments.columns, *marks)])
 
 
-def lacks(window: str) -> str:
-    """SQL: a row of the slot has a value that was left out. In the other slots there is nothing to compute."""
-    whole = f"{window[:-1]} ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)"
-    return f"max(inherited IS NOT NULL OR entry.inherited IS NOT NULL) {whole} AS lacks"
-
-
 def registers_of(
     arguments: Arguments, window: str, frame: str = "ROWS", end: str = "CURRENT ROW", where: str = "true"
 ) -> dict[str, str]:

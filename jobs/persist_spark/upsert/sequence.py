@@ -29,6 +29,10 @@ ACCEPTED_OR_COMMITTED = f"diff IS NOT NULL OR {ACCEPTED}"
 IS_UNORDERED = f"coalesce(err.kind IN {UNORDERED}, false)"
 # A record that waits comes after all that the batch does to its slot. If it does anything, that settles the slot.
 SETTLES = "IF(waits, NOT coalesce(before.is_new, false), is_newest) AS settles"
+_OF_REGISTERS = ("committed", "is_awaited", "lacks")
+# Of a committed row: what an equal value that came after it has brought, or what is stored with it.
+_ORDER = "IF(diff IS NULL OR NOT coalesce(known.kind = 'raised', false), ord, known.ord)"
+_ENTRIES = "IF(diff IS NULL OR NOT coalesce(known.kind = 'raised', false), inherited, known.inherited)"
 
 
 def is_newest(window: str, acts: str = ACCEPTED) -> str:
@@ -42,21 +46,16 @@ def given(winners: DataFrame, window: str, arguments: Arguments) -> DataFrame:
     A beaten record may give a value to the row of its slot: the row of the last record that was accepted (`holder`).
     Then `value`, `err` and `inherited` are the row's.
     """
-    order = f"IF(diff IS NULL, ord, {_of_raised('known.ord', 'ord')})"
-    entries = f"IF(diff IS NULL, inherited, {_of_raised('known.inherited', 'inherited')})"
-    held = f"named_struct('holds', op = 'u', 'value', value, 'err', err, 'ord', {order}, 'inherited', {entries})"
-    acted = f"lacks AND ({ACCEPTED_OR_COMMITTED})"
-    linked = winners.selectExpr("*", f"{arguments.latest(held, window, where=acted)} AS holder")
     hears = f"own_time IS NOT NULL AND {ACTS} AND is_beaten AND coalesce(holder.inherited IS NOT NULL, false)"
     changed = {
         "value": "IF(hears, holder.value, value)",
         "err": "IF(hears, NULL, err)",
-        "inherited": f"IF(hears, holder.inherited, {entries})",
+        "inherited": f"IF(hears, holder.inherited, {_ENTRIES})",
     }
-    columns = [name for name in linked.columns if name not in ("holder", "lacks")]
-    rows = linked.selectExpr("*", f"{hears} AS hears", "inherited AS stored").selectExpr(
+    columns = [name for name in winners.columns if name != "holder"]
+    rows = winners.selectExpr("*", f"{hears} AS hears", "inherited AS stored").selectExpr(
         *[f"{changed.get(name, name)} AS {name}" for name in columns],
-        f"IF(hears, holder.ord, {order}) AS row_ord",
+        f"IF(hears, holder.ord, {_ORDER}) AS row_ord",
         "hears OR op = 'u' AS holds",
         *["hears", "stored"],
     )
@@ -67,11 +66,6 @@ def given(winners: DataFrame, window: str, arguments: Arguments) -> DataFrame:
     gives = "hears AND NOT (value <=> before.value AND inherited <=> before.now) AS gives"
     found = rows.selectExpr("*", f"{before} AS before").selectExpr("*", gives)
     return found.selectExpr("*", is_newest(window, f"gives OR {ACCEPTED}"))
-
-
-def _of_raised(raised: str, stored: str) -> str:
-    """SQL, of a committed row: what an equal value that came after it has brought, or what is stored with it."""
-    return f"IF(coalesce(known.kind = 'raised', false), {raised}, {stored})"
 
 
 def expanded(both: DataFrame, arguments: Arguments) -> DataFrame:
@@ -118,7 +112,7 @@ def _known_of_slot(arguments: Arguments) -> list[str]:
     if arguments.inherits:
         more = ", 'value', value, 'inherited', inherited, 'is_err', err IS NOT NULL"
     update = f"CASE WHEN diff IS NOT NULL THEN named_struct('holds', diff > 0, 'p', {_precedence(arguments)}{more}) END"
-    awaited = f"coalesce(max(stashed) OVER (PARTITION BY {', '.join(arguments.slot)}), false)"
+    awaited = f"coalesce(max(stashed) {arguments.whole(arguments.by_rank)}, false)"
     return [
         f"last(entry, true) {before} AS known",
         f"last({update}, true) {before} AS committed",
@@ -146,20 +140,16 @@ def judged(chain: DataFrame, marks: Sequence[str], arguments: Arguments) -> Data
     before = arguments.so_far(arguments.by_rank)
     own = _precedence(arguments)
     above = f"CASE WHEN {ACTS} AND truncated_by IS NULL THEN time END"
+    lacks = "inherited IS NOT NULL OR entry.inherited IS NOT NULL"  # in the other slots there is nothing to compute
     known = chain.selectExpr(
         "*",
         *marks,
         *_known_of_slot(arguments),
         f"max(CASE WHEN is_due THEN {own} END) {before} AS highest",  # truncates have a slot of their own
         f"coalesce(min({above}) {before}, {above}) AS first_time",  # of a record at or above the floor
-        *([inherited.lacks(arguments.by_rank)] if arguments.inherits else []),
+        *([f"max({lacks}) {arguments.whole(arguments.by_rank)} AS lacks"] if arguments.inherits else []),
     )
-    registers: dict[str, str] = {}
-    if arguments.inherits:
-        registers = inherited.registers_of(arguments, arguments.by_rank, where="lacks")
-    seen = inherited.with_raised(known, arguments).selectExpr(
-        "*", f"{_seen(arguments)} AS seen", *[f"{sql} AS {name}" for name, sql in registers.items()]
-    )
+    seen = inherited.with_raised(known, arguments).selectExpr("*", f"{_seen(arguments)} AS seen")
     compared = seen.selectExpr("*", "greatest(seen, highest) AS higher", f"wins AND {ACTS} AS is_judged")
     is_equal = "higher.o <=> ord AND truncated_by IS NULL"
     is_below = f"(truncated_by IS NOT NULL OR coalesce({own} < higher, false))"
@@ -176,9 +166,21 @@ def judged(chain: DataFrame, marks: Sequence[str], arguments: Arguments) -> Data
         f"{beyond} AS is_beyond",
         f"IF(is_judged AND {is_below} AND NOT ({is_equal}), greatest(higher.o, truncated_by), NULL) AS beaten_by",
         *([f"CASE WHEN own_time IS NULL OR NOT is_due THEN NULL {rivals} END AS rival"] if arguments.eras else []),
-        *registers,
-        *(["lacks"] if registers else []),
+        *(_OF_REGISTERS if arguments.inherits else []),
+        *(["canonical"] if arguments.inherits and arguments.is_thorough else []),
     )
-    if not registers:
-        return found
-    return inherited.with_registers(found, arguments, f"own_time IS NOT NULL AND wins AND {ACCEPTED}", keep=True)
+    return _registered(found, arguments) if arguments.inherits else found
+
+
+def _registered(found: DataFrame, arguments: Arguments) -> DataFrame:
+    """The rows with their registers, with `holder`, as it came, and whole or errs."""
+    window = arguments.by_rank
+    registers = inherited.registers_of(arguments, window, where="lacks")
+    held = f"named_struct('value', value, 'ord', {_ORDER}, 'inherited', {_ENTRIES})"
+    acted = f"lacks AND wins AND time >= 0 AND ({ACCEPTED_OR_COMMITTED})"
+    rows = found.selectExpr(
+        *[name for name in found.columns if name not in (*_OF_REGISTERS, "canonical")],
+        f"{arguments.latest(held, window, where=acted)} AS holder",
+        *[f"{sql} AS {name}" for name, sql in registers.items()],
+    )
+    return inherited.with_registers(rows, arguments, f"own_time IS NOT NULL AND wins AND {ACCEPTED}", keep=True)
