@@ -27,6 +27,7 @@ from persist_core.protocol import stages
 from persist_core.protocol.conflicts import record_conflict
 from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
+from persist_core.sample.fields import NEW
 from persist_core.schema import DIFF, MISSING_ORDER, TIME, CollectionSchema, Column
 from persist_core.shard.state import UpperMismatch
 from persist_core.time_text import day_of, local_of
@@ -188,6 +189,7 @@ def fill_warned(client: PersistClient) -> None:
     found = (
         BatchWarning("check known_city", 12, ('{"id":1}', '{"id":2}')),
         BatchWarning("column balance", 1, (f'{{"id":3}}: "{SCRIPT}"',)),
+        BatchWarning(NEW, 0, (SCRIPT, "color")),
     )
     rows: list[Update] = [((1, "customer", "Oslo", "1.00"), day * DAY_MS, 1)]
     stats = {"inserts": 1, "updates": 0, "deletes": 0, "errors": 0, "warnings": 13}

@@ -157,15 +157,17 @@ def test_warnings_of_the_newest_run_are_on_the_page(
         page.goto(f"{url}{BASE}/persist/?conn_id=warned&shard=warned")
         rows = page.locator("#warnings tbody tr")
         rows.first.wait_for()
-        first, second = rows.all_inner_texts()
+        first, second, fields = rows.all_inner_texts()
         assert first.split() == ["check", "known_city", "12", '{"id":1}', '{"id":2}']
         assert shop.SCRIPT in second
+        assert all(text in fields for text in ("not in `columns`", shop.SCRIPT, "color"))
         shoot(page, "warnings", full_page=True)
         page.get_by_role("tab", name="History").click()
         page.locator("#commits td[data-label=Warnings]").get_by_text("13").wait_for()
         monkeypatch.setenv("AIRFLOW__PERSIST__PAGE_ROWS", "False")
         answer = browse("ADMIN").get("/persist/api/shard", params={"conn_id": "warned", "shard": "warned"}).json()
-        assert [(each["count"], each["samples"]) for each in answer["warned"]] == [(12, []), (1, [])]
+        names = [shop.SCRIPT, "color"]
+        assert [(each["count"], each["samples"]) for each in answer["warned"]] == [(12, []), (1, []), (0, names)]
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata"])
