@@ -17,7 +17,6 @@ from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from tests.airflow.fruit import end_ms
 from tests.e2e.test_airflow_scheduler import QUICK_RETRIES, ROOT, follow
-from tests.e2e.view_chain import api_of
 from tests.sampling import is_long
 
 DAG_ID, VIEW_ID = "persist_upsert__prices", "persist_view__totals"
@@ -94,7 +93,7 @@ def drop(folder: Path, day: int, rows: list[dict[str, Any]]) -> None:
 
 
 def rows_after(days: list[list[dict[str, Any]]], since: int) -> list[dict[str, Any]]:
-    """The table in its newest schema: records of days before `since` were read when `color` was no column."""
+    """The table in its newest schema: records of days before `since` were read without a column `color`."""
     found = {}
     for day, rows in enumerate(days):
         for row in rows:
@@ -168,8 +167,7 @@ def test_columns_change_and_a_file_is_corrected(
         drop(tmp_path, 2, CORRECTED)
         conf = {"action": "reprocess", "shard": "prices", "from": "2026-01-03", "confirm": "prices"}
         before = client.state("prices").upper.time or 0
-        body = {"logical_date": None, "conf": conf}
-        api_of(airflow).call("POST", "/api/v2/dags/persist_actions/dagRuns", body)
+        airflow.command("dags", "trigger", "persist_actions", "--conf", json.dumps(conf))
         assert follow(airflow, "persist_actions") == {"persist_actions": ["success"]}
         wait_for_view(airflow, client, before + 1)
         shown(client, [*DAYS[:2], CORRECTED, *DAYS[3:]], since=2)

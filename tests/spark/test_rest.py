@@ -111,8 +111,9 @@ def test_rest_is_without_fields_that_the_file_names(feed: Feed) -> None:
     line = {"id": 1, "address": {"city": "B"}, "x": 1, "v": 2, "ts": 5, "op": "U", "y": [1.50], "more": "own"}
     (found,) = feed.lines("json", [json.dumps(line)], columns, **changes)
     assert (found["city"], found["more"]) == ("B", '{"more":"own","y":[1.5]}')
-    (found,) = feed.lines("json", ['{"id": 1, "op": "U", "ts": 5, "v": 1}', "broken"][:1], columns, **changes)
-    assert found["more"] is None
+    twice = '{"id": 2, "op": "U", "ts": 5, "v": 1, "y": 7, "a": 0, "y": 6}'
+    first, second = feed.lines("json", ['{"id": 1, "op": "U", "ts": 5, "v": 1}', twice], columns, **changes)
+    assert (first["more"], second["more"]) == (None, '{"a":0,"y":7,"y":6}')
 
 
 def test_rest_of_csv_and_parquet(feed: Feed) -> None:

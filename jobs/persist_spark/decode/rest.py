@@ -49,8 +49,14 @@ def rest_of_json(config: CollectionConfig, fields: Fields, row: SparkColumn) -> 
         is_new = ~F.array_contains(known, name)
         return is_new & ~name.startswith("__") if is_debezium else is_new
 
-    found = F.array_sort(F.map_entries(F.map_filter(fields_in(row), is_rest)))
-    cells = F.transform(found, lambda each: F.concat(_quoted(each["key"]), F.lit(":"), _value(each["value"])))
+    entries = F.map_entries(F.map_filter(fields_in(row), is_rest))
+    # Of a field that occurs twice the last one stays the last.
+    placed = F.transform(
+        entries, lambda each, place: F.struct(each["key"].alias("key"), place, each["value"].alias("value"))
+    )
+    cells = F.transform(
+        F.array_sort(placed), lambda each: F.concat(_quoted(each["key"]), F.lit(":"), _value(each["value"]))
+    )
     return {field.raw: F.when(F.size(cells) > 0, F.concat(F.lit("{"), F.array_join(cells, ","), F.lit("}")))}
 
 
