@@ -40,9 +40,9 @@ def erased_for(
     is_blind = purpose not in ("", "reprocess") and schema.order is None and not has_times
     if is_blind or any(erasure.order_types != types for erasure in listed.erasures):
         raise InvalidInput(
-            f"keys were erased from shard {owner}, and with this definition nothing says which of their records came before:"
-            " it has another order, or neither an order nor times of its own. Remove their records from the source,"
-            " and use another name for the collection"
+            f"keys were erased from shard {owner}, and with this definition nothing says which of their records came"
+            " before: it has another order, or neither an order nor times of its own. Remove their records from the"
+            " source, and use another name for the collection"
         )
     return listed
 
