@@ -121,6 +121,12 @@ class OutsideFrontiers(NotReadable):
     kind: ClassVar[str] = "outside_frontiers"
 
 
+class GenerationChanged(NotReadable):
+    """Changes were asked for since a time of an earlier generation. Take a snapshot, or the difference, and go on."""
+
+    kind: ClassVar[str] = "generation_changed"
+
+
 class LeaseExpired(NotReadable):
     """The reader's lease has expired: its `since` is no longer held. Register a new reader."""
 

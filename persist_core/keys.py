@@ -43,7 +43,7 @@ PART = "_persist_part"  # which kind of part a row belongs to: a folder's name o
 MANIFEST = "manifest.json"
 _INPUT_COPY = "input-"
 _SHARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_HIDDEN = re.compile(r"~[a-z]{1,16}")  # at the end of a name, of a shard that is not listed
+_HIDDEN = re.compile(r"~[a-z][a-z0-9]{0,31}")  # at the end of a name, of a shard that is not listed
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MAX_PARTITION = 1_000_000  # files of operator state in one checkpoint; more is a defect in the writer
 

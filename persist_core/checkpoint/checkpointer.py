@@ -48,15 +48,13 @@ _MAX_DELETIONS = 10  # of one folder: each but the first because a publisher has
 
 @dataclass(frozen=True)
 class Listing:
-    """All checkpoints of a shard. `manifests`: oldest first by (epoch, id). `unreadable`: the reason, by id.
-
-    `other_lives`: ids of a dropped shard of the same name. `unfinished`: ids that have objects but
-    no manifest. `sizes`: size in bytes of every object, by key.
+    """All checkpoints of a shard. `manifests`: oldest first by (epoch, id). `unreadable`: the reason, by id;
+    `other_lives`: the life (`OfAnotherLife`). `unfinished`: ids that have objects but no manifest. `sizes` in bytes.
     """
 
     manifests: tuple[CheckpointManifest, ...]
     unreadable: Mapping[str, Corruption]
-    other_lives: tuple[str, ...]
+    other_lives: Mapping[str, str | None]
     unfinished: tuple[str, ...]
     pinned: frozenset[str]
     sizes: Mapping[str, int]
@@ -71,7 +69,14 @@ class Listing:
 
 
 class OfAnotherLife(CorruptArtifact):
-    """The checkpoint is of a dropped shard of the same name, whose checkpoint task went on after the drop."""
+    """The checkpoint is of another `life`: of a dropped shard of this name, or of an earlier generation."""
+
+    def __init__(self, checkpoint_id: str, shard: str, life: str | None) -> None:
+        self.life = life
+        super().__init__(
+            f"checkpoint {checkpoint_id} is of another shard {shard}, which was dropped, or of an earlier generation;"
+            " the next checkpoint task deletes it"
+        )
 
 
 class Checkpointer:
@@ -118,10 +123,7 @@ class Checkpointer:
         if manifest.shard is not None:  # other writers leave it out
             check_in_place(manifest.shard.shard, self._shard, what=f"checkpoint manifest {key}")
             if self._life is not None and manifest.shard.life != self._life:
-                raise OfAnotherLife(
-                    f"checkpoint {checkpoint_id} is of another shard {self._shard}, which was dropped; the next"
-                    " checkpoint task deletes it"
-                )
+                raise OfAnotherLife(checkpoint_id, self._shard, manifest.shard.life)
         return manifest
 
     def save_snapshot(self, checkpoint_id: str, operator: str, partition_id: int, data: bytes) -> str:
@@ -186,19 +188,19 @@ class Checkpointer:
                 folders.setdefault(checkpoint_id, set()).add(rest.partition("/")[0])
         manifests: list[CheckpointManifest] = []
         unreadable: dict[str, Corruption] = {}
-        other_lives: list[str] = []
+        other_lives: dict[str, str | None] = {}
         for checkpoint_id in sorted(name for name, names in folders.items() if MANIFEST in names):
             try:
                 manifests.append(self.load_manifest(checkpoint_id))
-            except OfAnotherLife:
-                other_lives.append(checkpoint_id)
+            except OfAnotherLife as error:
+                other_lives[checkpoint_id] = error.life
             except Corruption as error:
                 if self._blob.get(self.layout.manifest(checkpoint_id)) is not None:  # else deleted since the listing
                     unreadable[checkpoint_id] = error
         return Listing(
             manifests=tuple(sorted(manifests, key=lambda manifest: manifest.position)),
             unreadable=unreadable,
-            other_lives=tuple(other_lives),
+            other_lives=other_lives,
             unfinished=tuple(sorted(name for name, names in folders.items() if MANIFEST not in names)),
             pinned=frozenset(name for name, names in folders.items() if "pinned" in names),
             sizes=entries,

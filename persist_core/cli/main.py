@@ -1,8 +1,8 @@
 """`persist`: what is in a location, and running a collection or view without Airflow.
 
 persist shards | describe | snapshot | changes | errors | late | checkpoints | pin | unpin | restore | reprocess |
-        diff | erase | conflicts | fsck | doctor | run | metrics | maintain | gc | drop | holds | release | copy |
-        alerts | ack | preview | warm-up | init | demo
+        rebuild | generations | diff | erase | conflicts | fsck | doctor | run | metrics | maintain | gc | drop |
+        holds | release | copy | alerts | ack | preview | warm-up | init | demo
 
 Every command takes the location from its options, the environment or a config file, prints tables for people or JSON
 for programs (`--json`), and ends with an exit code that says what to do next (`persist_core.cli.output`).
@@ -27,6 +27,7 @@ from persist_core.cli.erase import erase_command
 from persist_core.cli.maintain import copy_command, drop_command, gc_command, maintain_command
 from persist_core.cli.preview import preview_command, warm_up
 from persist_core.cli.project import demo, init
+from persist_core.cli.rebuild import generations_command, rebuild_command
 from persist_core.cli.reprocess import diff_command, reprocess_command
 from persist_core.cli.restore import (
     holds_command,
@@ -119,6 +120,7 @@ def snapshot(
 @click.option("--after", required=True, help="Updates after this time ...")
 @click.option("--through", help="... up to and including this one (default: the newest).")
 @click.option("--errs", is_flag=True, help="Print changes of the errors instead of the rows.")
+@click.option("--generation", type=click.IntRange(min=0), help="The one that you know: `persist generations`.")
 @_key_option
 @_schema_option
 @click.option("--limit", type=click.IntRange(min=0), help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all).")
@@ -129,6 +131,7 @@ def changes(
     after: str,
     through: str | None,
     errs: bool,
+    generation: int | None,
     key: tuple[str, ...],
     schema: int | None,
     limit: int | None,
@@ -139,12 +142,12 @@ def changes(
     end = check_as_of(state, session.time(through, "--through", zone_of(state)))
     keys, rows = key_of(state, key), _limit(session, limit)
     if rows is None:
-        reader = session.client.open_reader(shard)
+        reader = session.client.open_reader(shard, generation=generation)
         read = reader.error_changes if errs else reader.changes
         table = in_time_order(state, read(begin, end, keys=keys, schema=schema))
         found = table, len(table)
     else:
-        limited = _limited(session, shard)
+        limited = _limited(session, shard, generation)
         found = first_changes(limited, state, begin, end, keys, 0, rows, of_errors=errs, schema=schema)
     _print_rows(session, found, "no changes")
 
@@ -186,8 +189,8 @@ def _limit(session: Session, limit: int | None) -> int | None:
     return DEFAULT_ROWS if limit is None and not session.as_json else limit
 
 
-def _limited(session: Session, shard: str) -> LimitedReader:
-    return LimitedReader(session.client, shard, ReadBudget(MAX_BYTES_HELD))
+def _limited(session: Session, shard: str, generation: int | None = None) -> LimitedReader:
+    return LimitedReader(session.client, shard, ReadBudget(MAX_BYTES_HELD), generation=generation)
 
 
 def _print_rows(session: Session, found: tuple[pa.Table, int], empty: str) -> None:
@@ -220,9 +223,9 @@ def _short(name: str, others: Sequence[str]) -> str:
 
 for _command in (
     shards, describe, commits, checkpoints, pin_command, unpin_command, restore_command, conflicts, late_command,
-    resolve_command, reprocess_command, diff_command, check, doctor, run, metrics, maintain_command, gc_command,
-    drop_command, holds_command, release_command, copy_command, alerts_command, ack_command, preview_command,
-    warm_up, schema_command, plan, columns, init, demo, erase_command,
+    resolve_command, reprocess_command, rebuild_command, generations_command, diff_command, check, doctor, run,
+    metrics, maintain_command, gc_command, drop_command, holds_command, release_command, copy_command, alerts_command,
+    ack_command, preview_command, warm_up, schema_command, plan, columns, init, demo, erase_command,
 ):  # fmt: skip
     persist.add_command(_command)
 

@@ -137,7 +137,7 @@ def diff_command(
         output.print_json({**sides, **facts_of(found, limit)})
         return
     output.print_line(f"from {a} to {b}: {line_of(found)}")
-    _print_samples(found, limit)
+    print_samples(found, limit)
 
 
 def _limits(text: str) -> tuple[int | str, ...] | None:
@@ -152,10 +152,11 @@ def _print_report(session: Session, found: Reprocessed) -> None:
     for line in reprocess_lines(replace(found, commit=None)):
         output.print_line(line, to_stderr=session.as_json)
     if not session.as_json:
-        _print_samples(found.found, SAMPLES)
+        print_samples(found.found, SAMPLES)
 
 
-def _print_samples(found: Differences, limit: int) -> None:
+def print_samples(found: Differences, limit: int) -> None:
+    """Some of the rows that differ, as a table."""
     shown = found.rows.slice(0, limit)
     if len(shown):
         output.print_table(shown.column_names, [list(row.values()) for row in json_rows(shown)])

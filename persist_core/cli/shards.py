@@ -183,7 +183,9 @@ def commits(session: Session, shard: str, before: int | None, limit: int) -> Non
             format_time(c.committed_ms),
             show_time(c.upper),
             *((c.error, "", "", "") if c.error else (c.inserts, c.updates, c.deletes, c.errors)),
-            c.writer + (f" (corrects {show_time(c.correction['from_ms'])} and later)" if c.correction else ""),
+            c.writer
+            + (f" (corrects {show_time(c.correction['from_ms'])} and later)" if c.correction else "")
+            + (" (another generation)" if c.swapped_in else ""),
         )
         for c in page.commits
     ]

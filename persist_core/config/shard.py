@@ -6,6 +6,7 @@ Collections and views build on them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
@@ -21,12 +22,19 @@ from persist_core.time_text import UTC_ZONE, parse_time
 
 
 class RetentionConfig(ConfigModel):
-    """Checkpoints to keep, and how often operator state is saved in full."""
+    """Checkpoints to keep, how often operator state is saved in full, and how long to keep what a rebuild has swapped
+    out."""
 
     keep_last: Annotated[int, Field(ge=1, le=1000)] = 10
     keep_daily: Annotated[int, Field(ge=0, le=366)] = 7
     keep_weekly: Annotated[int, Field(ge=0, le=520)] = 4
     snapshot_every: Annotated[int, Field(ge=1, le=100)] = 10
+    keep_generations: Annotated[str, BeforeValidator(partial(checks.history, field="keep_generations"))] = "7 days"
+
+    @property
+    def keep_generations_ms(self) -> int | None:
+        """In ms; `None`: until it is deleted by hand."""
+        return checks.history_ms(self.keep_generations)
 
 
 class ShardConfig(ConfigModel):

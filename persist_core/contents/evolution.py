@@ -15,10 +15,11 @@ from persist_core.errors import SchemaMismatch
 from persist_core.schema import CollectionSchema, Column, decimal_of, show_order, show_types
 
 _WIDER = {("int", "bigint"), ("float", "double")}
-_OTHERWISE = (
-    "Give the collection another name, which reads all its input again; or drop the shard (`persist drop`) and build it"
-    " again with `persist run --recreate`"
+_REBUILD = (
+    "`persist rebuild` reads all input again by the file as it is now, beside the shard, and swaps the result in:"
+    " readers see no gap"
 )
+_OF_A_VIEW = "Drop the shard (`persist drop`): `persist run --recreate` makes it again from its inputs"
 
 
 def evolved(history: Sequence[CollectionSchema], next_id: int, wanted: CollectionSchema) -> CollectionSchema:
@@ -67,6 +68,10 @@ def is_wider(before: str, after: str) -> bool:
 
 def _fits(before: str, after: str) -> bool:
     return before == after or is_wider(before, after)
+
+
+def _otherwise(schema: CollectionSchema) -> str:
+    return _REBUILD if schema.key else _OF_A_VIEW
 
 
 def _ids(schema: CollectionSchema) -> list[int | None]:
@@ -125,13 +130,13 @@ def _check(newest: CollectionSchema, wanted: CollectionSchema, found: Collection
         raise SchemaMismatch(
             f"the order does not fit the shard's: the shard is in {show_order(newest)} order, the collection asks for"
             f" {show_order(found)} order. A shard keeps the order that it began with, which has decided what it holds."
-            f" Write `order:` as it was. {_OTHERWISE}"
+            f" Write `order:` as it was. {_otherwise(newest)}"
         )
     if found.position != newest.position:
         raise SchemaMismatch(
             f"the source does not fit the shard's: the positions of its records have the fields"
             f" ({show_types(found.position)}), the shard's have ({show_types(newest.position)}). Positions of two"
-            f" sources cannot be compared. {_OTHERWISE}"
+            f" sources cannot be compared. {_otherwise(newest)}"
         )
     reason = _refusal(newest, found) or _guess(newest, wanted, found)
     if reason:
@@ -145,22 +150,23 @@ def _refusal(newest: CollectionSchema, found: CollectionSchema) -> str | None:
     """Why `newest` cannot become `found`, whatever is declared."""
     if [column.id for column in newest.key] != [column.id for column in found.key]:
         names = [", ".join(schema.key_names) or "none" for schema in (newest, found)]
-        return f"the key is {names[0]}, and would be {names[1]}. {_OTHERWISE}"
+        return f"the key is {names[0]}, and would be {names[1]}. {_otherwise(newest)}"
     old = {column.id: column for column in newest.columns}
     for column in found.columns:
         before = old.get(column.id)
         if before is None and not column.nullable:
             return (
-                f"the new column {column.name} is not nullable, and earlier rows have no value for it. Make it nullable"
+                f"the new column {column.name} is not nullable, and earlier rows have no value for it. Make it"
+                f" nullable. {_otherwise(newest)}"
             )
         if before is not None and not _fits(before.type, column.type):
             return (
                 f"{column.name} would go from {before.type} to {column.type}; only int to bigint, float to double, and"
-                f" decimal to more digits at its scale keep each value. {_OTHERWISE}"
+                f" decimal to more digits at its scale keep each value. {_otherwise(newest)}"
             )
         if before is not None and before.nullable != column.nullable:
             was, now = ("nullable" if each else "required" for each in (before.nullable, column.nullable))
-            return f"{column.name} would go from {was} to {now}. {_OTHERWISE}"
+            return f"{column.name} would go from {was} to {now}. {_otherwise(newest)}"
     return None
 
 

@@ -80,11 +80,19 @@ class PersistClient:
         """A manifest that no state names yet; `CorruptArtifact` naming the key if it is missing or damaged."""
         return load_manifest(self.blob, key)
 
-    def open_reader(self, shard: str) -> ReadHandle:
-        """A reader of the shard as it is now; sees later appends too. Holds nothing back: see `open_leased_reader`."""
+    def open_reader(self, shard: str, *, generation: int | None = None) -> ReadHandle:
+        """A reader of the shard as it is now; sees later appends too. Holds nothing back: see `open_leased_reader`.
+
+        `generation`: the one whose times the caller knows; changes are then of no other (`GenerationChanged`).
+        """
         self.state(shard)
         return ReadHandle(
-            self.machine, self.blob, shard, fetch_threads=self.fetch_threads, part_format=self.part_format
+            self.machine,
+            self.blob,
+            shard,
+            fetch_threads=self.fetch_threads,
+            part_format=self.part_format,
+            generation=generation,
         )
 
     def open_leased_reader(self, shard: str, *, lease_ms: int) -> ReadHandle:

@@ -61,8 +61,10 @@ class ReadBudget:
 class LimitedReader(ReadHandle):
     """Reads pages of one shard within one budget, which all its reads share."""
 
-    def __init__(self, client: PersistClient, shard: str, budget: ReadBudget) -> None:
-        super().__init__(client.machine, client.blob, shard, fetch_threads=1, part_format=client.part_format)
+    def __init__(self, client: PersistClient, shard: str, budget: ReadBudget, *, generation: int | None = None) -> None:
+        super().__init__(
+            client.machine, client.blob, shard, fetch_threads=1, part_format=client.part_format, generation=generation
+        )
         self._budget = budget
         self._pieces: list[Piece] = []
 

@@ -25,6 +25,7 @@ from persist_core.contents.pieces import Piece
 from persist_core.contents.row_versions import sum_diffs
 from persist_core.errors import InvalidInput, InvariantViolation, OutsideFrontiers
 from persist_core.frontier import Frontier
+from persist_core.handles.generations import check_generation
 from persist_core.handles.load import load_manifests, read_part
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.handles.slow_reads import named_if_slow
@@ -62,6 +63,7 @@ class ReadHandle:
         clock: Clock | None = None,
         fetch_threads: int = FETCH_THREADS,
         part_format: PartFormat = PARQUET,
+        generation: int | None = None,
     ) -> None:
         self._machine = machine
         self._blob = blob
@@ -70,6 +72,7 @@ class ReadHandle:
         self._fetch_threads = fetch_threads
         self._part_format = part_format
         self.shard = shard
+        self.generation = generation  # that the caller knows: see `check_generation`
 
     def state(self) -> ShardState:
         """The newest state; with a lease, `LeaseExpired` if it has expired."""
@@ -173,8 +176,9 @@ class ReadHandle:
     ) -> pa.Table:
         """The oks' updates with `after < time <= through`, each once, with time and diff; ordered by time, then diff.
 
-        `snapshot(after)` plus these is `snapshot(through)`; `keys` and `schema` as for `snapshot`. `orders`:
-        with the rows', in `sequence` order. Raises `OutsideFrontiers` unless `since <= after <= through < upper`.
+        `snapshot(after)` plus these is `snapshot(through)`; `keys` and `schema` as for `snapshot`. `orders`: with the
+        rows', in `sequence` order. Raises `OutsideFrontiers` unless `since <= after <= through < upper`, and
+        `GenerationChanged`.
         """
         batches, found, low, high = self._range(after, through, schema)
         columns = updates_schema(found, orders=orders)
@@ -218,6 +222,7 @@ class ReadHandle:
         schema = schema_of(state)
         high = check_as_of(state, through)
         low = check_as_of(state, after)
+        check_generation(state, low, self.generation)
         if low > high:
             raise InvalidInput(f"changes after {low} through {high}: expected after <= through")
         batches = [b for b in state.batches if b.lower <= high and (b.upper is None or b.upper > low + 1)]

@@ -103,7 +103,8 @@ class CommitFacts(LastCommit):
     rows of a view (an update is then a delete and an insert). `stats` is what the run reported, as its manifest has it.
     `lag_ms` is the time from the upper to the commit. `rows` and `living_errors` are what the shard held after it, and
     `state_bytes` the size of its batches then. `correction`: from which time on (ms) inputs
-    were replayed, to before which, and why. `error` says why counts are missing.
+    were replayed, to before which, and why. `swapped_in`: the hidden shard of a generation that the commit has swapped
+    in. `error` says why counts are missing.
     """
 
     seqno: int
@@ -120,6 +121,7 @@ class CommitFacts(LastCommit):
     parts: int | None = None
     stats: Mapping[str, int] | None = None
     correction: Mapping[str, Any] | None = None
+    swapped_in: str | None = None
     error: str | None = None
 
 

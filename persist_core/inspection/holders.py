@@ -76,7 +76,7 @@ def list_holders(client: PersistClient, state: ShardState) -> Holders:
             hidden = client.machine.fetch(record.fork)
             if hidden is None or not hidden.commits:
                 continue
-            about, remedy = "a reprocess that has not ended", f"persist reprocess {shard} --give-up"
+            about, remedy = _of_hidden(shard, record.fork)
         forks[record.fork] = Held("fork", record.fork, None, False, record.made_ms, None, about, remedy)
     for key, error in damaged.items():  # GC stops at such a record, so it keeps everything
         about, remedy = f"a damaged record, so GC deletes nothing: {error}", f"persist fsck {shard}; copy {key} back"
@@ -92,6 +92,14 @@ def list_holders(client: PersistClient, state: ShardState) -> Holders:
         found[0].holder if found[0].blocks else None,
         state.released,
     )
+
+
+def _of_hidden(shard: str, name: str) -> tuple[str, str]:
+    """The purpose of a hidden fork, and the command that ends it."""
+    purpose = name.partition("~")[2]
+    if purpose == "reprocess":
+        return "a reprocess that has not ended", f"persist reprocess {shard} --give-up"
+    return f"an earlier generation, kept to be swapped back; `persist generations {shard}` says until when", ""
 
 
 def _described(client: PersistClient, state: ShardState, holder: Holder) -> Held:

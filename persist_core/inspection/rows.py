@@ -80,7 +80,9 @@ def changes_between(
 
     Raises as `rows_as_of` does.
     """
-    state, reader = client.state(shard), LimitedReader(client, shard, budget or ReadBudget(MAX_BYTES_HELD))
+    state = client.state(shard)  # people look at its own history
+    budget = budget or ReadBudget(MAX_BYTES_HELD)
+    reader = LimitedReader(client, shard, budget, generation=state.origin.generation)
     time, keys = check_as_of(state, through), key_of(state, cut.key)
     batches = [b for b in state.batches if b.lower <= time and (b.upper is None or b.upper > after + 1)]
     _check_size(client, state, batches, keys)

@@ -22,7 +22,7 @@ from persist_core.inspection.facts import (
     LastCommit,
     ShardSummary,
 )
-from persist_core.keys import owner_of
+from persist_core.keys import is_shard_name, owner_of
 from persist_core.protocol.living import living
 from persist_core.shard.state import Commit, ShardState
 from persist_core.sources.registry import kind_of
@@ -129,10 +129,12 @@ def commit_facts(commit: Commit, manifest: BatchManifest | None, error: str | No
     if manifest is None:
         return known
     stats, counts = manifest.stats, manifest.counts
-    correction = manifest.restored.correction if manifest.restored else None
+    restored = manifest.restored
+    correction = restored.correction if restored else None
     return replace(
         known,
         correction=asdict(correction) if correction else None,
+        swapped_in=restored.shard if restored and not correction and not is_shard_name(restored.shard) else None,
         inserts=stats.get("inserts", stats.get("inserted", counts.insertions)),
         updates=stats.get("updates", 0) if "inserts" in stats else 0,
         deletes=stats.get("deletes", stats.get("retracted", counts.retractions)),
@@ -161,7 +163,7 @@ def with_contents(facts: list[CommitFacts], deltas: list[BatchManifest | None], 
     done: list[CommitFacts] = []
     for fact, delta in zip(reversed(facts), reversed(deltas), strict=True):
         done.append(replace(fact, rows=rows, living_errors=errors))
-        if delta is None or rows is None or errors is None:
+        if delta is None or rows is None or errors is None or fact.swapped_in:
             rows = errors = None
         else:
             rows -= delta.counts.insertions - delta.counts.retractions

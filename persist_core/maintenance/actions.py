@@ -239,7 +239,7 @@ def acknowledge(client: PersistClient, shard: str, alert: str, *, by: str, reaso
     return Done(asdict(facts), (f"{alert} of {shard} is silent until it is resolved: {said}",))
 
 
-def rebuild(client: PersistClient, shard: str, *, is_forced: bool = False) -> Done:
+def recreate(client: PersistClient, shard: str, *, is_forced: bool = False) -> Done:
     """Drop the shard and begin it again, empty: its next run takes in all its input. Its history is lost.
 
     Does nothing to a shard that is empty, so a second call after one that died completes it. Raises what `drop`

@@ -28,7 +28,8 @@ def check_checkpoints(examined: Examined, found: Violations) -> None:
         commits = {commit.checkpoint_id: (commit, manifest) for commit, manifest in examined.committed()}
         for checkpoint_id, error in listing.unreadable.items():
             found.add("checkpoint", f"{checkpoint_id}: {error}")
-        for checkpoint_id in listing.other_lives:
+        earlier = {each for each, life in listing.other_lives.items() if life in state.origin.earlier_lives}
+        for checkpoint_id in listing.other_lives.keys() - earlier:
             found.add("checkpoint", f"{checkpoint_id} is of another shard {state.shard}, which was dropped")
         for checkpoint_id in _left_behind(examined, checkpointer, listing):
             found.add(
@@ -57,7 +58,8 @@ def check_checkpoints(examined: Examined, found: Violations) -> None:
                     for difference in differences:
                         found.add("checkpoint", f"{manifest.checkpoint_id}: {difference}")
         with found.checking("latest", checkpointer.layout.latest):
-            _check_latest(checkpointer, listing, examined, found, {manifest.checkpoint_id for manifest in undone})
+            if checkpointer.read_latest() not in earlier:  # until the next checkpoint task moves it
+                _check_latest(checkpointer, listing, examined, found, {manifest.checkpoint_id for manifest in undone})
 
 
 def _left_behind(examined: Examined, checkpointer: Checkpointer, listing: Listing) -> list[str]:

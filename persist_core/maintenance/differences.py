@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from persist_core.inspection.values import json_rows
+from persist_core.maintenance.rebuild import Rebuilt
 from persist_core.maintenance.reprocess import Reprocessed
 from persist_core.protocol.difference import Differences
 from persist_core.row_text import show_names
@@ -62,3 +64,33 @@ def reprocess_lines(found: Reprocessed) -> list[str]:
             " times show what was believed then"
         )
     return lines
+
+
+def rebuild_facts(found: Rebuilt) -> dict[str, Any]:
+    """A report of `persist rebuild`, as JSON. `differences` is `null` if rows cannot be compared: `why` says why."""
+    return {
+        "shard": found.shard,
+        "status": "swapped" if found.commit else "dry_run",
+        "generation": found.generation,
+        "built": found.built,
+        "before": asdict(found.before),
+        "after": asdict(found.after),
+        "gone": list(found.gone),
+        "why": found.why,
+        "differences": facts_of(found.found) if found.found else None,
+        "checkpoint_id": found.commit.checkpoint_id if found.commit else None,
+        "upper": found.commit.upper if found.commit else None,
+        "kept": found.kept,
+    }
+
+
+def rebuild_lines(found: Rebuilt) -> list[str]:
+    """The report in lines, without the samples; the last one says what was done."""
+    lines = [f"{found.shard} holds {found.before}; rebuilt it holds {found.after}"]
+    lines += [line_of(found.found)] if found.found else [found.why] if found.why else []
+    lines += [f"files gone: {show_names(found.gone)}"] if found.gone else []
+    done = f"nothing was swapped in; look at it: `persist snapshot {found.built}`"
+    if found.commit:
+        done = f"generation {found.generation} of {found.shard} is swapped in, from {show_time(found.commit.lower)} on"
+        done += f"; the one before is kept as {found.kept}"
+    return [*lines, done]

@@ -10,7 +10,7 @@ from persist_core.alerts.board import WatchBoard
 from persist_core.errors import InvalidInput, RunFailed, ShardNotFound
 from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
-from persist_core.keys import owner_of
+from persist_core.keys import is_shard_name, owner_of
 from persist_core.protocol.fork_records import list_forks
 from persist_core.shard import eras as transitions
 from persist_core.shard.history import VIEW, release_hold
@@ -21,10 +21,13 @@ MAX_CALLS = 100  # of GC, each of which deletes up to `MAX_KEYS` keys
 
 
 def users_of(client: PersistClient, shard: str) -> tuple[str, ...]:
-    """Who still needs the shard: views and other holds, readers with leases, forks that share its files."""
+    """Who still needs the shard: views and other holds, readers with leases, forks that share its files.
+
+    Not its replays and earlier generations, which are hidden forks: maintenance deletes them after it.
+    """
     state = client.state(shard)
     now_ms = client.clock.now_ms()
-    forks = sorted({record.fork for record in list_forks(client.blob, shard)})
+    forks = sorted({record.fork for record in list_forks(client.blob, shard) if is_shard_name(record.fork)})
     return (
         *(f"hold {name}" for name in sorted(state.holds)),
         *(f"lease {name}" for name, lease in sorted(state.leases.items()) if not lease.has_expired(now_ms)),

@@ -131,7 +131,8 @@ class _Erasing:
             if self._client.state(name).commits:
                 raise InvalidInput(
                     f"{name} holds contents of {self._shard}: a reprocess that has not ended, or another generation."
-                    f" End it or give it up (`persist reprocess {self._shard} --give-up`), then erase"
+                    f" End it or give it up (`persist reprocess` or `persist rebuild {self._shard} --give-up`;"
+                    " `--generation N` for an earlier one), then erase"
                 )
         looking = self.rewriting(state, is_dry_run=True)
         for fork in forks_of(self._client, self._shard):

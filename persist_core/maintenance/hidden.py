@@ -1,33 +1,127 @@
-"""The hidden fork of a shard in which its inputs are replayed: deleted when it has ended, or was given up."""
+"""The hidden shards of a collection, and when each is deleted. No list of shards shows them.
+
+    NAME~reprocess   a replay                     when it has ended, was given up, or has been idle for long
+    NAME~rebuild     the next generation          the same
+    NAME~g<epoch>    an earlier generation        when its time to keep is over; if it was never swapped out, when it no
+                                                  longer can be
+
+What others share of a deleted one stays, by its records of forks.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from persist_core.errors import PersistError
+from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
-from persist_core.keys import hidden_shard
+from persist_core.keys import batches_prefix, hidden_shard
 from persist_core.maintenance.drop import create_again, drop
+from persist_core.protocol.fork_records import readable_forks
 from persist_core.protocol.replay import PURPOSE
+from persist_core.shard.origin import Swap
+from persist_core.shard.state import ShardState
+
+REBUILD = "rebuild"
 
 
-def hidden_of(shard: str) -> str:
-    """The fork's name."""
-    return hidden_shard(shard, PURPOSE)
+def hidden_of(shard: str, purpose: str = PURPOSE) -> str:
+    """The name of the replay, or of the next generation."""
+    return hidden_shard(shard, purpose)
 
 
-def give_up(client: PersistClient, shard: str) -> bool:
-    """Delete a replay of the shard that has not ended. False if it does not exist."""
-    hidden = hidden_of(shard)
-    state = client.machine.fetch(hidden)
-    if state is None or not (state.commits or state.is_dropped):
+def give_up(client: PersistClient, shard: str, purpose: str = PURPOSE) -> bool:
+    """Delete a replay or rebuild of the shard that has not ended. False if it does not exist."""
+    return end(client, hidden_of(shard, purpose))
+
+
+def end(client: PersistClient, hidden: str) -> bool:
+    """Delete a hidden shard. False if it does not exist."""
+    if alive(client, hidden, or_dropped=True) is None:
         return False
     drop(client, hidden, is_forced=True)
     create_again(client, hidden)
     return True
 
 
-def give_up_if_idle(client: PersistClient, shard: str, *, idle_ms: int) -> bool:
-    """Delete a replay that has committed nothing for `idle_ms`."""
-    state = client.machine.fetch(hidden_of(shard))
+def alive(client: PersistClient, hidden: str, *, or_dropped: bool = False) -> ShardState | None:
+    """The state of a hidden shard that holds something. `or_dropped`: or that a killed call has left dropped."""
+    state = client.machine.fetch(hidden)
+    if state is None or not (state.commits or (or_dropped and state.is_dropped)):
+        return None
+    return state
+
+
+def cleaned_up(clean: Callable[[], object], say: Callable[[str], None]) -> None:
+    """Clean up. An error is only said: the result stands, and maintenance cleans up later."""
+    try:
+        clean()
+    except PersistError as error:
+        say(f"warning: not cleaned up yet; `persist maintain` does it later: {error.kind}: {error}")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A generation that was swapped out, and is whole."""
+
+    number: int
+    swap: Swap
+    state: ShardState
+
+
+def kept_generations(client: PersistClient, state: ShardState) -> list[Kept]:
+    """The earlier generations that can be swapped back, oldest first."""
+    found = [(number, each, alive(client, each.kept)) for number, each in enumerate(state.origin.swaps)]
+    return [Kept(number, each, known) for number, each, known in found if known is not None]
+
+
+def generations(client: PersistClient, shard: str) -> list[dict[str, Any]]:
+    """The present generation and the kept ones, the newest first. `kept_until_ms`: `None` without a limit."""
+    state = client.state(shard)
+    found: list[tuple[int, ShardState, Swap | None]] = [(state.origin.generation, state, None)]
+    found += [(each.number, each.state, each.swap) for each in reversed(kept_generations(client, state))]
+    return [
+        {
+            "generation": number,
+            "shard": known.shard,
+            "key": list(known.schema.key_names) if known.schema else [],
+            "since": known.since.time,
+            "upper": known.upper.time,
+            "swapped_out_ms": swap.swapped_ms if swap else None,
+            "kept_until_ms": swap.kept_until_ms if swap else None,
+        }
+        for number, known, swap in found
+    ]
+
+
+def tidy(client: PersistClient, shard: str, *, idle_ms: int, grace_ms: int, intent_ms: int, max_keys: int) -> None:
+    """Delete hidden shards whose time is over, then what nothing needs of the rest."""
+    for purpose in (PURPOSE, REBUILD):
+        give_up_if_idle(client, shard, purpose, idle_ms=idle_ms)
+    state, now_ms = client.state(shard), client.clock.now_ms()
+    until = {each.kept: each.kept_until_ms for each in state.origin.swaps}
+    records, _ = readable_forks(client.blob, shard)
+    generation = hidden_shard(shard, "g")
+    others = {each.fork for each in records if each.fork.startswith(generation)} - until.keys()
+    newest = state.newest_commit
+    for name in sorted(others):
+        epoch = name.removeprefix(generation)
+        if newest is None or (epoch.isdecimal() and int(epoch) < newest.epoch):  # no swap can make it a generation
+            end(client, name)
+    for name, kept_until_ms in until.items():
+        if kept_until_ms is not None and kept_until_ms <= now_ms:
+            end(client, name)
+    for name in sorted({hidden_of(shard, REBUILD), *until, *others}):
+        if next(iter(client.blob.list_keys_and_metadata(batches_prefix(name))), None) is not None:
+            collect(client, name, grace_ms=grace_ms, intent_ms=intent_ms, max_keys=max_keys)
+
+
+def give_up_if_idle(client: PersistClient, shard: str, purpose: str = PURPOSE, *, idle_ms: int) -> bool:
+    """Delete a replay or rebuild that has committed nothing for `idle_ms`."""
+    state = client.machine.fetch(hidden_of(shard, purpose))
     newest = state.newest_commit if state else None
     if newest is None or client.clock.now_ms() - newest.committed_ms < idle_ms:
         return False
-    return give_up(client, shard)
+    return give_up(client, shard, purpose)

@@ -21,7 +21,7 @@ from persist_core.gc.collect import GRACE_MS, INTENT_MS, MAX_KEYS, Collected, co
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.debt import Debt, debt_of, merge_due, rows_to_merge
 from persist_core.maintenance.erase_objects import finish
-from persist_core.maintenance.hidden import give_up_if_idle
+from persist_core.maintenance.hidden import tidy
 from persist_core.shard.replace import NotReplaced, Replaced
 from persist_core.shard.state import ShardState
 from persist_core.time_text import show_time
@@ -43,7 +43,7 @@ class Maintained:
 
     `since` advanced by `since_advanced_ms`; `held_by` is the reader or holder that keeps it from following the upper as
     the history says. `merges` read `rows`, without history. `lost_merges`: another merge had their batches
-    replaced meanwhile. `collected` is what GC did. `kept_replay`: why a replay that was given up is still there.
+    replaced meanwhile. `collected` is what GC did. `untidy`: why hidden shards whose time is over are still there.
     `erased`: objects deleted that an erasure had left for readers.
     """
 
@@ -59,7 +59,7 @@ class Maintained:
     batches_after: int
     collected: Collected
     owed: Debt
-    kept_replay: str = ""
+    untidy: str = ""
     erased: int = 0
 
     @property
@@ -76,7 +76,7 @@ class Maintained:
             lost if self.lost_merges else "",
             self.collected.did,
             f"deleted {self.erased} files that waited to be erased" if self.erased else "",
-            f"a replay that was given up could not be deleted: {self.kept_replay}" if self.kept_replay else "",
+            f"replays or generations whose time is over could not be deleted: {self.untidy}" if self.untidy else "",
         )
         return "; ".join(filter(None, said))
 
@@ -120,7 +120,7 @@ def maintain(
         else:
             lost += 1
         state = client.state(shard)
-    kept_replay = _kept_replay(client, shard, intent_ms)
+    untidy = _untidy(client, shard, grace_ms, intent_ms, max_keys)
     erased = finish(client, shard)
     collected = collect(client, shard, grace_ms=grace_ms, intent_ms=intent_ms, max_keys=max_keys)
     owed = debt_of(client.state(shard), now_ms=client.clock.now_ms())
@@ -137,15 +137,15 @@ def maintain(
         len(state.batches),
         collected,
         owed if collected.is_done else replace(owed, gc_due_ms=0),
-        kept_replay,
+        untidy,
         erased,
     )
 
 
-def _kept_replay(client: PersistClient, shard: str, idle_ms: int) -> str:
-    """Delete a replay of the shard that was given up. Returns why it is still there: maintenance goes on without it."""
+def _untidy(client: PersistClient, shard: str, grace_ms: int, intent_ms: int, max_keys: int) -> str:
+    """Delete replays and generations whose time is over. Returns why one is still there: maintenance goes on."""
     try:
-        give_up_if_idle(client, shard, idle_ms=idle_ms)
+        tidy(client, shard, idle_ms=intent_ms, grace_ms=grace_ms, intent_ms=intent_ms, max_keys=max_keys)
     except PersistError as error:
         return f"{error.kind}: {error}"
     return ""

@@ -18,15 +18,15 @@ from persist_core.checkpoint.publish import publish_missing
 from persist_core.config.collection import FILES, CollectionConfig
 from persist_core.config.error_limits import ErrorLimits, exceeded_limit
 from persist_core.contents.batch import Correction
-from persist_core.errors import CorruptArtifact, InvalidInput, PersistError, RunFailed
+from persist_core.errors import CorruptArtifact, InvalidInput, RunFailed
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
-from persist_core.maintenance.hidden import give_up, hidden_of
+from persist_core.maintenance.hidden import cleaned_up, give_up, hidden_of
 from persist_core.protocol.correct import CorrectionPlan, correct, plan_correction
 from persist_core.protocol.delta import BEGINNING, MAX_UPDATES
 from persist_core.protocol.difference import Differences, differences
 from persist_core.protocol.fork import fork, fork_token
-from persist_core.protocol.replay import Start, WriteOf, replay, start_for, starts, turns_of
+from persist_core.protocol.replay import Start, WriteOf, replay, replay_config, start_for, starts, turns_of
 from persist_core.row_text import show_names
 from persist_core.shard.state import Commit, Committed, ShardState
 from persist_core.sources.collection import CollectionSource
@@ -105,12 +105,18 @@ def reprocess(
     with _history_held(client, config.name, start, say) as keep:
         for _ in range(MAX_TRIES):
             keep()
-            state = client.state(config.name)
+            began, state = state, client.state(config.name)
+            if state.origin.life != began.origin.life:
+                raise RunFailed(
+                    f"{config.name} was rebuilt or dropped in the meantime; nothing was corrected. Try again"
+                )
             _check_inputs(client, config, state, start, request)
             turns = turns_of(client, config, state, start)
             life = _fork_of(client, config, start, say)
-            replay(client, config, turns, write=write, writer=writer, say=say, on_round=keep)
+            replay(client, replay_config(config), turns, write=write, writer=writer, say=say, on_round=keep)
             ours, theirs = client.state(config.name), client.state(hidden_of(config.name))
+            if ours.origin.life != state.origin.life:
+                continue
             if theirs.origin.life != life:
                 raise RunFailed(f"another reprocess of {config.name} has ended this one; try again if it did less")
             if theirs.upper < ours.upper:  # what came meanwhile
@@ -122,13 +128,13 @@ def reprocess(
                 return found
             if not found.is_needed:
                 publish_missing(client, ours)  # of a call that was killed after its commit
-                _cleaned_up(lambda: give_up(client, config.name), say)
+                cleaned_up(lambda: give_up(client, config.name), say)
                 return found
             _check_confirmed(found, request)
             correction = Correction(request.from_ms, request.end_ms, start.upper, request.reason)
             result = correct(client, plan, correction, writer=writer)
             if isinstance(result, Committed):
-                _cleaned_up(lambda: give_up(client, config.name), say)
+                cleaned_up(lambda: give_up(client, config.name), say)
                 return replace(found, commit=result.commit)
             say(f"{result.record}; replaying what came meanwhile")
     raise RunFailed(
@@ -153,21 +159,13 @@ def _history_held(
         lease.heartbeat(Frontier(start.after))
         yield lease.heartbeat
     finally:
-        _cleaned_up(lease.expire, say)
-
-
-def _cleaned_up(clean: Callable[[], object], say: Callable[[str], None]) -> None:
-    """Clean up. An error is only said: the result stands, and maintenance cleans up later."""
-    try:
-        clean()
-    except PersistError as error:
-        say(f"warning: the replay is not cleaned up yet; `persist maintain` does it later: {error.kind}: {error}")
+        cleaned_up(lease.expire, say)
 
 
 def _fork_of(client: PersistClient, config: CollectionConfig, start: Start, say: Callable[[str], None]) -> str:
     """The life of the fork that the replay goes on in, made if need be; one that does not fit is given up."""
     shard, hidden = config.name, hidden_of(config.name)
-    definition = f"reprocess/{hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]}"
+    definition = definition_of(config, "reprocess", client.state(shard).origin.life)
     known = client.machine.fetch(hidden)
     if known is not None and (known.commits or known.is_dropped):
         if _goes_on(client, config, start, known, definition):
@@ -177,6 +175,12 @@ def _fork_of(client: PersistClient, config: CollectionConfig, start: Start, say:
         give_up(client, shard)
     fork(client, shard, start.checkpoint_id, hidden, writer=definition)
     return client.state(hidden).origin.life or ""
+
+
+def definition_of(config: CollectionConfig, purpose: str, life: str | None) -> str:
+    """The writer of a hidden shard: another definition, or another generation of the shard, begins again."""
+    digest = hashlib.sha256(f"{config.model_dump_json()} {life}".encode()).hexdigest()
+    return f"{purpose}/{digest[:16]}"
 
 
 def _goes_on(client: PersistClient, config: CollectionConfig, start: Start, known: ShardState, definition: str) -> bool:

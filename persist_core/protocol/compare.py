@@ -49,7 +49,7 @@ def side_of(client: PersistClient, shard: str, text: str | None, *, zone: str) -
     try:
         return Side(state, check_as_of(state, parse_time(text, what=text, zone=zone, now_ms=client.clock.now_ms())))
     except InvalidTime as error:
-        other = client.machine.fetch(text) if is_shard_name(text) else None
+        other = client.machine.fetch(text) if is_shard_name(text) or text.startswith(f"{shard}~") else None
         if other is None:
             raise InvalidInput(f"{text!r}: expected a checkpoint of {shard}, a time, or a shard: {error}") from None
         return Side(other, check_as_of(other, None))
@@ -58,6 +58,7 @@ def side_of(client: PersistClient, shard: str, text: str | None, *, zone: str) -
 def compare(client: PersistClient, a: Side, b: Side, *, max_updates: int = MAX_UPDATES) -> Differences:
     """The changes that make `b` of `a`. Raises `InvalidInput` if the schemas differ, or too much has changed."""
     newer = a.state if len(a.state.schemas.versions) > len(b.state.schemas.versions) else b.state
+    is_renamed = _has_other_ids(a.state, b.state)
     schema = newer.schema
     if schema is None or a.state.schema is None or b.state.schema is None:
         raise ShardNotFound(f"{a.state.shard} or {b.state.shard} has no data yet")
@@ -66,13 +67,16 @@ def compare(client: PersistClient, a: Side, b: Side, *, max_updates: int = MAX_U
         after = BEGINNING
     for side in (a, b):
         ours, theirs = ([each.schema.to_json() for each in state.schemas.versions] for state in (side.state, newer))
-        if theirs[: len(ours)] != ours:
-            raise InvalidInput(f"{a.state.shard} and {b.state.shard} have other columns; only forks can be compared")
+        if theirs[: len(ours)] != ours and not is_renamed:
+            raise InvalidInput(
+                f"{a.state.shard} and {b.state.shard} have other keys or columns; only shards with the same ones can be"
+                " compared"
+            )
         check_size(client.open_reader(side.state.shard), side.state, after, max_updates, show_time(max(after, 0)))
     deltas = [
         (sign, delta_since(client.open_reader(side.state.shard), shown, after, side.time, orders=False))
         for sign, side in ((-1, a), (1, b))
-        for shown in [replace(side.state, schemas=newer.schemas)]
+        for shown in [side.state if is_renamed else replace(side.state, schemas=newer.schemas)]
         if side.time > after
     ]
     if not deltas:
@@ -81,6 +85,18 @@ def compare(client: PersistClient, a: Side, b: Side, *, max_updates: int = MAX_U
     oks = pa.concat_tables([signed(delta.oks, sign) for sign, delta in deltas])
     errs = pa.concat_tables([signed(delta.errs, sign) for sign, delta in deltas])
     return differences(Delta(oks, errs), schema)
+
+
+def _has_other_ids(a: ShardState, b: ShardState) -> bool:
+    """True if both show the same columns, though neither is a fork of the other: generations, for example."""
+    shown = [
+        [[(each.name, each.type) for each in columns] for columns in (schema.key, schema.values)]
+        for schema in (a.schema, b.schema)
+        if schema is not None
+    ]
+    versions = [[each.schema.to_json() for each in state.schemas.versions] for state in (a, b)]
+    count = min(map(len, versions))
+    return shown[0] == shown[1] and versions[0][:count] != versions[1][:count]
 
 
 def shared_until(a: Side, b: Side) -> int:

@@ -85,7 +85,33 @@ def _forked(
     )
     if is_shard_name(new_shard):
         check_not_erased(client, state, point)
-    names = [batch.manifest_key for batch in point.batches]
+    share(client, state, point, new_shard)
+    key = stage_manifest(client.blob, manifest, attempt)
+    erased = copy_erased(client, state, new_shard)
+    _, result = client.machine.apply(
+        new_shard,
+        lambda found: transitions.start_fork(
+            found if found.commits else replace(found, erased=erased or found.erased),
+            manifest,
+            key,
+            batches=point.batches or (manifest.hollow(key),),
+            since=since,
+            schemas=state.schemas,
+            now_ms=client.clock.now_ms(),
+        ),
+        create=True,
+    )
+    publish_missing(client, client.state(new_shard))
+    return result
+
+
+def share(client: PersistClient, began: ShardState, point: RestorePoint, new_shard: str) -> None:
+    """Record what `new_shard` is to share with the shard whose state was `began`, then look at it again: see
+    `fork_records`.
+
+    Raises `RunFailed` if the shard no longer has all of it.
+    """
+    shard, names = began.shard, [batch.manifest_key for batch in point.batches]
     shared = [progress.needed_keys() for progress in progress_of(client.blob, shard, point.sources).values()]
     record_fork(
         client.blob,
@@ -95,28 +121,11 @@ def _forked(
         made_ms=client.clock.now_ms(),
         eras=lambda owner: client.state(owner).era,
     )
-    began, state = state, client.state(shard)  # read after the records were written: persist_core.protocol.fork_records
+    state = client.state(shard)
     if not set(names) <= {batch.manifest_key for batch in state.batches}:
         raise RunFailed(f"batches of shard {shard} were merged in the meantime; {new_shard} was not made. Try again")
     if state.oldest_era > began.era:
         raise RunFailed(f"{new_shard} was not made: GC of {shard} may have deleted files that it needs. Try again")
-    key = stage_manifest(client.blob, manifest, attempt)
-    erased = copy_erased(client, began, new_shard)
-    _, result = client.machine.apply(
-        new_shard,
-        lambda found: transitions.start_fork(
-            found if found.commits else replace(found, erased=erased or found.erased),
-            manifest,
-            key,
-            batches=point.batches or (manifest.hollow(key),),
-            since=since,
-            schemas=began.schemas,
-            now_ms=client.clock.now_ms(),
-        ),
-        create=True,
-    )
-    publish_missing(client, client.state(new_shard))
-    return result
 
 
 def _manifest(

@@ -99,9 +99,9 @@ def start_for(client: PersistClient, state: ShardState, from_ms: int) -> Start:
     return next(each for each in starts(client, state) if each.checkpoint_id is None or each.upper <= from_ms)
 
 
-def replay_config(config: CollectionConfig) -> CollectionConfig:
-    """The collection as its hidden fork reads it: nothing is given up, and no commit is split."""
-    update: dict[str, object] = {"name": hidden_shard(config.name, PURPOSE), "history": "all"}
+def replay_config(config: CollectionConfig, hidden: str | None = None) -> CollectionConfig:
+    """The collection as a hidden shard reads it (default: its replay): nothing is given up, and no commit is split."""
+    update: dict[str, object] = {"name": hidden or hidden_shard(config.name, PURPOSE), "history": "all"}
     if config.time.source != "path":
         update["limits"] = config.limits.model_copy(update={"max_files": NO_LIMIT, "max_bytes": None})
     return config.model_copy(update=update)
@@ -109,7 +109,7 @@ def replay_config(config: CollectionConfig) -> CollectionConfig:
 
 def replay(
     client: PersistClient,
-    config: CollectionConfig,
+    fork: CollectionConfig,
     turns: Sequence[Turn],
     *,
     write: WriteOf,
@@ -117,22 +117,24 @@ def replay(
     say: Callable[[str], None],
     on_round: Callable[[], object],
 ) -> None:
-    """Bring the fork up to the end of the last turn. `config` is the collection's; `on_round` comes after each commit.
+    """Bring a hidden shard, `fork` (`replay_config`), up to the end of the last turn. `on_round` comes after each
+    commit.
 
     Raises what `rounds` and `on_round` raise, and `RunFailed` if another replay of the same fork keeps winning.
     """
-    fork = replay_config(config)
+    shard = fork.name.partition("~")[0]
 
     def seen(step: Step) -> None:
         if isinstance(step, Round):
             stages.checkpoint(client, fork)
             on_round()
-            say(f"replayed {step.interval} of {config.name}: {step.input_files} files, {step.input_bytes} bytes")
+            say(f"replayed {step.interval} of {shard}: {step.input_files} files, {step.input_bytes} bytes")
         elif isinstance(step, Conflict):
             say(str(step.record))
 
     for until, holds_back in turns:
-        if until <= (client.state(fork.name).upper.time or 0):
+        known = client.machine.fetch(fork.name)
+        if known is not None and until <= (known.upper.time or 0):
             continue
         run = rounds(
             client,
@@ -146,19 +148,28 @@ def replay(
         )
         written(run, functools.partial(write, fork))
         if (client.state(fork.name).upper.time or 0) < until:
-            raise RunFailed(f"{fork.name} did not reach {show_time(until)}; nothing was corrected. Try again")
+            raise RunFailed(f"{fork.name} did not reach {show_time(until)}; {shard} was not changed. Try again")
 
 
-def turns_of(client: PersistClient, config: CollectionConfig, state: ShardState, start: Start) -> list[Turn]:
+def turns_of(
+    client: PersistClient,
+    config: CollectionConfig,
+    state: ShardState,
+    start: Start,
+    *,
+    warn: Callable[[], object] | None = None,
+) -> list[Turn]:
     """The turns of a replay up to the shard's upper, one after the other.
 
-    Raises `InvalidInput` if the order of commits decides, and is no longer known.
+    Raises `InvalidInput` if the order of commits decides, and is no longer known. A rebuild has a `warn`, which is
+    called instead: it takes the turns as far as they are known, in any order, and so keeps the times of commits.
     """
     files, end = CollectionSource(client, config).files, state.upper.time or 0
     known = files.consumed(state.sources.get(FILES))
     turn_of: dict[str, int] = {}
-    if config.order.mode == "log" and config.time.source == "description":
-        if start.after < (erased_at := last_erased(client, state)):
+    is_log = config.order.mode == "log"
+    if config.time.source == "description" and (is_log or warn is not None):
+        if is_log and start.after < (erased_at := last_erased(client, state)):
             raise InvalidInput(
                 f"keys were erased from collection {state.shard} at {show_time(erased_at)}. It is in log order, and its"
                 " records have no time of their own: a replay from before would bring the keys back. Begin later, or"
@@ -173,8 +184,10 @@ def turns_of(client: PersistClient, config: CollectionConfig, state: ShardState,
                 unknown = each
             turn = start.upper if each.epoch in corrections else each.upper  # a correction takes files by their dates
             turn_of, epoch = {name: turn_of.get(name, turn) for name in taken}, each.epoch
-        if unknown is not None:
+        if unknown is not None and warn is None:
             raise InvalidInput(_order_unknown(client, state, unknown))
+        if unknown is not None and warn is not None and is_log:
+            warn()
     uppers = sorted({upper for upper in turn_of.values() if start.upper < upper < end})
     later = [frozenset(name for name in known if turn_of.get(name, end) > upper) for upper in uppers]
     return [(upper, _held(known, names)) for upper, names in zip((*uppers, end), (*later, frozenset()), strict=True)]
@@ -207,7 +220,8 @@ def _order_unknown(client: PersistClient, state: ShardState, unknown: Start) -> 
     remedy = (
         f"Begin later: from {show_time(fit[-1].upper)} on it is known"
         if fit
-        else "No later point is kept: drop the correct records as a new file instead"
+        else "No later point is kept: drop the correct records as a new file, or read everything again in the order of"
+        f" the files' names (`persist rebuild {state.shard}`)"
     )
     return (
         f"collection {state.shard} is in log order, and some of its commits before {show_time(unknown.upper)} are no"

@@ -26,7 +26,7 @@ from persist_core.keys import manifest_key
 from persist_core.location.consensus import VersionedData
 from persist_core.sealed import check_in_place, seal, unseal
 from persist_core.shard.invariants import check_state
-from persist_core.shard.origin import Branch, Origin
+from persist_core.shard.origin import Branch, Origin, Swap
 from persist_core.shard.state import Commit, Hold, Lease, Released, ShardState
 
 STATE_VERSION = 1
@@ -68,7 +68,7 @@ def encode_state(version: StateVersion) -> bytes:
             "released": [vars(each) for each in state.released],
             "era": state.era,
             "oldest_era": state.oldest_era,
-            "origin": {**vars(state.origin), "branches": [vars(branch) for branch in state.origin.branches]},
+            "origin": asdict(state.origin),
             "erased": state.erased,
         },
     }
@@ -120,7 +120,10 @@ def _decoded(body: dict[str, Any]) -> ShardState:
 
 
 def _origin(body: dict[str, Any]) -> Origin:
-    return Origin(**{**body, "branches": tuple(Branch(**branch) for branch in body["branches"])})
+    branches = tuple(
+        Branch(**{**branch, "swap": Swap(**branch["swap"]) if branch["swap"] else None}) for branch in body["branches"]
+    )
+    return Origin(**{**body, "branches": branches})
 
 
 def _lines(shard: str, batches: Iterable[HollowBatch]) -> list[str]:

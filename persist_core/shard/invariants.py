@@ -71,9 +71,11 @@ def column_ids_are_never_used_again(state: ShardState) -> bool:
 
 
 def schema_versions_are_kept(before: ShardState, after: ShardState) -> bool:
-    """Schemas and ids are added, never changed."""
+    """Schemas and ids are added, never changed; another generation has its own."""
     old, new = before.schemas, after.schemas
-    return new.to_json()["versions"][: len(old.versions)] == old.to_json()["versions"] and old.next_id <= new.next_id
+    return before.origin.generation != after.origin.generation or (
+        new.to_json()["versions"][: len(old.versions)] == old.to_json()["versions"] and old.next_id <= new.next_id
+    )
 
 
 def since_never_regresses(before: ShardState, after: ShardState) -> bool:
@@ -190,6 +192,13 @@ def origin_follows_the_commits(before: ShardState, after: ShardState) -> bool:
     return (was.branches, was.received) == (now.branches, now.received) and was.moved_to in (None, now.moved_to)
 
 
+def a_swap_keeps_readers_and_frontiers(before: ShardState, after: ShardState) -> bool:
+    """A swap changes no frontier but the upper, which it moves, and no hold: leases aside, which may expire."""
+    held = (before.since, before.holds, before.history_ms, before.released, before.era, before.oldest_era)
+    now = (after.since, after.holds, after.history_ms, after.released, after.era, after.oldest_era)
+    return held == now and before.upper < after.upper and after.leases.items() <= before.leases.items()
+
+
 def a_copy_replaces_only_its_past(before: ShardState, after: ShardState) -> bool:
     """The received state is a later one of the same shard, or the same."""
     return relation_of(before, after) is None
@@ -229,6 +238,14 @@ LIFE_INVARIANTS: tuple[Callable[[ShardState, ShardState], bool], ...] = (
     shard_is_the_same,
     seqno_moves_by_one,
 )  # of a drop, and of the creation of a shard with the name of a dropped one
+SWAP_INVARIANTS: tuple[Callable[[ShardState, ShardState], bool], ...] = (
+    a_swap_keeps_readers_and_frontiers,
+    upper_moves_by_one_batch,
+    progress_moves_with_data,
+    origin_follows_the_commits,
+    shard_is_the_same,
+    seqno_moves_by_one,
+)  # of a swap: another history under this name (`shard.swap`)
 COPY_INVARIANTS: tuple[Callable[[ShardState, ShardState], bool], ...] = (
     a_copy_replaces_only_its_past,
     since_never_regresses,
@@ -278,4 +295,6 @@ def _of_step(before: ShardState, after: ShardState) -> tuple[Callable[[ShardStat
         return LIFE_INVARIANTS
     if is_received(before, after):
         return COPY_INVARIANTS
-    return ERASE_INVARIANTS if is_erasure(before, after) else STEP_INVARIANTS
+    if is_erasure(before, after):
+        return ERASE_INVARIANTS
+    return STEP_INVARIANTS if before.origin.generation == after.origin.generation else SWAP_INVARIANTS

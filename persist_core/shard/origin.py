@@ -8,7 +8,8 @@ contains the id of one attempt. Two places that append to copies of one state so
 epochs increase, so branches and epoch together are a position in the past, however many commits a state has forgotten.
 
 The first branch names the shard's *life*, from its creation until it is dropped. Another shard that is created under
-the same name, or forked into it, has another life.
+the same name, or forked into it, has another life. A swap (`shard.swap`) begins a branch and a life too: the shard goes
+on with another history, a new *generation*.
 """
 
 from __future__ import annotations
@@ -19,11 +20,24 @@ from persist_core.errors import ShardMoved
 
 
 @dataclass(frozen=True)
+class Swap:
+    """The begin of a generation. All times before `upper` were final in the generation before it, which is kept as the
+    shard `kept` until `kept_until_ms` (`None`: until it is deleted by hand)."""
+
+    upper: int
+    swapped_ms: int
+    kept: str
+    kept_until_ms: int | None
+
+
+@dataclass(frozen=True)
 class Branch:
-    """The commits of one place, from `epoch` on. `first_commit` is the key of the first one's manifest."""
+    """The commits of one place, from `epoch` on. `first_commit` is the key of the first one's manifest. `swap`: if the
+    branch is a new generation."""
 
     first_commit: str
     epoch: int
+    swap: Swap | None = None
 
 
 @dataclass(frozen=True)
@@ -40,11 +54,33 @@ class Origin:
 
     @property
     def life(self) -> str | None:
-        """Names the shard from its creation to its drop, in all copies; `None` before its first commit.
+        """Names the shard from its creation, or its newest swap, to the next swap or its drop, in all copies; `None`
+        before its first commit.
 
         What was derived from the state of one life says nothing about another one's.
         """
-        return self.branches[0].first_commit if self.branches else None
+        begun = [branch.first_commit for branch in self.branches if branch.swap or branch == self.branches[0]]
+        return begun[-1] if begun else None
+
+    @property
+    def earlier_lives(self) -> frozenset[str]:
+        """The lives of earlier generations; what they left behind is deleted by the next checkpoint task."""
+        return frozenset(branch.first_commit for branch in self.branches) - {self.life or ""}
+
+    @property
+    def swaps(self) -> tuple[Swap, ...]:
+        """The swaps of the shard, oldest first."""
+        return tuple(branch.swap for branch in self.branches if branch.swap)
+
+    @property
+    def generation(self) -> int:
+        """How many times another generation was swapped in."""
+        return len(self.swaps)
+
+    def swapped(self, shard: str, first_commit: str, epoch: int, swap: Swap) -> Origin:
+        """The origin after a swap here. Raises `ShardMoved`."""
+        self.check_not_moved(shard)
+        return Origin((*self.branches, Branch(first_commit, epoch, swap)))
 
     def appended(self, shard: str, first_commit: str, epoch: int) -> Origin:
         """The origin after a commit here. Raises `ShardMoved`."""

@@ -3,8 +3,7 @@
     (state, command) -> (state', result)   or a refusal: a value (UpperMismatch, HoldMismatch) or an error
 
 Nothing here reads a clock, draws an id or touches a store: `shard.machine` runs these transitions in its one
-loop and commits the result by compare-and-set. A transition that changes nothing returns the very same state object,
-and the machine then writes nothing.
+loop and commits the result by compare-and-set. If a transition returns the very same state object, nothing is written.
 
 What holds in every version is in `persist_core.shard.invariants`, checked at each compare-and-set and each decode.
 """
@@ -199,7 +198,7 @@ def compare_and_append(
         operators=manifest.operators_after(),
         origin=state.origin.appended(state.shard, manifest_key, manifest.epoch),
     )
-    commit = _commit(after, manifest, manifest_key, now_ms)
+    commit = commit_of(after, manifest, manifest_key, now_ms)
     commits = (*state.commits, commit)
     if len(commits) > MAX_COMMITS_KEPT:
         commits = commits[-MIN_COMMITS_KEPT:]
@@ -237,7 +236,7 @@ def start_fork(
         operators=manifest.operators_after(),
         origin=state.origin.appended(state.shard, manifest_key, manifest.epoch),
     )
-    commit = _commit(after, manifest, manifest_key, now_ms)
+    commit = commit_of(after, manifest, manifest_key, now_ms)
     return replace(after, commits=(commit,)), Committed(commit, is_new=True)
 
 
@@ -292,7 +291,8 @@ def _check_operators_read(state: ShardState, manifest: BatchManifest) -> None:
     )
 
 
-def _commit(after: ShardState, manifest: BatchManifest, manifest_key: str, now_ms: int) -> Commit:
+def commit_of(after: ShardState, manifest: BatchManifest, manifest_key: str, now_ms: int) -> Commit:
+    """The record of the append that leads to the state `after`."""
     return Commit(
         token=manifest.token,
         contents_digest=manifest.contents_digest,

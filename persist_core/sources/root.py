@@ -58,8 +58,8 @@ def place_after(config: CollectionConfig, known: Place | None) -> tuple[Place, M
     if known.timezone != config.timezone:
         raise ConfigError(
             f"collection {config.name}: timezone: found {config.timezone}, expected {known.timezone}, in which"
-            f" the times of the shard were read so far. Write timezone: {known.timezone}, or begin the table again:"
-            f" `persist drop {config.name}`, then `persist run {config.name} --recreate` reads all its input"
+            f" the times of the shard were read so far. Write timezone: {known.timezone}; or read all its input again"
+            f" in the other zone: `persist rebuild {config.name}`"
         )
     if root == known.root:
         return known, None

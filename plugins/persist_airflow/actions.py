@@ -32,7 +32,7 @@ from persist_airflow.location_dag import location_dag
 from persist_airflow.maintenance import MaintainShardOperator
 from persist_airflow.operators import writer_of
 from persist_airflow.options import GROUP_PREFIX
-from persist_airflow.shard_operators import Json, by, checked, erased, reported, reprocessed, restored
+from persist_airflow.shard_operators import Json, by, checked, erased, rebuilt, reported, reprocessed, restored
 from persist_core.config.collection import CollectionConfig, load_collections
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
@@ -49,8 +49,8 @@ DOCUMENT = """Actions on one shard, by hand: trigger this DAG with an action and
 | --- | --- | --- | --- |
 {rows}
 
-The same on the command line: `persist maintain`, `fsck`, `reprocess`, `resolve`, `pin`, `unpin`, `restore`, `release`,
-`ack`, `erase`.
+The same on the command line: `persist maintain`, `fsck`, `reprocess`, `rebuild`, `resolve`, `pin`, `unpin`, `restore`,
+`release`, `ack`, `erase`.
 """
 
 
@@ -148,10 +148,10 @@ def _run(operator: ShardActionOperator, context: Context, params: Mapping[str, A
     return report
 
 
-def _rebuild(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
+def _recreate(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
     with task_client(operator.persist_conn_id) as client:
         dag_id = _dag_of(client, operator, params)
-        done = actions.rebuild(client, operator.shard, is_forced=params["force"])
+        done = actions.recreate(client, operator.shard, is_forced=params["force"])
         report = {**reported(operator, context, done), "dag_id": dag_id}
     operator.start(context, dag_id, report)
     return report
@@ -187,12 +187,6 @@ def _restore(operator: ShardActionOperator, context: Context, params: Mapping[st
         is_dry_run=params["dry_run"],
         max_updates=params["max_updates"] or MAX_UPDATES,
     )
-
-
-def _reprocess(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
-    if params["confirm"] not in (None, "", operator.shard):
-        raise InvalidInput(f"confirm is {params['confirm']!r}; expected the shard's name, {operator.shard!r}")
-    return reprocessed(operator, operator.collection(), context, params)
 
 
 def _resolve(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
@@ -236,7 +230,7 @@ ACTIONS: dict[str, Action] = {
     ),
     "reprocess": Action(
         "corrects a collection by its files as they are now, from a day on: the difference becomes one commit",
-        _reprocess,
+        lambda operator, context, params: reprocessed(operator, operator.collection(), context, params),
         needs=("from",),
         takes=("through", "dry_run", "confirm", "take_back_gone", "max_updates", "reason"),
     ),
@@ -248,8 +242,13 @@ ACTIONS: dict[str, Action] = {
     ),
     "erase": Action("forgets a key, history included", erased, ("key", "reason", "confirm"), ("dry_run", "verify")),
     "rebuild": Action(
+        "builds a collection again by its file, and swaps it in; with `swap_back` the generation before",
+        lambda operator, context, params: rebuilt(operator, operator.collection(), context, params),
+        takes=("swap_back", "dry_run", "confirm", "take_back_gone", "max_updates"),
+    ),
+    "recreate": Action(
         "drops the shard, begins it again empty, and starts a run of its DAG. Its history is lost",
-        _rebuild,
+        _recreate,
         needs=("confirm",),
         takes=("dag_id", "force"),
     ),
@@ -282,18 +281,19 @@ _TEXTS = {
     "holder": "release: one of `persist holds`",
     "alert": "ack: one of `persist alerts`",
     "reason": "release, ack, reprocess, erase: why; it is kept with your name, and shown to others",
-    "confirm": "rebuild, erase: the shard's name again; reprocess: it too, to change more rows than limits.max_changed",
+    "confirm": "recreate, erase: the shard's name again; reprocess, rebuild: it too, if the message asks for it",
     "from": "reprocess: the first day whose files are read again",
     "through": "reprocess: the last day whose files may differ",
-    "dag_id": "run, rebuild: the shard's DAG, if the factories did not make it; one that the DAG file allows",
+    "dag_id": "run, recreate: the shard's DAG, if the factories did not make it; one that the DAG file allows",
 }
-_NUMBERS = {"max_updates": f"restore, reprocess: refuse more updates than this, {MAX_UPDATES} by default"}
+_NUMBERS = {"max_updates": f"restore, reprocess, rebuild: refuse more updates than this, {MAX_UPDATES} by default"}
 _SWITCHES = {
-    "dry_run": "restore, resolve, reprocess, erase: only say what would change",
-    "take_back_gone": "reprocess: undo the records of files that are gone",
+    "dry_run": "restore, resolve, reprocess, rebuild, erase: only say what would change",
+    "take_back_gone": "reprocess, rebuild: do without the records of files that are gone",
+    "swap_back": "rebuild: go back to the generation before",
     "verify": "erase: then read every stored object",
     "repair": "fsck: first write again what commits determine",
-    "force": "rebuild, release: also if others need it",
+    "force": "recreate, release: also if others need it",
 }
 _FIELDS = (*_TEXTS, *_NUMBERS, *_SWITCHES)
 
@@ -313,8 +313,9 @@ def check_conf(params: Mapping[str, Any], conf: Mapping[str, Any], *, allowed: S
     extra = [field for field in _FIELDS if params.get(field) and field not in action.needs + action.takes]
     if extra:
         raise InvalidInput(f"action {name} does not take {', '.join(extra)}; action {name} {_fields(action)}")
-    if "confirm" in action.needs and params["confirm"] != params["shard"]:
-        raise InvalidInput(f"confirm is {params['confirm']!r}; expected the shard's name, {params['shard']!r}")
+    confirm = params.get("confirm")
+    if (confirm or "confirm" in action.needs) and confirm != params["shard"]:
+        raise InvalidInput(f"confirm is {confirm!r}; expected the shard's name, {params['shard']!r}")
     return name
 
 
@@ -347,11 +348,10 @@ def build_actions_dag(
 
     `actions`: the names of the allowed ones, default all. `shards`: names or patterns (`sales_*`) of the shards
     that it allows, default all of the connection. `dags`: DAGs that write the shards and were not made by this
-    package's factories: `run` and `rebuild` may start them too, and no others. `collections`: the folder of collection
-    files, which `reprocess` needs. `spark` are further arguments for the
-    provider's SparkSubmitOperator (a large merge starts Spark). `dag_args` go over the factory's arguments for the DAG;
-    give a `dag_id` to build a second one, for another location or team, or with fewer actions. Raises `InvalidInput`
-    for an action that does not exist.
+    package's factories: `run` and `recreate` may start them too, and no others. `collections`: the folder of collection
+    files, which `reprocess` and `rebuild` need. `spark`: further arguments for the provider's SparkSubmitOperator.
+    `dag_args` go over the factory's arguments for the DAG; give a `dag_id` to build a second one, for another location
+    or team, or with fewer actions. Raises `InvalidInput` for an action that does not exist.
     """
     names = tuple(actions) or tuple(ACTIONS)
     wrong = [name for name in names if name not in ACTIONS]

@@ -1,4 +1,4 @@
-"""Operators for what users do to one shard: fsck, restore, rebuild. Maintenance has a module of its own.
+"""Operators for what users do to one shard: fsck, restore, recreate, reprocess, rebuild.
 
 An operator does what the command of the same name does, logs the same words, and returns the same JSON, cut to be
 small, with the user who triggered the dag run.
@@ -19,8 +19,10 @@ from persist_airflow.operators import writer_of
 from persist_core.config.collection import CollectionConfig
 from persist_core.maintenance import actions
 from persist_core.maintenance.actions import Done
-from persist_core.maintenance.differences import reprocess_facts, reprocess_lines
+from persist_core.maintenance.differences import rebuild_facts, rebuild_lines, reprocess_facts, reprocess_lines
 from persist_core.maintenance.erase_action import erase
+from persist_core.maintenance.rebuild import Rebuilt, rebuild
+from persist_core.maintenance.rebuild import Request as Rebuild
 from persist_core.maintenance.reprocess import Reprocessed, reprocess, request_of
 from persist_core.protocol.delta import MAX_UPDATES
 from persist_core.spark_job.launch import Start, write_batch
@@ -100,7 +102,7 @@ class RestoreShardOperator(ReportsLineage, _ShardOperator):
         )
 
 
-class RebuildShardOperator(_ShardOperator):
+class RecreateShardOperator(_ShardOperator):
     """Drop a shard and begin it again, empty: its next run takes in all its input, so trigger its DAG after this task.
 
     What its source no longer has is lost, and so is its history. Returns `{"shard": ..., "status": "emptied"}`, or
@@ -118,7 +120,7 @@ class RebuildShardOperator(_ShardOperator):
     def execute(self, context: Context) -> Json:
         """Empty the shard. Raises `AirflowFailException` if others need it."""
         with task_client(self.persist_conn_id) as client:
-            return reported(self, context, actions.rebuild(client, self.shard, is_forced=self.force))
+            return reported(self, context, actions.recreate(client, self.shard, is_forced=self.force))
 
 
 def by(context: Context) -> str:
@@ -195,6 +197,38 @@ def restored(
         if done.facts["status"] in ("restored", "forked"):
             operator.lineage = of_restore(client, shard, new_shard, operator.persist_conn_id)
     return reported(operator, context, done)
+
+
+def rebuilt(operator: Any, config: CollectionConfig, context: Context, params: Mapping[str, Any]) -> Json:
+    """Build another generation, or swap one back, by an operator that can start Spark; what the task returns."""
+    with task_client(operator.persist_conn_id, config) as client:
+        request = Rebuild(
+            back_to=-1 if params["swap_back"] else None,
+            takes_back_gone=params["take_back_gone"],
+            is_dry_run=params["dry_run"],
+            is_confirmed=bool(params["confirm"]),
+            max_changed=config.limits.max_changed,
+            max_updates=params["max_updates"] or MAX_UPDATES,
+        )
+        shown: list[str] = []
+
+        def show(found: Rebuilt) -> None:
+            shown[:] = rebuild_lines(found)[:-1]
+            operator.log.info("%s", "; ".join(shown))
+
+        def run(start: Start) -> Rebuilt:
+            write = functools.partial(write_batch, client, start)
+            return rebuild(
+                client, config, request, write=write, writer=writer_of(context), say=operator.log.info, report=show
+            )
+
+        found = operator.run_jobs(context, run)
+        if found.commit is not None:
+            operator.lineage = of_correction(client, config, found.commit, operator.persist_conn_id)
+    facts = rebuild_facts(found)
+    if facts["differences"]:
+        del facts["differences"]["samples"]  # whole rows: as of a reprocess
+    return reported(operator, context, Done(facts, tuple(line for line in rebuild_lines(found) if line not in shown)))
 
 
 def reprocessed(operator: Any, config: CollectionConfig, context: Context, params: Mapping[str, Any]) -> Json:

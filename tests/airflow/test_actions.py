@@ -21,7 +21,7 @@ from persist_airflow.actions import (
 )
 from persist_airflow.compat import AirflowFailException
 from persist_airflow.failures import PersistStepFailed
-from persist_airflow.shard_operators import FsckShardOperator, RebuildShardOperator, RestoreShardOperator
+from persist_airflow.shard_operators import FsckShardOperator, RecreateShardOperator, RestoreShardOperator
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import InvalidInput
@@ -139,7 +139,9 @@ def test_maintenance_merges(client: PersistClient) -> None:
     assert len(client.state(SHARD).batches) == 1
 
 
-def test_a_rebuild_empties_the_shard_and_starts_its_dag(client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recreation_empties_the_shard_and_starts_its_dag(
+    client: PersistClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(client)
     started: list[Any] = []
 
@@ -148,20 +150,20 @@ def test_a_rebuild_empties_the_shard_and_starts_its_dag(client: PersistClient, m
 
     monkeypatch.setattr(ShardActionOperator, "start", start)
     with pytest.raises(AirflowFailException, match="confirm is 'fruits'; expected the shard's name, 'fruit'"):
-        act(action="rebuild", shard=SHARD, confirm="fruits", dag_id=DAG)
+        act(action="recreate", shard=SHARD, confirm="fruits", dag_id=DAG)
     with pytest.raises(AirflowFailException, match="its DAG is not known; give `dag_id`"):
-        act(action="rebuild", shard=SHARD, confirm=SHARD)
+        act(action="recreate", shard=SHARD, confirm=SHARD)
     assert rows(client) == [0, 1, 2]
     with pytest.raises(
         AirflowFailException, match="dag_id is 'persist_maintenance'; expected persist_upsert__fruit or"
     ):
-        act(action="rebuild", shard=SHARD, confirm=SHARD, dag_id="persist_maintenance")
+        act(action="recreate", shard=SHARD, confirm=SHARD, dag_id="persist_maintenance")
     assert rows(client) == [0, 1, 2]
-    act(action="rebuild", shard=SHARD, confirm=SHARD, dag_id=DAG)
+    act(action="recreate", shard=SHARD, confirm=SHARD, dag_id=DAG)
     state = client.state(SHARD)
     assert (state.upper.time, state.batches, state.is_dropped) == (0, (), False)
     assert started == [(DAG, "emptied")]
-    again = RebuildShardOperator(task_id="t", shard=SHARD).execute(context())
+    again = RecreateShardOperator(task_id="t", shard=SHARD).execute(context())
     assert again["status"] == "up_to_date"
     assert client.state(SHARD) == state
 
@@ -170,9 +172,9 @@ def test_a_shard_that_others_need_is_not_emptied(client: PersistClient) -> None:
     fill(client)
     client.open_since(SHARD, "report")
     with pytest.raises(AirflowFailException, match="is needed by hold report"):
-        RebuildShardOperator(task_id="t", shard=SHARD).execute(context())
+        RecreateShardOperator(task_id="t", shard=SHARD).execute(context())
     assert rows(client) == [0, 1, 2]
-    RebuildShardOperator(task_id="t", shard=SHARD, force=True).execute(context())
+    RecreateShardOperator(task_id="t", shard=SHARD, force=True).execute(context())
     assert client.state(SHARD).batches == ()
 
 

@@ -86,7 +86,7 @@ def test_an_order_is_part_of_the_schema() -> None:
     ],
 )
 def test_another_order_is_refused_with_the_remedy(wanted: CollectionSchema, asked: str) -> None:
-    with pytest.raises(SchemaMismatch, match=f"is in sequence .*{asked}.*another name.*run --recreate"):
+    with pytest.raises(SchemaMismatch, match=f"is in sequence .*{asked}.*persist rebuild"):
         check_compatible(ORDERED, wanted)
     with pytest.raises(SchemaMismatch, match="asks for sequence"):
         check_compatible(wanted, ORDERED)

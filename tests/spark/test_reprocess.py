@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from persist_core.cli import rebuild as cli_rebuild
 from persist_core.cli import reprocess as cli_reprocess
 from persist_core.cli import run as cli_run
 from persist_core.cli.main import run_command
@@ -42,10 +43,11 @@ def there(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(cli_run, "write_batches", write_all)
     monkeypatch.setattr(cli_reprocess, "write_batch", write)
+    monkeypatch.setattr(cli_rebuild, "write_batch", write)
     return ["--blob-uri", where.blob_uri, "--consensus-uri", where.consensus_uri]
 
 
-def tell(section: str, tmp_path: Path, there: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def tell(section: str, tmp_path: Path, there: list[str], capsys: pytest.CaptureFixture[str]) -> PersistClient:
     """Do what a section of the page says, and see what it shows."""
     path = ""
     for named, kind, text in PIECE.findall(PAGE.read_text().partition(f"## {section}\n")[2].partition("\n## ")[0]):
@@ -57,7 +59,7 @@ def tell(section: str, tmp_path: Path, there: list[str], capsys: pytest.CaptureF
             (tmp_path / path).write_text(text)
         for each in text.split("$ persist ")[1:]:
             command, _, expected = each.partition("\n")
-            files = [] if command.startswith(("snapshot", "diff")) else ["--collections", str(tmp_path)]
+            files = [] if command.startswith(("snapshot", "diff", "generations")) else ["--collections", str(tmp_path)]
             code = run_command([*shlex.split(command), *files, *there])
             said = capsys.readouterr()
             if expected.startswith("persist: "):
@@ -65,23 +67,30 @@ def tell(section: str, tmp_path: Path, there: list[str], capsys: pytest.CaptureF
             else:
                 assert code == 0, said.err
                 assert said.out == expected or not expected, command
+    client = PersistClient(open_location(PersistLocation(there[1], there[3])))
+    report = fsck(client, "orders")
+    assert report.is_clean, report.violations
+    assert client.shards() == ["orders"]
+    return client
 
 
 def test_the_story_of_a_feed_that_changes(tmp_path: Path, there: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     tell("The feed changes", tmp_path, there, capsys)
 
 
+def test_the_story_of_a_wrong_key(tmp_path: Path, there: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    client = tell("The key was wrong", tmp_path, there, capsys)
+    assert client.state("orders").origin.generation == 2
+
+
 def test_the_story_of_a_wrong_file(tmp_path: Path, there: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    tell("Correct wrong data", tmp_path, there, capsys)
-    client = PersistClient(open_location(PersistLocation(there[1], there[3])))
-    report, newest = fsck(client, "orders"), client.state("orders").newest_commit
-    assert report.is_clean, report.violations
+    client = tell("Correct wrong data", tmp_path, there, capsys)
+    newest = client.state("orders").newest_commit
     assert newest is not None
     restored = client.manifest(newest).restored
     assert restored is not None
     assert restored.correction is not None
     assert restored.correction.reason == "prices in cents"
-    assert client.shards() == ["orders"]
 
 
 SEQUENCE = """

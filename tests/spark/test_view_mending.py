@@ -20,6 +20,7 @@ from persist_core.errors import ConfigError, OutdatedDescription, RunFailed, Sch
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
+from persist_core.protocol.swap import swap
 from persist_core.schema import DIFF, ERR_KIND, ERR_MESSAGE, TIME, CollectionSchema, Column
 from persist_core.shard.state import Committed
 from persist_spark.frame import user_fields
@@ -360,3 +361,26 @@ def test_digests_of_more_than_2_to_the_31_rows_do_not_overflow(spark: SparkSessi
     alone = [digest(*(int(number == place) for number in range(3))) for place in range(3)]
     expected = tuple(sum(n * each[i] for n, each in zip(copies, alone, strict=True)) % 2**63 for i in range(2))
     assert digest(*copies) == expected
+
+
+REKEYED = CollectionSchema(
+    key=(Column("colour", "string", nullable=False), Column("id", "int", nullable=False)), values=(Column("n", "int"),)
+)
+
+
+def test_a_view_writes_the_difference_to_another_generation(shards: ViewShards) -> None:
+    shards.refresh(BY_COLOUR)
+    shards.commit("items~rebuild", REKEYED, 5, [(("red", 1, 5), 1, 1), (("blue", 2, 9), 2, 1), (("red", 3, 1), 3, 1)])
+    ours, theirs = (shards.client.state(name) for name in ("items", "items~rebuild"))
+    assert isinstance(swap(shards.client, ours, theirs, keep_ms=None, writer="test"), Committed)
+    stats = shards.refresh(BY_COLOUR).stats
+    assert (stats["inserted"], stats["retracted"], stats["corrections"]) == (2, 2, 0)
+    assert shards.rows("by_colour") == {row(colour="red", total=6): 1, row(colour="blue", total=9): 1}
+    assert shards.changes("by_colour", 4, 5) == {
+        row(colour="red", total=5): -1,
+        row(colour="red", total=6): 1,
+        row(colour="blue", total=7): -1,
+        row(colour="blue", total=9): 1,
+    }
+    for name in ("items", "by_colour"):
+        assert fsck(shards.client, name).is_clean

@@ -36,6 +36,7 @@ from persist_core.contents.parts import updates_schema
 from persist_core.contents.pieces import Piece, Take, errs_between, oks_as_of, oks_between
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
+from persist_core.handles.generations import check_generation
 from persist_core.handles.load import read_part
 from persist_core.handles.read import FETCH_THREADS, check_as_of, in_schema, schema_of
 from persist_core.handles.side_by_side import side_by_side
@@ -141,14 +142,15 @@ def changes(
     through: int | None = None,
     *,
     schema: int | None = None,
+    generation: int | None = None,
 ) -> DataFrame:
     """The oks' updates with `after < time <= through`, each once: the schema's columns, then time and diff.
 
-    `snapshot(after)` plus these is `snapshot(through)`. `schema` as for `snapshot`. Raises `ShardNotFound`,
-    `InvalidInput` if `after` is later than `through`, and `OutsideFrontiers` unless `since <= after <= through <
-    upper`.
+    `snapshot(after)` plus these is `snapshot(through)`. `schema` as for `snapshot`, `generation` as for
+    `PersistClient.open_reader`. Raises `ShardNotFound`, `InvalidInput` if `after` is later than `through`,
+    `OutsideFrontiers` unless `since <= after <= through < upper`, and `GenerationChanged`.
     """
-    with _open(spark, location, shard, through, after=after, schema=schema) as reading:
+    with _open(spark, location, shard, through, after=after, schema=schema, generation=generation) as reading:
         found = reading.pieces(lambda batch, manifest: oks_between(batch, manifest, after, reading.through))
         updates = reading.frame(found)
     return updates.select(*[named(column.name) for column in reading.schema.columns], TIME, DIFF)
@@ -162,9 +164,10 @@ def error_changes(
     through: int | None = None,
     *,
     schema: int | None = None,
+    generation: int | None = None,
 ) -> DataFrame:
     """The errs' updates with `after < time <= through`, as `changes` gives the oks'."""
-    with _open(spark, location, shard, through, after=after, schema=schema) as reading:
+    with _open(spark, location, shard, through, after=after, schema=schema, generation=generation) as reading:
         updates = reading.frame(reading.errs())
     return updates.select(*map(named, reading.schema.key_names), *ERR_COLUMNS, TIME, DIFF)
 
@@ -244,6 +247,7 @@ def _open(
     *,
     after: int | None = None,
     schema: int | None = None,
+    generation: int | None = None,
 ) -> Iterator[_Reading]:
     opened = location if isinstance(location, OpenLocation) else open_location(location)
     try:
@@ -251,6 +255,8 @@ def _open(
         state = in_schema(client.state(shard), schema)
         high = check_as_of(state, through)
         low = None if after is None else check_as_of(state, after)
+        if low is not None:
+            check_generation(state, low, generation)
         if low is not None and low > high:
             raise InvalidInput(f"changes of shard {shard} after {low} through {high}: expected after <= through")
         batches = [

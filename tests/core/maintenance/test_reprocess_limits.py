@@ -170,7 +170,7 @@ def test_a_correction_stands_if_cleaning_up_fails(tmp_path: Path, monkeypatch: p
         found = correct(shard, say=lines.append)
         assert found.commit is not None
         assert not correct(shard).is_needed
-        patch.setattr("persist_core.maintenance.maintain.give_up_if_idle", failing)
+        patch.setattr("persist_core.maintenance.maintain.tidy", failing)
         done = maintain(shard.client, SHARD)
     assert any("not cleaned up yet" in line and "the store is away" in line for line in lines)
     assert "the store is away" in done.did

@@ -180,7 +180,7 @@ def test_another_order_is_refused_before_anything_is_staged(shard: OrderedCollec
     shard.drop("3.txt", [put(3, "late")])
     for order in ({"mode": "log"}, {"mode": "sequence", "by": {"seq": "int"}}):
         shard.config = type(shard.config).model_validate({**body, "order": order})
-        with pytest.raises(SchemaMismatch, match=r"is in sequence \(seq: bigint, position\) order.*--recreate"):
+        with pytest.raises(SchemaMismatch, match=r"is in sequence \(seq: bigint, position\) order.*persist rebuild"):
             shard.mint(30)
     assert shard.client.state(SHARD) == before
     assert len(list(shard.client.blob.list_keys_and_metadata(""))) == keys

@@ -17,7 +17,7 @@ from persist_core.frontier import CLOSED, Frontier
 from persist_core.schema import CollectionSchema, Column
 from persist_core.sealed import seal
 from persist_core.shard.codec import StateVersion, decode_state, encode_state
-from persist_core.shard.origin import Branch, Origin
+from persist_core.shard.origin import Branch, Origin, Swap
 from persist_core.shard.state import Commit, Hold, Lease, Released, ShardState
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -60,7 +60,11 @@ FULL = StateVersion(
         released=(Released("q", 4, 5, "me@host", "its program is gone"),),
         era=3,
         oldest_era=2,
-        origin=Origin((Branch(KEY, 1), Branch("customers/batches/b/manifest.json", 2)), 6, "blob s3://new"),
+        origin=Origin(
+            (Branch(KEY, 1), Branch("customers/batches/b/manifest.json", 2, Swap(20, 4, "customers~g1", 5))),
+            6,
+            "blob s3://new",
+        ),
         erased="customers/erased/ee.json",
     ),
 )

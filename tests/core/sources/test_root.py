@@ -177,7 +177,7 @@ def test_another_time_zone_is_refused_with_both_zones(tmp_path: Path) -> None:
     assert source.freeze(frontier, until=None).frozen.files == ()
     for zone in ("UTC", "America/New_York"):
         other = berlin.model_copy(update={"timezone": zone})
-        with pytest.raises(ConfigError, match=f"timezone: found {zone}, expected Europe/Berlin, .*--recreate"):
+        with pytest.raises(ConfigError, match=f"timezone: found {zone}, expected Europe/Berlin, .*persist rebuild"):
             FileSource(other, blob).freeze(frontier, until=None)
     empty = source.advance(None, FrozenInput(()), era=0)
     FileSource(berlin.model_copy(update={"timezone": "UTC"}), MemBlob()).freeze(empty, until=None)

@@ -1,0 +1,127 @@
+"""`persist rebuild` builds a collection again by another definition, and swaps it in; `persist generations` lists."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import click
+
+from persist_core.cli import output
+from persist_core.cli.reprocess import print_samples
+from persist_core.cli.run import ENV_SPARK_MASTER, find_config, spark_of
+from persist_core.cli.session import Session, this_user, with_session
+from persist_core.config.collection import CollectionConfig
+from persist_core.errors import InvalidInput
+from persist_core.maintenance.differences import SAMPLES, rebuild_facts, rebuild_lines
+from persist_core.maintenance.hidden import REBUILD, end, generations, hidden_of, kept_generations
+from persist_core.maintenance.rebuild import Rebuilt, Request, rebuild
+from persist_core.protocol.delta import MAX_UPDATES
+from persist_core.spark_job.launch import write_batch
+from persist_core.spark_job.process import LOCAL_MASTER
+from persist_core.time_text import format_time, show_time
+
+
+@click.command("rebuild")
+@click.argument("name")
+@click.option("--dry-run", is_flag=True, help="Build and report; swap nothing in. What was built is kept.")
+@click.option("--yes", is_flag=True, help="Confirm: rows that cannot be compared, or more than limits.max_changed.")
+@click.option("--take-back-gone", is_flag=True, help="Do without the records of consumed files that are gone now.")
+@click.option("--swap-back", is_flag=True, help="Bring the newest kept generation up to date, and swap that in.")
+@click.option("--generation", type=click.IntRange(min=0), help="With --swap-back or --give-up: this one.")
+@click.option("--max-updates", type=click.IntRange(min=0), default=MAX_UPDATES, help="Rows to compare, at most.")
+@click.option(
+    "--give-up",
+    "give_up_only",
+    is_flag=True,
+    help="Delete a rebuild that has not ended, or with --generation a kept one; do nothing else.",
+)
+@click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files.")
+@click.option("--master", help=f"Spark master (default: {ENV_SPARK_MASTER}, or {LOCAL_MASTER}).")
+@click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A Spark setting; may be repeated.")
+@with_session
+def rebuild_command(
+    session: Session,
+    name: str,
+    dry_run: bool,
+    yes: bool,
+    take_back_gone: bool,
+    swap_back: bool,
+    generation: int | None,
+    max_updates: int,
+    give_up_only: bool,
+    collections: Path | None,
+    master: str | None,
+    conf: tuple[str, ...],
+) -> None:
+    """Build the collection NAME again by its file as it is now, beside the old one, and swap it in.
+
+    For another key, type, time, order or time zone. All input is read again; readers see the old generation until one
+    commit shows them the new one. The old one is kept for retention.keep_generations, to be swapped back.
+    """
+    config = find_config(name, collections, None)
+    if not isinstance(config, CollectionConfig):
+        raise InvalidInput(f"{config.name} is a view: its next refresh makes it again by its file and its inputs")
+    if give_up_only:
+        kept = kept_generations(session.client, session.client.state(config.name))
+        doomed = [each.state.shard for each in kept if each.number == generation]
+        if generation is None:
+            doomed = [hidden_of(config.name, REBUILD)]
+        did = [name for name in doomed if end(session.client, name)]
+        output.print_line(f"{config.name}: {f'{did[0]} is deleted' if did else 'there is nothing to give up'}")
+        return
+    if generation is not None and not swap_back:
+        raise InvalidInput("--generation is for --swap-back and --give-up: a rebuild makes a new one")
+    request = Request(
+        back_to=(-1 if generation is None else generation) if swap_back else None,
+        takes_back_gone=take_back_gone,
+        is_dry_run=dry_run,
+        is_confirmed=yes,
+        max_changed=config.limits.max_changed,
+        max_updates=max_updates,
+    )
+    with spark_of(session, master, conf).kept() as start:
+        found = rebuild(
+            session.client,
+            config,
+            request,
+            write=functools.partial(write_batch, session.client, start),
+            writer=f"cli/rebuild {this_user()}",
+            say=session.say,
+            report=functools.partial(_print_report, session),
+        )
+    if session.as_json:
+        output.print_json(rebuild_facts(found))
+    else:
+        output.print_line(rebuild_lines(found)[-1])
+
+
+def _print_report(session: Session, found: Rebuilt) -> None:
+    """Before the swap: on stderr if stdout is for JSON."""
+    for line in rebuild_lines(found)[:-1]:
+        output.print_line(line, to_stderr=session.as_json)
+    if not session.as_json and found.found is not None:
+        print_samples(found.found, SAMPLES)
+
+
+@click.command("generations")
+@click.argument("shard")
+@with_session
+def generations_command(session: Session, shard: str) -> None:
+    """The generations of SHARD that can be read: the present one, and the ones that were swapped out."""
+    found = generations(session.client, shard)
+    if session.as_json:
+        output.print_ndjson(found)
+        return
+    rows = [
+        (
+            each["generation"],
+            each["shard"],
+            ", ".join(each["key"]),
+            show_time(each["upper"]),
+            "" if each["swapped_out_ms"] is None else format_time(each["swapped_out_ms"]),
+            "" if each["kept_until_ms"] is None else format_time(each["kept_until_ms"]),
+        )
+        for each in found
+    ]
+    output.print_table(("generation", "shard", "key", "upper", "swapped out", "kept until"), rows)

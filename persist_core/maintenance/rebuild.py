@@ -1,0 +1,328 @@
+"""`persist rebuild`: a new generation of a collection, by the definition in its file, beside the one that readers see.
+
+    NAME~rebuild ─> turns of all input, up to the shard's upper ─> fsck, counts, differences ─> report ─> swap
+        (a killed one goes on here)                  └ a lost race: what came meanwhile
+
+For another key, type, time, order or time zone. To swap back is the same, with an earlier generation in the place of
+`NAME~rebuild`: it takes in what came since, and the file has its definition again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from persist_core.checkpoint.publish import publish_and_retain
+from persist_core.config.collection import FILES, CollectionConfig
+from persist_core.config.error_limits import ErrorLimits, exceeded_limit
+from persist_core.errors import ConfigError, CorruptArtifact, InvalidInput, RunFailed, SchemaMismatch
+from persist_core.handles.client import PersistClient
+from persist_core.handles.erased import copy_erased
+from persist_core.handles.read import check_as_of
+from persist_core.maintenance.fsck import fsck
+from persist_core.maintenance.hidden import REBUILD, Kept, alive, cleaned_up, end, hidden_of, kept_generations
+from persist_core.maintenance.reprocess import MAX_TRIES, definition_of
+from persist_core.protocol import stages
+from persist_core.protocol.compare import Side, compare
+from persist_core.protocol.delta import BEGINNING, MAX_UPDATES
+from persist_core.protocol.difference import Differences
+from persist_core.protocol.living import is_clipped, living
+from persist_core.protocol.replay import Start, Turn, WriteOf, replay, replay_config, turns_of
+from persist_core.protocol.restore_point import FIRST_UPPER
+from persist_core.protocol.swap import kept_name, swap
+from persist_core.row_text import show_names
+from persist_core.schema import CollectionSchema
+from persist_core.shard.state import Commit, Committed, ShardState
+from persist_core.sources.collection import CollectionSource
+from persist_core.time_text import MAX_TIME, show_time
+
+
+@dataclass(frozen=True)
+class Request:
+    """The wishes of a user. `back_to`: the number of the generation to swap back; -1 for the newest one that is kept;
+    `None`: build a new one."""
+
+    back_to: int | None = None
+    takes_back_gone: bool = False
+    is_dry_run: bool = False
+    is_confirmed: bool = False
+    max_changed: ErrorLimits = field(default=None)
+    max_updates: int = MAX_UPDATES
+
+
+@dataclass(frozen=True)
+class Contents:
+    """How many rows and errs there are; `None` if nothing has counted them."""
+
+    rows: int | None
+    errs: int | None
+
+    def __str__(self) -> str:
+        return f"{'an unknown number of' if self.rows is None else self.rows} rows, {self.errs or 0} errors"
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """The report. `generation`: the number of the one that was, or would be, swapped in. `built`: its hidden shard.
+
+    `found`: the rows that differ; `None` if they cannot be compared, and `why` says why. `gone`: files whose records
+    the new generation lacks. `commit` and `kept` (where the old one is) are set after the swap.
+    """
+
+    shard: str
+    generation: int
+    built: str
+    before: Contents
+    after: Contents
+    gone: tuple[str, ...]
+    found: Differences | None
+    why: str
+    commit: Commit | None = None
+    kept: str | None = None
+
+
+def rebuild(
+    client: PersistClient,
+    config: CollectionConfig,
+    request: Request,
+    *,
+    write: WriteOf,
+    writer: str,
+    say: Callable[[str], None],
+    report: Callable[[Rebuilt], None] = lambda _: None,
+) -> Rebuilt:
+    """Build a generation, or bring an earlier one up to date, and swap it in. `report` gets the report before that.
+
+    A kill at any point, or two that run concurrently, lose nothing: trying again goes on. Raises `InvalidInput` for
+    files that are gone, for a change that is not confirmed, or if a generation does not fit the file; `RunFailed` if
+    other writers keep winning, or fsck finds something; and what a run raises.
+    """
+    began = state = _checked(client, config)
+    ended, built = _ended_before(client, config, state, say)
+    if ended is not None and (request.back_to is None) == (built == hidden_of(config.name, REBUILD)):
+        return ended
+    known = None if request.back_to is None else _kept(client, config, state, request.back_to)
+    hidden = known.state.shard if known else hidden_of(config.name, REBUILD)
+    definition = definition_of(config, REBUILD, state.origin.life)
+    is_checked = False
+    for _ in range(MAX_TRIES):
+        gone = _gone(client, config, state, known, request)
+        if known is None:
+            _begin(client, config, state, definition, say)
+        say(f"building {hidden} up to {show_time(state.upper.time)}")
+        turns, fork = _turns(client, config, state, known, say), replay_config(config, hidden)
+        replay(client, fork, turns, write=write, writer=definition, say=say, on_round=lambda: None)
+        theirs, state = alive(client, hidden), client.state(config.name)
+        if (state.origin.life, state.erased) != (began.origin.life, began.erased) or theirs is None:
+            raise RunFailed(
+                f"another rebuild or an erasure of {config.name} has ended this one; see `persist generations`"
+            )
+        if theirs.upper < state.upper:  # what came meanwhile
+            continue
+        stages.checkpoint(client, fork)  # which a killed call may have left undone
+        is_checked = is_checked or _checks(client, hidden)
+        found = _reported(client, state, theirs, gone, request)
+        report(found)
+        if request.is_dry_run:
+            return found
+        _check_confirmed(found, request)
+        result = swap(client, state, theirs, keep_ms=config.retention.keep_generations_ms, writer=writer)
+        if isinstance(result, Committed):
+            cleaned_up(lambda: _clean_up(client, config, hidden), say)
+            return replace(found, commit=result.commit, kept=kept_name(state))
+        say(f"another writer was faster (upper {result.found}); taking in what came meanwhile")
+        state = client.state(config.name)
+    raise RunFailed(
+        f"shard {config.name}: lost {MAX_TRIES} swaps to other writers; it was not changed. Pause its DAG, then try"
+        " again: what was built is kept"
+    )
+
+
+def _checked(client: PersistClient, config: CollectionConfig) -> ShardState:
+    state = client.state(config.name)
+    upper = state.upper.time
+    if upper is None or upper == MAX_TIME or upper <= FIRST_UPPER or state.schema is None:
+        raise InvalidInput(
+            f"shard {config.name} is closed or empty (upper {state.upper}): there is nothing to rebuild. `persist run"
+            f" {config.name}` begins an empty one by the file as it is"
+        )
+    if state.erased is not None and _recognized_by(state.schema) != _recognized_by(config.collection_schema()):
+        raise InvalidInput(
+            f"keys were erased from {config.name}. They are recognized by key and order, so a rebuild with others"
+            " would bring back what the source still has. Delete these records there, and give the collection another"
+            " name. Nothing was changed"
+        )
+    return state
+
+
+def _recognized_by(schema: CollectionSchema) -> list[list[tuple[str, str]]]:
+    return [[(each.name, each.type) for each in columns] for columns in (schema.key, schema.order or ())]
+
+
+def _kept(client: PersistClient, config: CollectionConfig, state: ShardState, number: int) -> Kept:
+    """The generation to swap back. Raises `InvalidInput` if it does not exist, or does not fit the file."""
+    kept = kept_generations(client, state)
+    found = next((each for each in reversed(kept) if number in (-1, each.number)), None)
+    if found is None:
+        numbers = ", ".join(str(each.number) for each in kept) or "none"
+        raise InvalidInput(
+            f"{config.name} has no generation {'' if number < 0 else f'{number} '}to swap back; kept are: {numbers}"
+            " (`persist generations`)"
+        )
+    try:
+        found.state.schemas.placed(config.collection_schema())
+    except SchemaMismatch as error:
+        raise InvalidInput(
+            f"the file of {config.name} does not fit generation {found.number}: write it as it was then, and try again."
+            f" {error}"
+        ) from None
+    return found
+
+
+def _fits(state: ShardState, config: CollectionConfig) -> bool:
+    try:
+        state.schemas.placed(config.collection_schema())
+    except SchemaMismatch:
+        return False
+    return True
+
+
+def _ended_before(
+    client: PersistClient, config: CollectionConfig, state: ShardState, say: Callable[[str], None]
+) -> tuple[Rebuilt | None, str]:
+    """End a call that was killed after its swap; what it did, and which hidden shard it has swapped in."""
+    try:
+        restored = client.staged_manifest(state.origin.life or "").restored if state.origin.swaps else None
+    except CorruptArtifact:  # long ago
+        restored = None
+    theirs = alive(client, restored.shard, or_dropped=True) if restored else None
+    newest = theirs.newest_commit if theirs else None
+    if restored is None or theirs is None or not _fits(state, config):
+        return None, ""
+    if newest is not None and newest.checkpoint_id != restored.checkpoint_id:
+        return None, ""
+    now = _contents(client, state)
+    cleaned_up(lambda: _clean_up(client, config, theirs.shard), say)
+    why, kept = "an earlier call has swapped it in", state.origin.swaps[-1].kept
+    done = Rebuilt(config.name, state.origin.generation, theirs.shard, now, now, (), None, why, state.commits[0], kept)
+    return done, theirs.shard
+
+
+def _begin(
+    client: PersistClient, config: CollectionConfig, state: ShardState, definition: str, say: Callable[[str], None]
+) -> None:
+    """Give up an earlier rebuild that does not fit: by another definition, or of files that have changed since."""
+    hidden = hidden_of(config.name, REBUILD)
+    known = alive(client, hidden, or_dropped=True)
+    if known is not None and _is_by(client, known, definition):
+        now = CollectionSource(client, config).files.inputs_now(known.sources.get(FILES), None)
+        if not now.replaced and not now.gone:
+            say(f"going on with the rebuild that reached {show_time(known.upper.time)}")
+            return
+    if known is not None:
+        say("an earlier rebuild began with another definition, or its files have changed since: it is given up")
+        end(client, hidden)
+    if erased := copy_erased(client, state, hidden):  # so that it does not bring these keys back
+        client.machine.apply(hidden, lambda found: (replace(found, erased=erased), None), create=True)
+
+
+def _is_by(client: PersistClient, known: ShardState, definition: str) -> bool:
+    if known.origin.life is None or known.is_dropped:
+        return False
+    try:
+        return client.staged_manifest(known.origin.life).writer == definition
+    except CorruptArtifact:
+        return False
+
+
+def _gone(
+    client: PersistClient, config: CollectionConfig, state: ShardState, known: Kept | None, request: Request
+) -> tuple[str, ...]:
+    """The consumed files that the generation cannot read. Raises `InvalidInput` unless that was asked for."""
+    earlier = known.state.sources.get(FILES) if known else None
+    try:
+        now = CollectionSource(client, config).files.inputs_now(state.sources.get(FILES), earlier)
+    except ConfigError:  # other files, which no run has consumed
+        return ()
+    if now.gone and not request.takes_back_gone:
+        raise InvalidInput(
+            f"{len(now.gone)} files that {config.name} has consumed are gone: {show_names(now.gone)}. The new"
+            " generation would lack their records. Put them back; or, to do without them, add --take-back-gone."
+            " Nothing was changed"
+        )
+    return tuple(sorted(now.gone))
+
+
+def _turns(
+    client: PersistClient,
+    config: CollectionConfig,
+    state: ShardState,
+    known: Kept | None,
+    say: Callable[[str], None],
+) -> list[Turn]:
+    """The turns of a replay of all input, or since an earlier generation, as far as they are known."""
+    start = Start(None, BEGINNING, None)
+    if known is not None:
+        epoch = next(each.epoch for each in state.origin.branches if each.swap == known.swap) - 1
+        start = Start(None, known.swap.upper - 1, known.state.sources.get(FILES), epoch)
+    try:
+        return turns_of(client, config, state, start, warn=lambda: say(_UNKNOWN.format(config.name)))
+    except ConfigError:
+        say(f"warning: {config.name} reads other files than before: all are read")
+        return [(state.upper.time or 0, lambda *_: False)]
+
+
+_UNKNOWN = (
+    "warning: {} is in log order, and the order in which it has consumed some of its files is no longer known: these"
+    " are read in the order of their names"
+)
+
+
+def _checks(client: PersistClient, hidden: str) -> bool:
+    """Raise `RunFailed` if fsck finds something."""
+    found = fsck(client, hidden).violations
+    if found:
+        raise RunFailed(
+            f"fsck found {len(found)} violations in {hidden}, for example {found[0].check}: {found[0].message}. Nothing"
+            f" was swapped in. Give it up (`persist rebuild {hidden.partition('~')[0]} --give-up`), then try again"
+        )
+    return True
+
+
+def _contents(client: PersistClient, state: ShardState) -> Contents:
+    return Contents(None, None) if is_clipped(client, state) else Contents(*living(state.batches))
+
+
+def _reported(
+    client: PersistClient, ours: ShardState, theirs: ShardState, gone: tuple[str, ...], request: Request
+) -> Rebuilt:
+    found, why = None, ""
+    try:
+        sides = [Side(state, check_as_of(state, None)) for state in (ours, theirs)]
+        found = compare(client, *sides, max_updates=request.max_updates)
+    except InvalidInput as error:
+        why = f"rows are not compared: {error}"
+    before, after = (_contents(client, state) for state in (ours, theirs))
+    return Rebuilt(ours.shard, ours.origin.generation + 1, theirs.shard, before, after, gone, found, why)
+
+
+def _check_confirmed(found: Rebuilt, request: Request) -> None:
+    if request.is_confirmed:
+        return
+    remedy = (
+        f"Nothing was changed: look at the report and at `persist snapshot {found.built}`, then confirm with --yes;"
+        " what was built is kept until then"
+    )
+    if found.found is None:
+        raise InvalidInput(f"the new generation of {found.shard} has {found.after}; before {found.before}. {remedy}")
+    limit = exceeded_limit(request.max_changed, found.found.total, found.before.rows or 0)
+    if limit is not None:
+        raise InvalidInput(
+            f"the new generation changes {found.found.total} of {found.before}, more than {limit}"
+            f" (limits.max_changed). {remedy}"
+        )
+
+
+def _clean_up(client: PersistClient, config: CollectionConfig, hidden: str) -> None:
+    publish_and_retain(client, config.name, config.retention)
+    end(client, hidden)

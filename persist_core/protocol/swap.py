@@ -1,0 +1,106 @@
+"""Swap a rebuilt shard in: `NAME` goes on with the history of a hidden shard that was built beside it.
+
+    NAME, as it is ──fork──> NAME~g<epoch>           kept, to be swapped back
+    NAME~rebuild ──RestorePoint──> operator state, copied to NAME    ┐
+                 ──> records of what is shared (`fork_records`)      ├─> one compare-and-set: `shard.swap`
+                 ──> a manifest without parts: the one commit        ┘
+
+So a swap is a fork into a name that holds data. It reads no data and shares all parts: its cost does not depend on the
+size of the shard. The old generation is forked under the epoch of its newest commit. If a run commits in between, the
+swap is refused, and that fork can never become a kept generation: it is deleted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from persist_core.checkpoint.publish import publish_missing
+from persist_core.contents.batch import BatchCounts, BatchDescription, Restored
+from persist_core.errors import InvalidInput
+from persist_core.handles.client import PersistClient
+from persist_core.handles.read import schema_of
+from persist_core.handles.slow_reads import named_if_dropped
+from persist_core.handles.write import manifest_for, stage_manifest
+from persist_core.ids import uuid7_of
+from persist_core.keys import hidden_shard
+from persist_core.protocol.fork import fork, share
+from persist_core.protocol.restore_point import copy_operators, point_of, restore_token
+from persist_core.shard.history import PIN
+from persist_core.shard.origin import Swap
+from persist_core.shard.state import Committed, ShardState, UpperMismatch
+from persist_core.shard.swap import swap_in
+from persist_core.time_text import show_interval
+
+
+def kept_name(state: ShardState) -> str:
+    """The name under which the shard's contents are kept if they are swapped out now."""
+    newest = state.newest_commit
+    return hidden_shard(state.shard, f"g{newest.epoch if newest else 0}")
+
+
+def swap(
+    client: PersistClient, ours: ShardState, theirs: ShardState, *, keep_ms: int | None, writer: str
+) -> Committed | UpperMismatch:
+    """Swap in `theirs`, which has reached the upper of `ours`. What the shard holds is kept for `keep_ms`; `None`:
+    without limit.
+
+    Idempotent. A lost race is an `UpperMismatch`: catch up, and try again. Raises what `point_of` and `fork` do, and
+    `InvalidInput` if checkpoints of the shard are pinned.
+    """
+    pinned = sorted(holder.removeprefix(PIN) for holder in ours.holds if holder.startswith(PIN))
+    if pinned:
+        raise InvalidInput(
+            f"checkpoints of {ours.shard} are pinned: {', '.join(pinned)}. They belong to the present generation. Fork"
+            " them (`persist restore --to CHECKPOINT --as NEW_SHARD`) if they are to stay, then `persist unpin` them."
+            f" Nothing of {ours.shard} was changed"
+        )
+    with named_if_dropped(client.machine, ours), named_if_dropped(client.machine, theirs):
+        for state in (ours, theirs):
+            publish_missing(client, state)
+        old, new = ours.newest_commit, theirs.newest_commit
+        assert old is not None
+        assert new is not None
+        fork(client, ours.shard, old.checkpoint_id, kept_name(ours), writer=writer)
+        return _swapped(client, ours, theirs, keep_ms, writer)
+
+
+def _swapped(
+    client: PersistClient, ours: ShardState, theirs: ShardState, keep_ms: int | None, writer: str
+) -> Committed | UpperMismatch:
+    old, new, now_ms = ours.newest_commit, theirs.newest_commit, client.clock.now_ms()
+    lower, attempt = ours.upper.time, client.ids.uuid7()
+    assert old is not None
+    assert new is not None
+    assert lower is not None
+    point = point_of(client, theirs, new.checkpoint_id)
+    if point.upper != lower or theirs.since > ours.since:
+        raise InvalidInput(
+            f"{theirs.shard} can be read in {show_interval(theirs.since.time or 0, point.upper)}; expected all of"
+            f" {show_interval(ours.since.time or 0, lower)}, as {ours.shard}"
+        )
+    token = restore_token("swap", ours.shard, lower, theirs.shard, new.checkpoint_id)
+    description = BatchDescription(
+        shard=ours.shard,
+        lower=lower,
+        upper=lower + 1,
+        token=token,
+        checkpoint_id=uuid7_of(lower, token),
+        epoch=old.epoch + 1,
+        parent_id=None,
+        writer=writer,
+        sources=point.sources,
+        era=ours.era,
+    )
+    manifest = replace(
+        manifest_for(description, schema_of(theirs), (), BatchCounts(), rows=token),
+        operators=copy_operators(client, point.operators, ours.shard, attempt),
+        restored=Restored(theirs.shard, new.checkpoint_id, point.checkpoint.watermark),
+    )
+    share(client, theirs, point, ours.shard)
+    key = stage_manifest(client.blob, manifest, attempt)
+    begun = Swap(lower, now_ms, kept_name(ours), None if keep_ms is None else now_ms + keep_ms)
+    _, result = client.machine.apply(
+        ours.shard,
+        lambda state: swap_in(state, manifest, key, batches=point.batches, schemas=theirs.schemas, swap=begun),
+    )
+    return result

@@ -1,0 +1,50 @@
+"""The action `rebuild` of `persist_actions`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persist_airflow import shard_operators
+from persist_airflow.actions import ShardActionOperator
+from persist_airflow.compat import AirflowFailException
+from persist_core.config.collection import CollectionConfig
+from persist_core.handles.client import PersistClient
+from persist_core.maintenance.rebuild import Contents, Rebuilt, Request
+from persist_core.protocol.difference import Differences
+from tests.airflow.test_actions import SHARD, context, fill
+from tests.core.world import SCHEMA
+
+pytestmark = pytest.mark.airflow_2_11
+
+
+def test_a_rebuild_gets_what_the_conf_asks(
+    client: PersistClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(client)
+    text = "source: {path: 'in/*.json', format: json}\nkey: id\ncolumns: {id: bigint, name: string}\ndelete: none\n"
+    (tmp_path / "fruit.yaml").write_text(text)
+    asked: list[Request] = []
+
+    def rebuild(client: PersistClient, config: CollectionConfig, request: Request, **rest: Any) -> Rebuilt:
+        asked.append(request)
+        one_row = Differences(1, 0, 0, 0, 0, {}, SCHEMA.arrow().empty_table())
+        found = Rebuilt(config.name, 1, "fruit~rebuild", Contents(3, 0), Contents(4, 0), (), one_row, "")
+        rest["report"](found)
+        return replace(found, commit=client.state(SHARD).newest_commit, kept="fruit~g3")
+
+    monkeypatch.setattr(shard_operators, "rebuild", rebuild)
+    operator = ShardActionOperator(task_id="shard_action", shard=SHARD, collections=tmp_path)
+    conf = {"action": "rebuild", "shard": SHARD}
+    done: Any = operator.execute(context("alice", **conf))
+    assert (done["status"], done["generation"], done["kept"]) == ("swapped", 1, "fruit~g3")
+    assert "samples" not in json.dumps(done), "they are whole rows"
+    operator.execute(context("alice", **conf, swap_back=True, confirm=SHARD, dry_run=True, take_back_gone=True))
+    assert (asked[0].back_to, asked[0].is_confirmed, asked[0].max_changed) == (None, False, ("10 %",))
+    assert (asked[1].back_to, asked[1].is_confirmed, asked[1].is_dry_run, asked[1].takes_back_gone) == (-1, *[True] * 3)
+    with pytest.raises(AirflowFailException, match="confirm is 'x'"):
+        operator.execute(context("alice", **conf, confirm="x"))
