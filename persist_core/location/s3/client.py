@@ -93,7 +93,7 @@ class S3Client:
                 return body_of(self.api.get_object(Bucket=self.settings.bucket, **request))
             except failures() as error:
                 verdict = verdict_on(error)
-                if verdict in (Verdict.ABSENT, Verdict.EXISTS):
+                if verdict is Verdict.ABSENT or (verdict is Verdict.EXISTS and "IfMatch" in request):
                     return None
                 if verdict is not Verdict.UNKNOWN or attempt == READ_TRIES:
                     raise self.determinate(action, error) from error
