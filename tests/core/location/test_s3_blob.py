@@ -112,7 +112,7 @@ def test_trouble_that_stays_is_told_as_what_it_is(blob: S3Blob) -> None:
         blob.delete("k")
 
 
-def test_a_read_without_a_condition_that_fails_by_one_is_an_error(blob: S3Blob) -> None:
+def test_a_read_that_fails_by_a_condition_it_lacks_is_an_error(blob: S3Blob) -> None:
     blob.set("k", b"v")
     Wire(blob).script("GetObject", Answer(412))
     with pytest.raises(Determinate, match="PreconditionFailed"):
