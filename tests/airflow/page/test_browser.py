@@ -276,6 +276,25 @@ def test_the_list_is_sorted_and_filtered_by_keyboard(page: Page, url: str) -> No
     assert page.locator("table.list tbody tr").count() == 1
 
 
+def test_the_list_has_a_column_of_groups_if_there_are_any(page: Page, url: str) -> None:
+    def in_a_group(route: Any) -> None:
+        answer = route.fetch()
+        body = answer.json()
+        dags = {shard["shard"]: shard["airflow"]["dags"] for place in body["locations"] for shard in place["shards"]}
+        dags["customers"][0] |= {"group": "crm", "last_run_id": "r", "last_run_state": "success", "seconds": 3.0}
+        route.fulfill(response=answer, json=body)
+
+    page.goto(f"{url}{BASE}/persist/")
+    page.locator("table.list").wait_for()
+    assert page.get_by_role("columnheader", name="Group").count() == 0
+    page.route("**/api/shards*", in_a_group)
+    page.goto(f"{url}{BASE}/persist/?sort=12&descending=1")
+    page.get_by_role("columnheader", name="Group").wait_for()
+    first = page.locator("table.list tbody tr").first
+    assert first.locator("th a").first.inner_text() == "customers"
+    assert first.locator("td").last.inner_text().split("\n") == ["crm", "success, 3 s"]
+
+
 @pytest.mark.parametrize("place", ["persist/", f"{SHARD}customers"])
 def test_every_field_has_a_name_and_every_image_a_text(page: Page, url: str, place: str) -> None:
     page.goto(f"{url}{BASE}/{place}")
