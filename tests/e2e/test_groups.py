@@ -18,7 +18,6 @@ from tests.airflow import kill_points
 from tests.airflow.fruit import end_ms
 from tests.airflow.kill_in_job import JOB
 from tests.e2e.test_airflow_scheduler import QUICK_RETRIES, ROOT, follow
-from tests.e2e.view_chain import api_of
 
 DAG_ID, VIEW_ID = "persist_group__orchard", "persist_view__cheap"
 NAMES = ("apples", "figs", "kiwis", "plums")
@@ -44,6 +43,14 @@ here = Path(__file__).parent
 BACKFILLS_ALONE = {{"end_date": datetime(2026, 1, 2, tzinfo=timezone.utc)}}
 globals().update(build_dags(here / "collections"{QUICK_RETRIES}, dag_args=BACKFILLS_ALONE))
 globals().update(build_view_dags(here / "views"))
+"""
+FACTS = """
+import json, sys
+from airflow.utils.session import create_session
+from persist_airflow.page import metadata
+with create_session() as session:
+    dag = metadata.dags(session, {sys.argv[1]})[sys.argv[1]]
+    print(json.dumps({name: dag.of(name) for name in sys.argv[2:]}))
 """
 
 
@@ -140,12 +147,12 @@ def test_one_fails_and_one_dies_and_the_others_commit(
 
 
 def on_the_page(airflow: LocalAirflow) -> dict[str, str]:
-    """The last run of each collection, as the page for shards shows it."""
-    (place,) = api_of(airflow).call("GET", "/persist/api/shards")["locations"]
-    dags = {shard["shard"]: shard["airflow"]["dags"] for shard in place["shards"]}
-    assert {dag["group"] for found in dags.values() for dag in found} == {"orchard"}
-    assert all(dag["seconds"] > 0 for found in dags.values() for dag in found)
-    return {shard: dag["last_run_state"] for shard, (dag,) in dags.items()}
+    """The last run of each collection, as the page for shards reads it from Airflow's database."""
+    said = airflow.python("the facts of the page", "-c", FACTS, DAG_ID, *NAMES)
+    facts: dict[str, Any] = json.loads(said.splitlines()[-1])
+    assert {each["group"] for each in facts.values()} == {"orchard"}
+    assert all(each["seconds"] > 0 for each in facts.values())
+    return {name: each["last_run_state"] for name, each in facts.items()}
 
 
 def wait_for_view(airflow: LocalAirflow, client: PersistClient) -> None:
