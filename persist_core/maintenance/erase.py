@@ -51,6 +51,7 @@ from persist_core.protocol.resolve import check_nothing_is_due
 from persist_core.protocol.restore_point import restore_token
 from persist_core.protocol.stages import append
 from persist_core.schema import DIFF, TIME
+from persist_core.shard.eras import refuse_earlier
 from persist_core.shard.erasing import Replacements
 from persist_core.shard.history import VIEW
 from persist_core.shard.state import Commit, Committed, ShardState
@@ -97,6 +98,8 @@ def erase(client: PersistClient, shard: str, keys: Sequence[Key], *, by: str, re
     task = _Erasing(client, shard, keys, by, reason)
     task.check(client.state(shard))
     task.retract()
+    for name in hidden_shards(client, shard):  # what is written for one without the list is not accepted
+        client.machine.apply(name, refuse_earlier)
     task.check(client.state(shard))  # a fork that was made meanwhile; from here on none can be
     task.rewrite()
     rewrite_checkpoints(client, task.rewriting(client.state(shard)))
