@@ -28,7 +28,7 @@ from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import ReadHandle
 from persist_core.handles.side_by_side import side_by_side
-from persist_core.keys import copy_probe_key, owner_of
+from persist_core.keys import copy_probe_key, is_shard_name, owner_of
 from persist_core.maintenance.copy_objects import Inventory, Mover, Named, inventory_of
 from persist_core.maintenance.drop import create_again
 from persist_core.protocol.fork_records import list_forks
@@ -266,6 +266,8 @@ class Copier:
         eras = {}
         for owner in sorted(owners):
             known = self.target.ensure_shard(fork)
+            if not is_shard_name(owner):  # of another generation: maintenance and erasures look for it
+                self.target.ensure_shard(owner)
             shared = self.target.machine.fetch(owner)
             eras[owner] = shared.era if shared else 0
             recorded = {each.keys for each in list_forks(self.target.blob, owner) if each.fork == fork}

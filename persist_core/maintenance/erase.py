@@ -47,6 +47,7 @@ from persist_core.maintenance.erase_objects import (
     schema_to_erase,
     store,
 )
+from persist_core.maintenance.hidden import alive
 from persist_core.protocol.resolve import check_nothing_is_due
 from persist_core.protocol.restore_point import restore_token
 from persist_core.protocol.stages import append
@@ -99,7 +100,7 @@ def erase(client: PersistClient, shard: str, keys: Sequence[Key], *, by: str, re
     task.check(client.state(shard))
     task.retract()
     for name in hidden_shards(client, shard):  # what is written for one without the list is not accepted
-        client.machine.apply(name, refuse_earlier)
+        client.machine.apply(name, refuse_earlier, create=True)
     task.check(client.state(shard))  # a fork that was made meanwhile; from here on none can be
     task.rewrite()
     rewrite_checkpoints(client, task.rewriting(client.state(shard)))
@@ -130,8 +131,9 @@ class _Erasing:
         if state.upper.time is None or state.upper.time == MAX_TIME:
             raise InvalidInput(f"shard {self._shard} is closed (upper {state.upper}): it accepts no commits")
         state.origin.check_not_moved(self._shard)
-        for name in hidden_shards(self._client, self._shard):
-            if self._client.state(name).commits:
+        hidden = hidden_shards(self._client, self._shard)
+        for name in hidden:
+            if alive(self._client, name):
                 raise InvalidInput(
                     f"{name} holds contents of {self._shard}: a reprocess that has not ended, or another generation."
                     f" End it or give it up (`persist reprocess` or `persist rebuild {self._shard} --give-up`;"
@@ -140,7 +142,7 @@ class _Erasing:
         looking = self.rewriting(state, is_dry_run=True)
         for fork in forks_of(self._client, self._shard):
             for batch in fork.batches:
-                if owner_of(batch.manifest_key) != self._shard:
+                if owner_of(batch.manifest_key) not in (self._shard, *hidden):
                     continue
                 manifest = load_manifest(self._client.blob, batch.manifest_key)
                 if looking.manifest(manifest, batch, is_commit=False) is not None:

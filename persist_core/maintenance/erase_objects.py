@@ -110,13 +110,17 @@ def _shared(client: PersistClient, shard: str) -> set[str]:
 
 
 def hidden_shards(client: PersistClient, shard: str) -> list[str]:
-    """The names of the shards that work for this one: replays, and what belongs to other generations."""
-    return sorted(name for name in client.location.consensus.list_keys() if name.startswith(hidden_shard(shard, "")))
+    """The names of the shards that work for this one: replays, and what belongs to other generations. Of some there
+    may be files only."""
+    start = hidden_shard(shard, "")
+    stored = {owner_of(entry.key) for entry in client.blob.list_keys_and_metadata(start)}
+    return sorted(stored.union(name for name in client.location.consensus.list_keys() if name.startswith(start)))
 
 
 def forks_of(client: PersistClient, shard: str) -> Iterator[ShardState]:
-    """The forks of the shard that are still there."""
-    for name in sorted({record.fork for record in list_forks(client.blob, shard)}):
+    """The forks of the shard, and of hidden ones that work for it, that are still there."""
+    owners = (shard, *hidden_shards(client, shard))
+    for name in sorted({record.fork for owner in owners for record in list_forks(client.blob, owner)} - {shard}):
         fork = client.machine.fetch(name)
         if fork is not None and not fork.is_dropped:
             yield fork

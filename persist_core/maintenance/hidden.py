@@ -115,6 +115,7 @@ def tidy(client: PersistClient, shard: str, *, idle_ms: int, grace_ms: int, inte
             end(client, name)
     for name in sorted({hidden_of(shard, REBUILD), *until, *others}):
         if next(iter(client.blob.list_keys_and_metadata(batches_prefix(name))), None) is not None:
+            client.ensure_shard(name)  # its files may have come without it
             collect(client, name, grace_ms=grace_ms, intent_ms=intent_ms, max_keys=max_keys)
 
 

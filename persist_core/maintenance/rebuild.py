@@ -29,7 +29,7 @@ from persist_core.protocol.difference import Differences
 from persist_core.protocol.living import is_clipped, living
 from persist_core.protocol.replay import Start, Turn, WriteOf, replay, replay_config, turns_of
 from persist_core.protocol.restore_point import FIRST_UPPER
-from persist_core.protocol.swap import kept_name, swap
+from persist_core.protocol.swap import kept_name, swap, swap_token
 from persist_core.row_text import show_names
 from persist_core.schema import CollectionSchema
 from persist_core.shard.state import Commit, Committed, ShardState
@@ -126,7 +126,8 @@ def rebuild(
         if request.is_dry_run:
             return found
         _check_confirmed(found, request)
-        result = swap(client, state, theirs, keep_ms=config.retention.keep_generations_ms, writer=writer)
+        keep_ms, digest = config.retention.keep_generations_ms, definition_of(config, REBUILD, None)
+        result = swap(client, state, theirs, keep_ms=keep_ms, writer=writer, definition=digest)
         if isinstance(result, Committed):
             cleaned_up(lambda: _clean_up(client, config, hidden), say)
             return replace(found, commit=result.commit, kept=kept_name(state))
@@ -179,30 +180,26 @@ def _kept(client: PersistClient, config: CollectionConfig, state: ShardState, nu
     return found
 
 
-def _fits(state: ShardState, config: CollectionConfig) -> bool:
-    try:
-        state.schemas.placed(config.collection_schema())
-    except SchemaMismatch:
-        return False
-    return True
-
-
 def _ended_before(
     client: PersistClient, config: CollectionConfig, state: ShardState, say: Callable[[str], None]
 ) -> tuple[Rebuilt | None, str]:
-    """End a call that was killed after its swap; what it did, and which hidden shard it has swapped in."""
+    """End a call that was killed after its swap; what it did, and which hidden shard it has swapped in, if that was by
+    this definition."""
     try:
-        restored = client.staged_manifest(state.origin.life or "").restored if state.origin.swaps else None
+        first = client.staged_manifest(state.origin.life or "") if state.origin.swaps else None
     except CorruptArtifact:  # long ago
-        restored = None
+        first = None
+    restored = first.restored if first else None
     theirs = alive(client, restored.shard, or_dropped=True) if restored else None
     newest = theirs.newest_commit if theirs else None
-    if restored is None or theirs is None or not _fits(state, config):
+    if first is None or restored is None or theirs is None:
         return None, ""
     if newest is not None and newest.checkpoint_id != restored.checkpoint_id:
         return None, ""
     now = _contents(client, state)
     cleaned_up(lambda: _clean_up(client, config, theirs.shard), say)
+    if first.token != swap_token(config.name, first.lower, restored, definition_of(config, REBUILD, None)):
+        return None, ""
     why, kept = "an earlier call has swapped it in", state.origin.swaps[-1].kept
     done = Rebuilt(config.name, state.origin.generation, theirs.shard, now, now, (), None, why, state.commits[0], kept)
     return done, theirs.shard

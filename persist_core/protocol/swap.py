@@ -39,10 +39,16 @@ def kept_name(state: ShardState) -> str:
 
 
 def swap(
-    client: PersistClient, ours: ShardState, theirs: ShardState, *, keep_ms: int | None, writer: str
+    client: PersistClient,
+    ours: ShardState,
+    theirs: ShardState,
+    *,
+    keep_ms: int | None,
+    writer: str,
+    definition: str = "",
 ) -> Committed | UpperMismatch:
     """Swap in `theirs`, which has reached the upper of `ours`. What the shard holds is kept for `keep_ms`; `None`:
-    without limit.
+    without limit. `definition` is known by its `swap_token` later.
 
     Idempotent. A lost race is an `UpperMismatch`: catch up, and try again. Raises what `point_of` and `fork` do, and
     `InvalidInput` if checkpoints of the shard are pinned.
@@ -61,11 +67,16 @@ def swap(
         assert old is not None
         assert new is not None
         fork(client, ours.shard, old.checkpoint_id, kept_name(ours), writer=writer)
-        return _swapped(client, ours, theirs, keep_ms, writer)
+        return _swapped(client, ours, theirs, keep_ms, writer, definition)
+
+
+def swap_token(shard: str, lower: int, restored: Restored, definition: str) -> str:
+    """The token of the commit that swaps in what `restored` names, built by this definition."""
+    return restore_token("swap", shard, lower, restored.shard, restored.checkpoint_id, definition)
 
 
 def _swapped(
-    client: PersistClient, ours: ShardState, theirs: ShardState, keep_ms: int | None, writer: str
+    client: PersistClient, ours: ShardState, theirs: ShardState, keep_ms: int | None, writer: str, definition: str
 ) -> Committed | UpperMismatch:
     old, new, now_ms = ours.newest_commit, theirs.newest_commit, client.clock.now_ms()
     lower, attempt = ours.upper.time, client.ids.uuid7()
@@ -78,7 +89,8 @@ def _swapped(
             f"{theirs.shard} can be read in {show_interval(theirs.since.time or 0, point.upper)}; expected all of"
             f" {show_interval(ours.since.time or 0, lower)}, as {ours.shard}"
         )
-    token = restore_token("swap", ours.shard, lower, theirs.shard, new.checkpoint_id)
+    restored = Restored(theirs.shard, new.checkpoint_id, point.checkpoint.watermark)
+    token = swap_token(ours.shard, lower, restored, definition)
     description = BatchDescription(
         shard=ours.shard,
         lower=lower,
@@ -94,7 +106,7 @@ def _swapped(
     manifest = replace(
         manifest_for(description, schema_of(theirs), (), BatchCounts(), rows=token),
         operators=copy_operators(client, point.operators, ours.shard, attempt),
-        restored=Restored(theirs.shard, new.checkpoint_id, point.checkpoint.watermark),
+        restored=restored,
     )
     share(client, theirs, point, ours.shard)
     key = stage_manifest(client.blob, manifest, attempt)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from persist_core.checkpoint.publish import publish_missing
 from persist_core.contents.erased import ErasedList
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
-from persist_core.maintenance.erase import erase
+from persist_core.maintenance.copy import Copier
+from persist_core.maintenance.erase import erase, look
 from persist_core.maintenance.erase_objects import verify
 from persist_core.maintenance.fsck import fsck
 from persist_core.maintenance.hidden import end
+from persist_core.maintenance.maintain import maintain
+from persist_core.protocol.fork import fork
 from persist_core.protocol.swap import swap
 from persist_core.shard.state import Committed
 from tests.core.maintenance.rebuilt_shard import Keyed, ok, rebuilt
@@ -25,7 +31,8 @@ from tests.plain_commit import commit
 from tests.virtual import ManualClock, SeededIds
 
 
-def test_what_a_rebuild_has_written_is_erased() -> None:
+def swapped() -> PersistClient:
+    """A client of `people`, whose files a rebuild has written."""
     clock = ManualClock(1_700_000_000_000)
     location = OpenLocation(MemBlob(clock=clock), MemConsensus())
     client = PersistClient(location, clock, SeededIds(7, clock), fetch_threads=1)
@@ -34,6 +41,11 @@ def test_what_a_rebuild_has_written_is_erased() -> None:
     result = swap(client, client.state("people"), client.state("people~rebuild"), keep_ms=None, writer="test")
     assert isinstance(result, Committed)
     end(client, "people~rebuild")
+    return client
+
+
+def test_what_a_rebuild_has_written_is_erased() -> None:
+    client = swapped()
     with pytest.raises(InvalidInput, match="people~g1 holds contents of people"):
         erase(client, "people", [(4711,)], by="test", reason="request")
     end(client, "people~g1")
@@ -42,6 +54,45 @@ def test_what_a_rebuild_has_written_is_erased() -> None:
     assert verify(client, "people", [(4711,)]) == ()
     assert client.open_reader("people").snapshot()["name"].to_pylist() == ["bo"]
     assert fsck(client, "people").is_clean
+
+
+@pytest.mark.parametrize("has_entry", [True, False])
+@pytest.mark.parametrize("is_maintained", [True, False])
+def test_it_is_erased_and_maintained_in_a_copy_too(has_entry: bool, is_maintained: bool) -> None:
+    client = swapped()
+    end(client, "people~g1")
+    location = OpenLocation(MemBlob(clock=client.clock), MemConsensus())
+    target = PersistClient(location, client.clock, client.ids, fetch_threads=1)
+    with nullcontext() if has_entry else patch("persist_core.maintenance.copy.is_shard_name", lambda _: True):
+        Copier(client, target, threads=1).copy(["people"], is_move=True)
+    assert (target.machine.fetch("people~rebuild") is not None) == has_entry
+    assert any(key.startswith("people~rebuild/") for key in verify(target, "people", [(4711,)]))
+    assert look(target, "people", [(4711,)]).rows == 1
+    assert not is_maintained or maintain(target, "people").untidy == ""
+    erase(target, "people", [(4711,)], by="test", reason="request")
+    assert verify(target, "people", [(4711,)]) == ()
+    assert target.open_reader("people").snapshot()["name"].to_pylist() == ["bo"]
+    assert maintain(target, "people").untidy == ""
+    assert fsck(target, "people").is_clean
+
+
+def test_a_fork_of_a_rebuilt_shard_is_named_first() -> None:
+    client = swapped()
+    end(client, "people~g1")
+    publish_missing(client, client.state("people"))
+    newest = client.state("people").newest_commit
+    assert newest is not None
+    fork(client, "people", newest.checkpoint_id, "again", writer="test")
+    before = client.state("people")
+    with pytest.raises(InvalidInput, match="fork again shares files of people that hold a key"):
+        erase(client, "people", [(4711,)], by="test", reason="request")
+    assert client.state("people") == before
+    erase(client, "again", [(4711,)], by="test", reason="request")
+    done = erase(client, "people", [(4711,)], by="test", reason="request")
+    assert "again, which shares a past with people: erase there too" in done.beyond
+    for name in ("people", "again"):
+        assert verify(client, name, [(4711,)]) == ()
+        assert client.open_reader(name).snapshot()["name"].to_pylist() == ["bo"]
 
 
 def test_a_rebuild_knows_the_erased_keys_or_is_refused(tmp_path: Path) -> None:

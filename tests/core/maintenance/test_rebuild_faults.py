@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from persist_core.contents.batch import BatchDescription
-from persist_core.errors import GenerationChanged, InvalidInput, RunFailed, SchemaMismatch
+from persist_core.errors import GenerationChanged, InvalidInput, RunFailed, SchemaMismatch, StorageError
 from persist_core.gc.collect import GRACE_MS
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import OpenLocation
@@ -100,6 +101,22 @@ def dies(shard: Keyed, calls: list[int], at: int, *, is_late: bool, is_back: boo
     except Crash:
         return True
     return False
+
+
+def test_another_definition_is_built_before_clean_up(shard: Keyed) -> None:
+    def fail(*_: object) -> None:
+        raise StorageError("the store does not answer")
+
+    with patch("persist_core.maintenance.rebuild._clean_up", fail):
+        rebuilt(shard)
+    shard.define(1, time={"source": "field", "field": "at", "unit": "ms"})  # the schema does not show it
+    assert rebuilt(shard).generation == 2
+    with patch("persist_core.maintenance.rebuild._clean_up", fail):
+        rebuilt(shard)
+    again = rebuilt(shard)
+    assert (again.generation, again.why) == (3, "an earlier call has swapped it in")
+    assert names(shard) == NAMES
+    shard.check()
 
 
 def test_appends_meanwhile_are_taken_in_too(shard: Keyed) -> None:
