@@ -32,7 +32,7 @@ from persist_core.location.s3.blob import S3Blob
 from persist_core.location.s3.consensus import S3Consensus
 from persist_core.location.s3.uri import PARAMETERS as S3_PARAMETERS
 from persist_core.location.s3.uri import S3Settings, parse_s3_uri
-from persist_core.location.settings import PersistLocation, connection_variable
+from persist_core.location.settings import ANY_BUCKET, PersistLocation, connection_variable
 from persist_core.location.sqlite.consensus import SqliteConsensus, parse_sqlite_uri
 from persist_core.location.uri import LocationUri, parse_uri
 
@@ -63,8 +63,8 @@ class OpenLocation(AbstractContextManager["OpenLocation"]):
     environment: Environment = field(default_factory=dict, repr=False)
 
     def feed_settings(self, root: str, connection: str | None) -> S3Settings:
-        """How to reach objects below `root` (`s3://bucket/folder`): by the connection of that name, else with the
-        location's own credentials, or AWS's default chain.
+        """How to reach objects below `root` (`s3://bucket/folder`): by the connection of that name (`s3://?...` is one
+        for any bucket), else with the location's own credentials, or AWS's default chain.
 
         Raises `ConfigError` for a connection that is not known, or is one for other objects.
         """
@@ -76,9 +76,10 @@ class OpenLocation(AbstractContextManager["OpenLocation"]):
             raise ConfigError(
                 f"source.connection {connection!r} is not known: set {variable}=s3://{bucket}?region=...&profile=..."
                 f" in the environment, or [connections] {connection} = ... in the file with the location; in Airflow"
-                " make an AWS connection of that id"
+                " make an AWS connection of that id (if there is one, the task's log says why it gives no credentials)"
             )
-        settings = _s3(_parse(self.connections[variable], f"{variable}: connection", ["s3"]), None)
+        uri = self.connections[variable].replace(f"{ANY_BUCKET}?", f"s3://{bucket}?", 1)
+        settings = _s3(_parse(uri, f"{variable}: connection", ["s3"]), None)
         if settings.bucket != bucket or not f"{prefix}/".startswith(f"{settings.prefix}/".lstrip("/")):
             raise ConfigError(
                 f"source.connection {connection!r} is for {settings.uri!r}; found the path {root!r}: correct one of"

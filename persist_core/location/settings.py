@@ -24,6 +24,7 @@ from persist_core.location.uri import parse_uri, redact_uri
 ENV_BLOB_URI = "PERSIST_BLOB_URI"
 ENV_CONSENSUS_URI = "PERSIST_CONSENSUS_URI"
 ENV_CONNECTION = "PERSIST_CONNECTION_"
+ANY_BUCKET = "s3://"  # of a connection: its parameters follow
 CONFIG_FILE_NAME = "persist.toml"
 
 

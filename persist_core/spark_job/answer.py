@@ -16,7 +16,7 @@ from persist_core.ids import time_of_uuid7
 from persist_core.keys import attempt_of_failure, batches_prefix, check_key_name, failure_key
 from persist_core.location.blob import Blob
 from persist_core.sealed import seal, unseal
-from persist_core.spark_job.causes import STOPPED, Cause, find_cause
+from persist_core.spark_job.causes import ENVIRONMENT, STOPPED, Cause, find_cause
 from persist_core.spark_job.deaths import record_death
 from persist_core.spark_job.spec import JobSpec
 
@@ -70,12 +70,19 @@ def _record(client: PersistClient, spec: JobSpec) -> tuple[str, str]:
 
 
 def job_failure(
-    client: PersistClient, spec: JobSpec, seen: str, cause: Cause | None = None, exit_status: int | None = None
+    client: PersistClient,
+    spec: JobSpec,
+    seen: str,
+    cause: Cause | None = None,
+    exit_status: int | None = None,
+    *,
+    is_alone: bool = True,
 ) -> RunFailed:
     """The error of an attempt that neither answered nor named an error of ours (`named_failure`).
 
     If the cause is known, the first and last lines state it. `cause` is from the job's log, `seen` is what the starter
-    saw. The job has died, which is recorded, unless its `exit_status` says that it was asked to end.
+    saw. The job has died. That is recorded, unless its `exit_status` says that it was asked to end, the cause is the
+    environment, or the job had other items too (not `is_alone`).
     """
     description = spec.description
     what = f"The Spark job for {description.interval} of shard {description.shard} (attempt {spec.attempt})"
@@ -84,7 +91,8 @@ def job_failure(
     if kind:
         cause = find_cause(message.splitlines()) or cause
         told = f"{what} failed; nothing was committed. {kind}: {_cut(message)}"
-    if exit_status not in STOPPED and spec.input_uris:
+    is_environment = cause is not None and cause.what in ENVIRONMENT
+    if is_alone and not is_environment and exit_status not in STOPPED and spec.input_uris:
         with suppress(StorageError):  # the failure counts
             record_death(client.blob, spec)
             told = f"{told.rstrip()}\nThe next try reads the files apart, to find out if one of them is the cause"

@@ -17,6 +17,11 @@ _MAX_SHOWN_CHARS = 240
 _KILLED = (137, -9)  # exit statuses of a process that the kernel or an orchestrator has killed
 STOPPED = (143, -15, 130, -2)  # of one that was asked to end: by SIGTERM, or SIGINT
 EXECUTOR_MEMORY, DRIVER_MEMORY = "an executor ran out of memory", "Spark has too little memory"
+NO_JAVA, OLD_JAVA, NO_MASTER = "there is no Java", "this Java is too old", "there is no such Spark master"
+NO_PYTHON = "Python is missing where Spark runs its tasks"
+OTHER_PYTHON = "Python where Spark runs its tasks is another version"
+NO_PACKAGE, NO_JARS = "a Python package is missing where Spark runs its tasks", "the jars for S3 are missing"
+ENVIRONMENT = (NO_JAVA, OLD_JAVA, NO_MASTER, NO_PYTHON, OTHER_PYTHON, NO_PACKAGE, NO_JARS)  # whatever the items are
 
 # What happened, what a log says then, and what to do. The first one found is the cause of the later ones.
 KNOWN = (
@@ -26,18 +31,18 @@ KNOWN = (
         "make room where Spark writes (spark.local.dir, the folder of the blobs), or give the job less input",
     ),
     (
-        "there is no Java",
+        NO_JAVA,
         r"JAVA_HOME is not set|java: (?:command )?not found|/bin/java: No such file or directory"
         r"|Unable to locate a Java Runtime",
         "install Java 17 or newer where Spark starts, or set JAVA_HOME to it",
     ),
     (
-        "this Java is too old",
+        OLD_JAVA,
         r"UnsupportedClassVersionError",
         "install Java 17 or newer where Spark starts, and set JAVA_HOME to it",
     ),
     (
-        "there is no such Spark master",
+        NO_MASTER,
         r"All masters are unresponsive|Failed to connect to master|Could not parse Master URL|Invalid master URL"
         r"|Could not load (?:YARN|KUBERNETES|Kubernetes) classes",
         "correct the host and the port of the Spark connection (or --master), and check that the master runs",
@@ -57,23 +62,23 @@ KNOWN = (
         " (limits.max_bytes)",
     ),
     (
-        "the jars for S3 are missing",
+        NO_JARS,
         r"ClassNotFoundException: (?:Class )?(?:org\.apache\.hadoop\.fs\.s3a|software\.amazon)\S*"
         r"|NoClassDefFoundError: (?:org/apache/hadoop/fs/s3a|software/amazon)\S*|No FileSystem for scheme \"?s3a",
         "install them with `make spark-jars`, name their folder in PERSIST_SPARK_JARS, or see docs/spark-on-s3.md",
     ),
     (
-        "Python is missing where Spark runs its tasks",
+        NO_PYTHON,
         r"Cannot run program \"[^\"]*python[^\"]*\".*No such file|env: .?python3?.?: No such file",
         "install Python there, or set PYSPARK_PYTHON (spark.pyspark.python) to one that is there",
     ),
     (
-        "Python where Spark runs its tasks is another version",
+        OTHER_PYTHON,
         r"PYTHON_VERSION_MISMATCH|Python in worker has different version",
         "set PYSPARK_PYTHON (spark.pyspark.python) to the same version",
     ),
     (
-        "a Python package is missing where Spark runs its tasks",
+        NO_PACKAGE,
         r"ModuleNotFoundError: No module named \S+",
         "install airflow-persist[spark] there too",
     ),

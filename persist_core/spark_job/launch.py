@@ -13,7 +13,7 @@ item that fails leaves the others alone. The job only stages: it changes nothing
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -22,13 +22,15 @@ from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig
 from persist_core.contents.batch import BatchDescription
 from persist_core.contents.stats import DryRun
-from persist_core.errors import OutdatedDescription, PersistError
+from persist_core.errors import OutdatedDescription, PersistError, RunFailed
 from persist_core.handles.client import PersistClient
 from persist_core.keys import jobs_prefix
 from persist_core.shard.replace import NotReplaced, Replaced
 from persist_core.spark_job.answer import job_failure, named_failure
-from persist_core.spark_job.causes import STOPPED, Cause
+from persist_core.spark_job.causes import ENVIRONMENT, STOPPED, Cause
 from persist_core.spark_job.spec import SMALL_INPUT_BYTES, SPEC, JobSpec, MergeInputs, stored
+
+PROBES = 2  # items that run alone, to find out if Spark starts at all: one of them may be what kills it
 
 
 @dataclass(frozen=True)
@@ -48,25 +50,52 @@ def run_items(client: PersistClient, items: Sequence[JobSpec], start: Start) -> 
     """Run one job for all items: of each the attempt that has answered, or the error that it ended with.
 
     If items of several have no answer and name no error of ours, as when the job died, they run again in two halves,
-    under other attempts, down to one alone: so one that kills Spark takes no other with it. `OutdatedDescription`,
-    `TooManyErrors` ... if the item left a failure record; `RunFailed` if it did not, or what `start` raised.
+    under other attempts, down to one alone: so one that kills Spark takes no other with it. If nothing at all was
+    answered, one runs alone first, and then another one; if both die too, Spark does not start, and no more is tried.
+    Nor is it if the job names a cause that is not its items'. `OutdatedDescription`, `TooManyErrors` ... if the item
+    left a failure record; `RunFailed` if it did not, or what `start` raised.
     """
+    return _run(client, items, start, is_alive=False)
+
+
+def _run(
+    client: PersistClient, items: Sequence[JobSpec], start: Start, *, is_alive: bool
+) -> list[JobSpec | PersistError]:
+    """See `run_items`. `is_alive`: a job has answered before."""
     try:
         with ExitStack() as stack:
             ended = start(items, [part for item in items for part in stack.enter_context(stored(client.blob, item))])
     except PersistError as error:
         return [_found(client, item) or error for item in items]
-    found = [_found(client, item) for item in items]
-    if len(items) > 1 and ended.exit_status not in STOPPED:
-        again = [replace(item, attempt=client.ids.uuid7()) for item, each in zip(items, found, strict=True) if not each]
-        half = (len(again) + 1) // 2
-        parts = [part for part in (again[:half], again[half:]) if part]  # none is as long as `items`, so this ends
-        answers = iter([answer for part in parts for answer in run_items(client, part, start)])
-        return [each or next(answers) for each in found]
+    answers = {number: answer for number, item in enumerate(items) if (answer := _found(client, item)) is not None}
+    is_environment = ended.cause is not None and ended.cause.what in ENVIRONMENT
+    if len(items) > 1 and not is_environment and ended.exit_status not in STOPPED:
+        lost = {number: item for number, item in enumerate(items) if number not in answers}
+        answers |= _run_again(client, lost, start, is_alive=is_alive or bool(answers))
+    alone = len(items) == 1
     return [
-        each or job_failure(client, item, ended.seen, ended.cause, ended.exit_status)
-        for each, item in zip(found, items, strict=True)
+        answers.get(number) or job_failure(client, item, ended.seen, ended.cause, ended.exit_status, is_alone=alone)
+        for number, item in enumerate(items)
     ]
+
+
+def _run_again(
+    client: PersistClient, lost: Mapping[int, JobSpec], start: Start, *, is_alive: bool
+) -> dict[int, JobSpec | PersistError]:
+    """The answers of items that a job for several has lost; of all, or of the probes alone if nothing answers."""
+    rest = {number: replace(item, attempt=client.ids.uuid7()) for number, item in lost.items()}
+    answers: dict[int, JobSpec | PersistError] = {}
+    by_chance = sorted(rest, key=lambda number: rest[number].attempt[-12:])  # another try probes others
+    for number in by_chance[: 0 if is_alive else PROBES]:
+        (answers[number],) = _run(client, [rest.pop(number)], start, is_alive=False)
+        is_alive = not isinstance(answers[number], RunFailed)
+        if is_alive:
+            break
+    numbers = list(rest) if is_alive else []
+    half = (len(numbers) + 1) // 2
+    for part in filter(None, (numbers[:half], numbers[half:])):  # shorter than what was lost, so this ends
+        answers |= zip(part, _run(client, [rest[number] for number in part], start, is_alive=True), strict=True)
+    return answers
 
 
 def _found(client: PersistClient, item: JobSpec) -> JobSpec | PersistError | None:

@@ -78,18 +78,20 @@ def conflict_notice(record: ConflictRecord) -> Notice:
 class AnnounceFailure:
     """An `on_failure_callback` of the tasks of shards: it sends a notice of the failure of each.
 
-    :param notify: the notifiers of each shard. If the error has `failed`, only the shards in it have failed
+    :param notify: the notifiers of each shard
+    :param shards: which have failed if the error has no `failed`; default: all of `notify`
     """
 
-    def __init__(self, notify: Mapping[str, Sequence[NotifyBy]]) -> None:
+    def __init__(self, notify: Mapping[str, Sequence[NotifyBy]], shards: Sequence[str] | None = None) -> None:
         self.notify = {shard: tuple(each) for shard, each in notify.items()}
+        self.shards = tuple(notify if shards is None else shards)
 
     def __call__(self, context: Context) -> None:
         """Send. If the location does not answer, the notifiers are called without its record."""
         task: Any = context["task"]
         error: Any = context.get("exception")
         said = None if error is None else f"{type(error).__name__}: {error}"
-        failed: Mapping[str, str | None] = getattr(error, "failed", None) or dict.fromkeys(self.notify, said)
+        failed: Mapping[str, str | None] = getattr(error, "failed", None) or dict.fromkeys(self.shards, said)
         announced = {shard: self.notify[shard] for shard in failed if takes(self.notify.get(shard, ()), "failures")}
         client: PersistClient | None = None
         try:

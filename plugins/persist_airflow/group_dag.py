@@ -64,12 +64,17 @@ def _batch_tasks(
     mint = MintGroupOperator(task_id=TASK_IDS[0], **shared, **options["mint"])
     write = WriteGroupOperator(task_id=TASK_IDS[1], described=mint.output, **with_spark)
     append = AppendGroupOperator(
-        task_id=TASK_IDS[2], staged=write.output, write_task_id=write.task_id, **shared, **options["append"]
+        task_id=TASK_IDS[2],
+        staged=write.output,
+        write_task_id=write.task_id,
+        retry_task_id=write.task_id.removesuffix(TASK_IDS[1]) + RETRY,
+        **shared,
+        **options["append"],
     )
     checkpoint = CheckpointGroupOperator(task_id=TASK_IDS[3], appended=append.output, **shared, **options["checkpoint"])
     again = RetryFailedOperator(task_id=RETRY, appended=append.output, **with_spark)
     mint >> write >> append >> [checkpoint, again]
-    announce = AnnounceFailure({name: batch.notify[name] for name in batch.names})
+    announce = AnnounceFailure(batch.notify, batch.names)
     for task in (mint, write, append, checkpoint, again):
         add_failure_callback(task, announce)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from persist_airflow import lineage
@@ -80,7 +81,7 @@ class WriteGroupOperator(_GroupSparkOperator):
     def execute(self, context: Context) -> Any:
         """Stage all. Raises only if no job could be started."""
         described = {name: BatchDescription.from_json(each) for name, each in self.described["descriptions"].items()}
-        with task_client(self.persist_conn_id, *self.batch.configs()) as client:
+        with task_client(self.persist_conn_id, *self.batch.configs(described)) as client:
             is_again = context["ti"].try_number > 1
             found = for_each(
                 self.batch,
@@ -128,7 +129,7 @@ def _without_spark(
 class RetryFailedOperator(_GroupSparkOperator):
     """Mint, write, append and checkpoint what failed for single collections. Skips if nothing did.
 
-    Errors that no retry can correct are tried again only after its first try: when someone has cleared the task.
+    Errors that no retry can correct are tried again only when someone has cleared the task, in its first try then.
     Returns `{"results": {NAME: ...}}`.
 
     :param appended: what append returns (templated)
@@ -148,8 +149,10 @@ class RetryFailedOperator(_GroupSparkOperator):
         if not failed:
             raise AirflowSkipException("no collection failed")
         ti: Any = context["ti"]
-        again = [name for name, each in failed.items() if each["may_retry"] or ti.try_number > 1]
-        with task_client(self.persist_conn_id, *self.batch.configs()) as client:
+        # Airflow sets `max_tries` to the tries so far and the retries when it clears a task.
+        is_cleared = ti.try_number > 1 and ti.try_number == ti.max_tries - self.retries + 1
+        again = [name for name, each in failed.items() if each["may_retry"] or is_cleared]
+        with task_client(self.persist_conn_id, *self.batch.configs(again)) as client:
             done = self._heal(client, context, [name for name in again if name in self.batch.members])
             reports = {name: each.value for name, each in done.items() if each.value is not None}
             commits = for_each(self.batch, reports, lambda config, _: checkpointed(client, config))
@@ -175,35 +178,44 @@ class RetryFailedOperator(_GroupSparkOperator):
         started_ms = client.clock.now_ms()
         ended = run.all_written(
             [
-                run.rounds(
-                    client,
-                    self.batch.members[name],
-                    until=until,
-                    writer=writer,
-                    on_step=on_step,
-                    max_conflicts=MAX_HEALS,
-                    max_rounds=1,
-                    is_forced=asks_for(context, "force"),
+                _or_error(
+                    run.rounds(
+                        client,
+                        self.batch.members[name],
+                        until=until,
+                        writer=writer,
+                        on_step=on_step,
+                        max_conflicts=MAX_HEALS,
+                        max_rounds=1,
+                        is_forced=asks_for(context, "force"),
+                    )
                 )
                 for name in names
             ],
             lambda asked: self.write_all(client, context, {names[number]: each for number, each in asked}),
         )
         took_ms = client.clock.now_ms() - started_ms
-        return {
-            name: self._tried(client, context, name, step, took_ms) for name, step in zip(names, ended, strict=True)
-        }
+        steps = dict(zip(names, ended, strict=True))
+        done = for_each(self.batch, steps, lambda config, step: self._healed(client, context, config.name, step))
+        return {name: replace(each, took_ms=took_ms + each.took_ms) for name, each in done.items()}
 
-    def _tried(
-        self, client: PersistClient, context: Context, name: str, step: Step | PersistError, took_ms: int
-    ) -> Tried[Json]:
-        if isinstance(step, PersistError):
-            return Tried(None, step, took_ms)
+    def _healed(self, client: PersistClient, context: Context, name: str, step: Step | Exception) -> Json:
+        """The report. Raises the error that it is instead of a step."""
+        if isinstance(step, Exception):
+            raise step
         if isinstance(step, Round):
             counted = Counted(self.persist_conn_id, name)
             count(counted, context, HEALS)
             report_commit(counted, context, client, step.commit)
-            return Tried(report_of(client, "healed", step.commit), None, took_ms)
+            return report_of(client, "healed", step.commit)
         if isinstance(step, NothingToDo):
-            return Tried(report_of(client, "covered", client.state(name).newest_commit), None, took_ms)
-        return Tried(None, RuntimeError(f"lost {MAX_HEALS} appends to other writers"), took_ms)
+            return report_of(client, "covered", client.state(name).newest_commit)
+        raise RuntimeError(f"lost {MAX_HEALS} appends to other writers")
+
+
+def _or_error(one: run.Run[Step]) -> run.Run[Step | Exception]:
+    """A run whose result is the error that it raised, so that a bug in one collection leaves the others alone."""
+    try:
+        return (yield from one)
+    except Exception as error:  # noqa: BLE001 - it is raised when the others have ended
+        return error

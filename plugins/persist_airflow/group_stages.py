@@ -52,7 +52,7 @@ class MintGroupOperator(GroupOperator):
 
     def execute(self, context: Context) -> Json:
         """Mint all. Raises `AirflowSkipException` if there is nothing to do."""
-        with task_client(self.persist_conn_id, *self.batch.configs()) as client:
+        with task_client(self.persist_conn_id, *self.batch.configs(self.batch.names)) as client:
             until = interval_end_ms(context, client.clock)
             wait_for_turn(self, context, client, deferrable=self.deferrable)
             writer, is_forced = writer_of(context), asks_for(context, "force")
@@ -93,21 +93,23 @@ class AppendGroupOperator(lineage.ReportsLineage, GroupOperator):
 
     :param staged: what write returns (templated)
     :param write_task_id: the write task of the same batch
+    :param retry_task_id: its last task that commits
     """
 
     template_fields: Sequence[str] = ("staged", *GroupOperator.template_fields)
     template_fields_renderers = {"staged": "json"}  # noqa: RUF012 - Airflow's way to say it
     ui_color = "#cdeccd"
 
-    def __init__(self, *, staged: Any, write_task_id: str, **kwargs: Any) -> None:
+    def __init__(self, *, staged: Any, write_task_id: str, retry_task_id: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.staged = staged
         self.write_task_id = write_task_id
+        self.retry_task_id = retry_task_id
         self.outlets = [*self.outlets, *assets_of(self.persist_conn_id, self.batch)]
 
     def execute(self, context: Context) -> Json:
         """Append all."""
-        with task_client(self.persist_conn_id, *self.batch.configs()) as client:
+        with task_client(self.persist_conn_id, *self.batch.configs(self.staged["staged"])) as client:
             found = for_each(
                 self.batch,
                 self.staged["staged"],
@@ -171,7 +173,7 @@ class CheckpointGroupOperator(GroupOperator):
 
     def execute(self, context: Context) -> None:
         """Publish all. Raises the list of the failed ones."""
-        with task_client(self.persist_conn_id, *self.batch.configs()) as client:
+        with task_client(self.persist_conn_id, *self.batch.configs(self.appended["results"])) as client:
             found = for_each(self.batch, self.appended["results"], lambda config, _: checkpointed(client, config))
             report_shards(self.persist_conn_id, client, list(found))
         done = {name: each.value for name, each in found.items() if each.value is not None}

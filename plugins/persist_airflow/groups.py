@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
@@ -61,9 +61,9 @@ class Batch:
     members: Mapping[str, CollectionConfig]
     notify: Mapping[str, Sequence[NotifyBy]]
 
-    def configs(self) -> list[CollectionConfig]:
-        """The collections of the group, for their sources' connections."""
-        return list(self.members.values())
+    def configs(self, names: Iterable[str]) -> list[CollectionConfig]:
+        """These collections, for their sources' connections, without the ones whose files are gone."""
+        return [self.members[name] for name in names if name in self.members]
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,14 @@ from urllib.parse import quote
 from persist_airflow.compat import AirflowNotFoundException, BaseHook, form_widgets, mask_secret
 from persist_airflow.failures import fail_without_retry
 from persist_airflow.provider import CONNECTION_TYPE, FORM_FIELDS, HIDDEN_FIELDS, PLACEHOLDERS, RELABELED
-from persist_core.config.collection import CollectionConfig, SourceConfig
-from persist_core.config.path_pattern import S3
+from persist_core.config.collection import CollectionConfig
 from persist_core.config.shard import ShardConfig
 from persist_core.errors import ConfigError, InvalidUri, PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.ids import RandomIds
 from persist_core.location.consensus import CaSResult, VersionedData
 from persist_core.location.open import OpenLocation, open_location
-from persist_core.location.settings import PersistLocation, connection_variable, location_from
+from persist_core.location.settings import ANY_BUCKET, PersistLocation, connection_variable, location_from
 from persist_core.location.uri import redact_uri, secrets_of, with_login
 
 _TEST_PREFIX = "_connection_test"  # starts with "_", so no shard can have this name
@@ -114,10 +113,19 @@ class PersistHook(BaseHook):
             location.close()
 
     def _source_connections(self) -> dict[str, str]:
-        """The connections that sources of the collections name, by variable, if the environment lacks it."""
+        """The connections that sources of the collections name, by variable, if the environment lacks it.
+
+        One that gives no credentials is left out: it is an error of the collections that name it, and of no others.
+        """
         sources = [config.source for config in self._configs if isinstance(config, CollectionConfig)]
-        named = {connection_variable(each.connection): each for each in sources if each.connection is not None}
-        return {name: _source_uri(each) for name, each in named.items() if not os.environ.get(name)}
+        found = {}
+        for name in sorted({each.connection for each in sources if each.connection is not None}):
+            if not os.environ.get(connection_variable(name)):
+                try:
+                    found[connection_variable(name)] = _source_uri(name)
+                except ConfigError as error:
+                    self.log.warning("source.connection %r: %s", name, error)
+        return found
 
     def _open(self) -> OpenLocation:
         return open_location(self.get_location(), self.get_environment() or None)
@@ -129,9 +137,9 @@ class PersistHook(BaseHook):
             return None
 
 
-def _source_uri(source: SourceConfig) -> str:
-    """The URI of a source's bucket with the credentials of its Airflow connection."""
-    keys, region, endpoint = _aws_connection(str(source.connection))
+def _source_uri(connection: str) -> str:
+    """A URI with the credentials of an Airflow connection, for any bucket: several sources may name it."""
+    keys, region, endpoint = _aws_connection(connection)
     query = {
         "endpoint": endpoint,
         "region": region,
@@ -140,8 +148,7 @@ def _source_uri(source: SourceConfig) -> str:
         "session_token": keys.token,
     }
     text = "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items() if value)
-    bucket = source.path.removeprefix(S3).partition("/")[0]
-    return f"{S3}{bucket}?{text}"
+    return f"{ANY_BUCKET}?{text}"
 
 
 @contextmanager

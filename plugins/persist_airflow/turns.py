@@ -4,8 +4,9 @@
 
 On 3.x a backfill runs up to 10 dag runs at the same time by default and ignores the DAG's `max_active_runs`. All of
 them would mint from the same upper, and all but one would conflict. Here the earliest running one goes first, and a run
-that has minted is never overtaken. Nothing is locked: two runs that start in the same moment, or two DAGs, may still
-conflict, and the append then heals. A turn that does not end within a day is not waited for any longer.
+that has minted is never overtaken. The turn of a group ends with `retry_failed`. Nothing is locked: two runs that start
+in the same moment, or two DAGs, may still conflict, and the append then heals. A turn that does not end within a day is
+not waited for any longer.
 
 The task waits deferred, in the triggerer, if Airflow's `[operators] default_deferrable` is on: it wakes when the shard
 reaches the start of its interval, and costs nothing meanwhile. Otherwise it is put off by the clock
@@ -50,7 +51,8 @@ def wait_for_turn(operator: BaseOperator, context: Context, client: PersistClien
     if started is not None and now_ms - started.timestamp() * 1000 > PATIENCE_MS:
         return
     append = _append_task(context, shard)
-    ahead = append and run_ahead(context, append=append.task_id, staging=[append.write_task_id, append.task_id])
+    last = getattr(append, "retry_task_id", None) or (append and append.task_id)  # of a group: it appends too
+    ahead = append and run_ahead(context, append=last, staging=[append.write_task_id, append.task_id, last])
     if not ahead:
         return
     distance = _distance(context, client, shard)

@@ -24,6 +24,7 @@ class DagRunDriver:
     append_states: dict[str, str] = field(default_factory=dict)  # of dag runs
     started: datetime | None = None
     try_number: int = 1
+    max_tries: int = 3
     staging: int = 0  # tasks of other dag runs that write or append now
     xcoms: dict[str, Any] = field(default_factory=dict)
     events: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -47,6 +48,7 @@ class DagRunDriver:
             "outlet_events": events,
             "ti": SimpleNamespace(
                 try_number=self.try_number,
+                max_tries=self.max_tries,
                 dag_id=self.dag.dag_id,
                 xcom_pull=lambda task_ids, **_: self.xcoms[task_ids],
                 xcom_push=lambda **_: None,  # seconds, for the page

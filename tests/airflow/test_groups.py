@@ -14,16 +14,20 @@ from typing import Any
 
 import pytest
 
+from persist_airflow import turns
 from persist_airflow.actions import ShardActionOperator, build_actions_dag
+from persist_airflow.announce import AnnounceFailure
 from persist_airflow.compat import AirflowException, AirflowFailException, AirflowSkipException
 from persist_airflow.factory import build_dags
 from persist_airflow.failures import PersistStepFailed
 from persist_airflow.group_spark import RetryFailedOperator, WriteGroupOperator
 from persist_airflow.notifications import CONTEXT_NAME
+from persist_airflow.spark import RETRIES
 from persist_core.errors import RunFailed, TooManyErrors
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.location.settings import PersistLocation
+from persist_core.protocol import stages
 from persist_core.protocol.conflicts import list_conflicts
 from persist_core.spark_job.answer import record_failure
 from persist_core.spark_job.spec import JobSpec
@@ -221,9 +225,64 @@ def test_an_error_that_no_retry_corrects_is_not_tried_again(orchard: Orchard) ->
     run_all(run, MINT, WRITE, APPEND)
     with pytest.raises(AirflowFailException, match="figs: too_many_errors: as the test wants"):
         run.run(RETRY)
-    assert len(orchard.jobs) == 1
-    run.try_number, orchard.failing = 2, {}
+    run.try_number = 2
+    with pytest.raises(AirflowFailException, match="figs: too_many_errors: as the test wants"):
+        run.run(RETRY)
+    assert len(orchard.jobs) == 1, "nor in a later try, which Airflow makes for another collection"
+    run.try_number, run.max_tries, orchard.failing = 3, 2 + RETRIES, {}
     assert run.run(RETRY)["results"].keys() == {"figs"}, "someone has corrected it, and cleared the task"
+
+
+def test_a_bug_in_one_leaves_the_others_of_the_retry_alone(
+    orchard: Orchard, client: PersistClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orchard.failing = dict.fromkeys(("apples", "figs"), RunFailed)
+    run = DagRunDriver(orchard.dag(), end_of(0))
+    run_all(run, MINT, WRITE, APPEND)
+    orchard.failing = {}
+    mint = stages.mint
+
+    def broken(client: PersistClient, config: Any, **given: Any) -> Any:
+        if config.name == "apples":
+            raise KeyError("x")
+        return mint(client, config, **given)
+
+    monkeypatch.setattr(stages, "mint", broken)
+    with pytest.raises(PersistStepFailed, match=r"1 of 3 collections .* failed.*apples: KeyError"):
+        run.run(RETRY)
+    assert uppers(client) == {"apples": 0, "figs": end_ms(0), "kiwis": end_ms(0)}
+
+
+@pytest.mark.usefixtures("amazon")
+def test_a_connection_that_is_missing_fails_its_own_collection(orchard: Orchard, client: PersistClient) -> None:
+    path = orchard.folder / "collections" / "figs.yaml"
+    text = path.read_text().replace(f"{orchard.folder}/feed/", "s3://vendor/")
+    path.write_text(text.replace("  format:", "  connection: broken\n  format:"))
+    run = DagRunDriver(orchard.dag(), end_of(0))
+    failed = run_all(run, MINT, WRITE, APPEND)["failed"]
+    assert "source.connection 'broken' is not known" in failed["figs"]["error"]
+    assert [client.state(name).upper.time for name in ("apples", "kiwis")] == [end_ms(0)] * 2
+
+
+@pytest.mark.skipif(not IS_AIRFLOW_3, reason="2.11 starts no more dag runs than the DAG allows")
+def test_the_turn_of_a_run_ends_with_its_retry(orchard: Orchard, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(turns, "run_ahead", lambda _context, **given: asked.update(given))
+    DagRunDriver(orchard.dag(), end_of(0)).run(MINT)
+    assert asked == {"append": RETRY, "staging": [WRITE, APPEND, RETRY]}
+
+
+def test_a_member_of_another_batch_has_its_notifiers(orchard: Orchard) -> None:
+    """It has moved since the dag run began. Without a list, the members of the batch have failed."""
+    (orchard.folder / "persist.yaml").write_text("groups: {orchard: {batch_of: 2}}\n")
+    announce = next(
+        each
+        for each in orchard.dag(notify=print).get_task(RETRY).on_failure_callback
+        if isinstance(each, AnnounceFailure)
+    )
+    assert set(announce.notify) == set(NAMES)
+    assert announce.notify["kiwis"]
+    assert announce.shards == ("apples", "figs")
 
 
 def test_a_lost_append_is_healed_and_alerted(orchard: Orchard, client: PersistClient) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -245,9 +246,28 @@ def test_a_sources_connection_is_the_aws_connection_of_that_id(monkeypatch: pyte
     assert PersistHook(configs=[config]).get_location().connections == {
         "PERSIST_CONNECTION_ROLE": "s3://vendor?profile=own"
     }
-    broken = config.model_copy(update={"source": config.source.model_copy(update={"connection": "broken"})})
-    with pytest.raises(ConfigError, match=r"'broken' .* gives no credentials"):
-        PersistHook(configs=[broken]).get_location()
+
+
+@pytest.mark.usefixtures("amazon")
+def test_sources_with_one_connection_and_a_broken_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two buckets by one connection; the broken one is an error of the collection that names it, alone."""
+    connect(monkeypatch, blob_uri="file:///blob", consensus_uri="sqlite:////c.db")
+    said: list[str] = []
+    monkeypatch.setattr(PersistHook, "log", SimpleNamespace(warning=lambda text, *given: said.append(text % given)))
+    body = {"key": "id", "columns": {"id": "bigint"}, "delete": "none"}
+    by = {"bucket-a": "role", "bucket-b": "role", "bucket-c": "broken"}
+    sources = [{"path": f"s3://{bucket}/*.json", "format": "json", "connection": by[bucket]} for bucket in by]
+    configs = [CollectionConfig.model_validate({**body, "name": f"c{n}", "source": s}) for n, s in enumerate(sources)]
+    client = PersistHook(configs=configs).get_conn()
+    for bucket in ("bucket-a", "bucket-b"):
+        settings = client.location.feed_settings(f"s3://{bucket}/feed", "role")
+        assert (settings.bucket, settings.access_key_id) == (bucket, "AKIA1")
+    with pytest.raises(ConfigError, match=r"source.connection 'broken' is not known"):
+        client.location.feed_settings("s3://bucket-c/feed", "broken")
+    client.location.close()
+    (line,) = said
+    assert "'broken' (aws_conn_id) gives no credentials: ValueError" in line
+    assert "hunter2" not in line
 
 
 PROBE = """

@@ -14,6 +14,7 @@ from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.location.settings import PersistLocation
 from persist_core.spark_job.answer import record_failure
+from persist_core.spark_job.causes import Cause, find_cause
 from persist_core.spark_job.deaths import deaths_at_lower
 from persist_core.spark_job.launch import Ended, run_items, write_batches
 from persist_core.spark_job.process import SparkProcess, tuned_conf
@@ -76,21 +77,57 @@ def test_one_that_kills_spark_takes_no_other_with_it(client: PersistClient) -> N
     assert found == [0, 1, 0]
 
 
-def test_of_many_the_one_that_kills_spark_is_found_in_few_jobs(client: PersistClient) -> None:
-    jobs: list[int] = []
+def sixteen(client: PersistClient) -> list[JobSpec]:
+    return [JobSpec(replace(DESCRIPTION, shard=f"s{n}"), CONFIG, client.ids.uuid7()) for n in range(16)]
+
+
+@pytest.mark.parametrize("is_probed", [True, False])
+def test_of_many_the_one_that_kills_spark_is_found_in_few_jobs(client: PersistClient, *, is_probed: bool) -> None:
+    """Also if it is the one that runs alone to find out if Spark starts at all."""
+    jobs: list[list[str]] = []
+    killers: list[str] = []
 
     def start(given: Sequence[JobSpec], _: Sequence[str]) -> Ended:
-        jobs.append(len(given))
-        if any(spec.description.shard == "s5" for spec in given):
+        jobs.append([spec.description.shard for spec in given])
+        if len(jobs) == 2:
+            killers.append(jobs[1][0] if is_probed else next(name for name in jobs[0] if name not in jobs[1]))
+        if len(jobs) == 1 or set(killers) & set(jobs[-1]):
             return Ended("exit code 137", exit_status=137)
         for spec in given:
             client.blob.set(spec.answer_key, b"manifest")
         return Ended("", exit_status=0)
 
-    specs = [JobSpec(replace(DESCRIPTION, shard=f"s{n}"), CONFIG, client.ids.uuid7()) for n in range(16)]
+    specs = sixteen(client)
     found = run_items(client, specs, start)
-    assert [n for n, each in enumerate(found) if isinstance(each, RunFailed)] == [5]
-    assert jobs == [16, 8, 4, 4, 2, 1, 1, 2, 8]
+    assert [spec.description.shard for spec, each in zip(specs, found, strict=True) if isinstance(each, RunFailed)] == (
+        killers
+    )
+    sizes = [len(job) for job in jobs]
+    assert sizes == [16, 1, 1, 7, 7] if is_probed else len(sizes) <= 12
+    later = [replace(spec, attempt=client.ids.uuid7()) for spec in specs]
+    blamed = [spec.description.shard for spec in later if deaths_at_lower(client.blob, spec, client.clock.now_ms())]
+    assert blamed == killers
+
+
+@pytest.mark.parametrize(
+    ("cause", "starts"),
+    [(None, [16, 1, 1]), (find_cause(["bin/java: No such file or directory", "JAVA_HOME is not set"]), [16])],
+)
+def test_spark_that_does_not_start_is_not_started_for_each(
+    client: PersistClient, cause: Cause | None, starts: list[int]
+) -> None:
+    jobs: list[int] = []
+
+    def start(given: Sequence[JobSpec], _: Sequence[str]) -> Ended:
+        jobs.append(len(given))
+        return Ended("exit code 1", cause, 1)
+
+    specs = sixteen(client)
+    assert {type(each) for each in run_items(client, specs, start)} == {RunFailed}
+    assert jobs == starts
+    later = [replace(spec, attempt=client.ids.uuid7()) for spec in specs]
+    blamed = [spec for spec in later if deaths_at_lower(client.blob, spec, client.clock.now_ms())]
+    assert len(blamed) == len(starts) - 1, "of the others no file is looked at"
 
 
 def test_a_large_input_has_a_job_of_its_own_after_the_small_ones(client: PersistClient) -> None:
