@@ -23,8 +23,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import location_from
 from persist_core.maintenance.copy import THREADS, Copied, Copier, Progress
-from persist_core.maintenance.drop import drop
-from persist_core.maintenance.hidden import give_up
+from persist_core.maintenance.drop import drop, with_dropped
 from persist_core.maintenance.maintain import MAX_MERGES, MAX_ROWS, Maintained, maintain
 from persist_core.spark_job.launch import merge_by_job
 from persist_core.spark_job.process import LOCAL_MASTER, SparkProcess
@@ -103,7 +102,7 @@ def gc_command(
     staging intent have passed and nothing needs it then. Run it every day (`persist maintain` does).
     """
     done, tries = [], output.Tries()
-    for name in names or session.client.shards():
+    for name in with_dropped(session.client, names or session.client.shards()):
         with tries.one():
             if dry_run:
                 _print_garbage(session, name)
@@ -136,7 +135,6 @@ def drop_command(session: Session, name: str, yes: bool, force: bool) -> None:
         click.confirm(
             f"Drop {name} in {session.client.location.consensus.uri}? This cannot be undone", abort=True, err=True
         )
-    give_up(session.client, name)
     is_new = drop(session.client, name, is_forced=force)
     if session.as_json:
         output.print_json({"shard": name, "dropped": True, "is_new": is_new})

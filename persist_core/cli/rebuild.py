@@ -14,7 +14,7 @@ from persist_core.cli.session import Session, this_user, with_session
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import InvalidInput
 from persist_core.maintenance.differences import SAMPLES, rebuild_facts, rebuild_lines
-from persist_core.maintenance.hidden import REBUILD, end, generations, hidden_of, kept_generations
+from persist_core.maintenance.hidden import end, generations, give_up_rebuild, kept_generations
 from persist_core.maintenance.rebuild import Rebuilt, Request, rebuild
 from persist_core.protocol.delta import MAX_UPDATES
 from persist_core.spark_job.launch import write_batch
@@ -64,11 +64,12 @@ def rebuild_command(
         raise InvalidInput(f"{config.name} is a view: its next refresh makes it again by its file and its inputs")
     if give_up_only:
         kept = kept_generations(session.client, session.client.state(config.name))
-        doomed = [each.state.shard for each in kept if each.number == generation]
         if generation is None:
-            doomed = [hidden_of(config.name, REBUILD)]
-        did = [name for name in doomed if end(session.client, name)]
-        output.print_line(f"{config.name}: {f'{did[0]} is deleted' if did else 'there is nothing to give up'}")
+            did = give_up_rebuild(session.client, config.name)
+        else:
+            doomed = [each.state.shard for each in kept if each.number == generation]
+            did = [name for name in doomed if end(session.client, name)]
+        output.print_line(f"{config.name}: {' and '.join(did) + ' deleted' if did else 'there is nothing to give up'}")
         return
     if generation is not None and not swap_back:
         raise InvalidInput("--generation is for --swap-back and --give-up: a rebuild makes a new one")

@@ -1,16 +1,20 @@
 """Drop a shard, and use the name of a dropped one again.
 
-Dropping changes only the state: GC then deletes what no fork needs. Nothing can be read any more, and nothing is left
-to restore.
+Dropping changes only the states, of the shard and of its hidden shards (replays, generations): GC then deletes what no
+fork needs. Nothing can be read any more, and nothing is left to restore.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
 from persist_core.alerts.board import WatchBoard
-from persist_core.errors import InvalidInput, RunFailed, ShardNotFound
+from persist_core.errors import InvalidInput, PersistError, RunFailed, ShardNotFound
 from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
 from persist_core.keys import is_shard_name, owner_of
+from persist_core.maintenance.erase_objects import hidden_shards
 from persist_core.protocol.fork_records import list_forks
 from persist_core.shard import eras as transitions
 from persist_core.shard.history import VIEW, release_hold
@@ -23,7 +27,7 @@ MAX_CALLS = 100  # of GC, each of which deletes up to `MAX_KEYS` keys
 def users_of(client: PersistClient, shard: str) -> tuple[str, ...]:
     """Who still needs the shard: views and other holds, readers with leases, forks that share its files.
 
-    Not its replays and earlier generations, which are hidden forks: maintenance deletes them after it.
+    Not its replays and earlier generations, which are hidden forks: they are dropped with it.
     """
     state = client.state(shard)
     now_ms = client.clock.now_ms()
@@ -55,6 +59,7 @@ def drop(client: PersistClient, shard: str, *, is_forced: bool = False) -> bool:
         return transitions.drop(state)
 
     _, before = client.machine.apply(shard, transition)
+    _drop_hidden(client, shard)
     refreshed = Refreshed.of(before.sources)
     for name in refreshed.uppers if refreshed else ():
         _release(client, name, f"{VIEW}{shard}")
@@ -69,6 +74,28 @@ def create_again(client: PersistClient, shard: str) -> None:
     """
     if not client.state(shard).is_dropped:
         transitions.create_again(client.state(shard))  # raises
+    for name in (*_drop_hidden(client, shard), shard):  # the shard last: a killed call can be repeated
+        _emptied(client, name)
+
+
+def with_dropped(client: PersistClient, shards: Iterable[str]) -> Iterator[str]:
+    """The shards, each dropped one with its hidden shards: GC has to delete their files too."""
+    for shard in shards:
+        yield shard
+        with suppress(PersistError):  # the caller has met it with the shard itself
+            if client.state(shard).is_dropped:
+                yield from hidden_shards(client, shard)
+
+
+def _drop_hidden(client: PersistClient, shard: str) -> list[str]:
+    """Drop the hidden shards of a dropped one; their names."""
+    names = hidden_shards(client, shard)
+    for name in names:
+        client.machine.apply(name, transitions.drop, create=True)
+    return names
+
+
+def _emptied(client: PersistClient, shard: str) -> None:
     for _ in range(MAX_CALLS):
         done = collect(client, shard, grace_ms=0, intent_ms=0)
         if done.is_done and not done.waiting:

@@ -19,8 +19,10 @@ from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
 from persist_core.keys import batches_prefix, hidden_shard
 from persist_core.maintenance.drop import create_again, drop
+from persist_core.maintenance.erase_objects import hidden_shards
 from persist_core.protocol.fork_records import readable_forks
 from persist_core.protocol.replay import PURPOSE
+from persist_core.shard.eras import refuse_earlier
 from persist_core.shard.origin import Swap
 from persist_core.shard.state import ShardState
 
@@ -35,6 +37,18 @@ def hidden_of(shard: str, purpose: str = PURPOSE) -> str:
 def give_up(client: PersistClient, shard: str, purpose: str = PURPOSE) -> bool:
     """Delete a replay or rebuild of the shard that has not ended. False if it does not exist."""
     return end(client, hidden_of(shard, purpose))
+
+
+def give_up_rebuild(client: PersistClient, shard: str) -> list[str]:
+    """Delete a rebuild that has not ended, and forks of the shard that were made for a swap which did not come; their
+    names. A swap at work is refused."""
+    start, state = hidden_shard(shard, "g"), client.state(shard)
+    names = [name for name in hidden_shards(client, shard) if name.startswith(start)]
+    names = [name for name in names if alive(client, name, or_dropped=True)]
+    if set(names) - {each.kept for each in state.origin.swaps}:
+        state, _ = client.machine.apply(shard, refuse_earlier)
+    strays = [name for name in names if name not in {each.kept for each in state.origin.swaps}]
+    return [name for name in (hidden_of(shard, REBUILD), *strays) if end(client, name)]
 
 
 def end(client: PersistClient, hidden: str) -> bool:
@@ -113,7 +127,8 @@ def tidy(client: PersistClient, shard: str, *, idle_ms: int, grace_ms: int, inte
     for name, kept_until_ms in until.items():
         if kept_until_ms is not None and kept_until_ms <= now_ms:
             end(client, name)
-    for name in sorted({hidden_of(shard, REBUILD), *until, *others}):
+    left = hidden_shards(client, shard) if state.is_dropped else ()
+    for name in sorted({hidden_of(shard, REBUILD), *until, *others, *left}):
         if next(iter(client.blob.list_keys_and_metadata(batches_prefix(name))), None) is not None:
             client.ensure_shard(name)  # its files may have come without it
             collect(client, name, grace_ms=grace_ms, intent_ms=intent_ms, max_keys=max_keys)

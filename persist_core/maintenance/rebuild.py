@@ -196,6 +196,9 @@ def _ended_before(
         return None, ""
     if newest is not None and newest.checkpoint_id != restored.checkpoint_id:
         return None, ""
+    is_last = state.newest_commit is not None and state.newest_commit.manifest_key == state.origin.life
+    if newest is None and theirs.shard == hidden_of(config.name, REBUILD) and not is_last:  # a later one
+        return None, ""
     now = _contents(client, state)
     cleaned_up(lambda: _clean_up(client, config, theirs.shard), say)
     if first.token != swap_token(config.name, first.lower, restored, definition_of(config, REBUILD, None)):

@@ -25,10 +25,9 @@ from persist_core.ids import uuid7_of
 from persist_core.keys import hidden_shard
 from persist_core.protocol.fork import fork, share
 from persist_core.protocol.restore_point import copy_operators, point_of, restore_token
-from persist_core.shard.history import PIN
 from persist_core.shard.origin import Swap
 from persist_core.shard.state import Committed, ShardState, UpperMismatch
-from persist_core.shard.swap import swap_in
+from persist_core.shard.swap import check_not_pinned, swap_in
 from persist_core.time_text import show_interval
 
 
@@ -53,13 +52,7 @@ def swap(
     Idempotent. A lost race is an `UpperMismatch`: catch up, and try again. Raises what `point_of` and `fork` do, and
     `InvalidInput` if checkpoints of the shard are pinned.
     """
-    pinned = sorted(holder.removeprefix(PIN) for holder in ours.holds if holder.startswith(PIN))
-    if pinned:
-        raise InvalidInput(
-            f"checkpoints of {ours.shard} are pinned: {', '.join(pinned)}. They belong to the present generation. Fork"
-            " them (`persist restore --to CHECKPOINT --as NEW_SHARD`) if they are to stay, then `persist unpin` them."
-            f" Nothing of {ours.shard} was changed"
-        )
+    check_not_pinned(ours)  # now, and again with the swap
     with named_if_dropped(client.machine, ours), named_if_dropped(client.machine, theirs):
         for state in (ours, theirs):
             publish_missing(client, state)

@@ -16,7 +16,9 @@ from dataclasses import replace
 
 from persist_core.contents.batch import BatchManifest, HollowBatch
 from persist_core.contents.schema_versions import SchemaVersions
+from persist_core.errors import InvalidInput
 from persist_core.frontier import Frontier
+from persist_core.shard.history import PIN
 from persist_core.shard.origin import Swap
 from persist_core.shard.state import Committed, ShardState, UpperMismatch, commit_of, upper_mismatch
 
@@ -33,12 +35,14 @@ def swap_in(
     """Replace everything that the shard holds by `batches`, which end at its upper, and the empty batch `manifest`.
 
     Idempotent by token. `UpperMismatch` if another writer has advanced the shard, or the manifest's era is refused.
+    Raises as `check_not_pinned`.
     """
     for commit in state.commits:
         if commit.token == manifest.token:
             return state, Committed(commit, is_new=False)
     if state.upper != Frontier(manifest.lower) or manifest.era < state.oldest_era:
         return state, upper_mismatch(state, manifest)
+    check_not_pinned(state)
     after = replace(
         state,
         upper=Frontier(manifest.upper),
@@ -50,3 +54,14 @@ def swap_in(
     )
     commit = commit_of(after, manifest, manifest_key, swap.swapped_ms)
     return replace(after, commits=(commit,)), Committed(commit, is_new=True)
+
+
+def check_not_pinned(state: ShardState) -> None:
+    """Raise `InvalidInput` if checkpoints of the shard are pinned: a swap would lose them."""
+    pinned = sorted(holder.removeprefix(PIN) for holder in state.holds if holder.startswith(PIN))
+    if pinned:
+        raise InvalidInput(
+            f"checkpoints of {state.shard} are pinned: {', '.join(pinned)}. They belong to the present generation. Fork"
+            " them (`persist restore --to CHECKPOINT --as NEW_SHARD`) if they are to stay, then `persist unpin` them."
+            f" Nothing of {state.shard} was changed"
+        )

@@ -9,17 +9,25 @@ from unittest.mock import patch
 import pytest
 
 from persist_core.contents.batch import BatchDescription
-from persist_core.errors import GenerationChanged, InvalidInput, RunFailed, SchemaMismatch, StorageError
-from persist_core.gc.collect import GRACE_MS
+from persist_core.errors import (
+    GenerationChanged,
+    InvalidInput,
+    OutsideFrontiers,
+    RunFailed,
+    SchemaMismatch,
+    StorageError,
+)
+from persist_core.gc.collect import GRACE_MS, collect
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance import actions
-from persist_core.maintenance.drop import drop
+from persist_core.maintenance.drop import drop, with_dropped
 from persist_core.maintenance.fsck import fsck
-from persist_core.maintenance.hidden import generations, kept_generations
+from persist_core.maintenance.hidden import generations, give_up_rebuild, kept_generations
 from persist_core.maintenance.maintain import maintain
 from persist_core.maintenance.rebuild import Rebuilt
 from persist_core.protocol import stages
+from persist_core.protocol import swap as swap_module
 from persist_core.protocol.stages import Conflict
 from tests.core.maintenance.rebuilt_shard import Keyed, names, ok, rebuilt
 from tests.core.protocol.restored_shard import SHARD, Collection
@@ -280,6 +288,22 @@ def test_pinned_checkpoints_are_not_lost_in_silence(shard: Keyed) -> None:
     assert rebuilt(shard).commit is not None
 
 
+def test_a_pin_that_is_made_before_the_swap_refuses_it(shard: Keyed) -> None:
+    pinned = shard.client.state(SHARD).commits[0].checkpoint_id
+    swapping = swap_module._swapped
+
+    def late(*args: Any) -> Any:
+        actions.pin(shard.client, SHARD, pinned)
+        return swapping(*args)
+
+    refused = pytest.raises(InvalidInput, match=rf"are pinned: {pinned}.*persist unpin")
+    with patch("persist_core.protocol.swap._swapped", late), refused:
+        rebuilt(shard)
+    assert generation(shard) == 0
+    actions.unpin(shard.client, SHARD, pinned)
+    assert rebuilt(shard).commit is not None
+
+
 def test_a_drop_takes_the_generations_along(shard: Keyed) -> None:
     rebuilt(shard)
     drop(shard.client, SHARD)
@@ -288,6 +312,68 @@ def test_a_drop_takes_the_generations_along(shard: Keyed) -> None:
         maintain(shard.client, SHARD)
     left = [entry.key for entry in shard.client.blob.list_keys_and_metadata("") if "/gc/" not in entry.key]
     assert left == []
+
+
+def test_gc_of_a_dropped_shard_deletes_its_generations_too(shard: Keyed) -> None:
+    kept = rebuilt(shard).kept or ""
+    drop(shard.client, SHARD)
+    with pytest.raises(OutsideFrontiers):
+        shard.client.open_reader(kept).snapshot()
+    for _ in range(10):
+        shard.clock.sleep_ms(GRACE_MS + 1)
+        for name in with_dropped(shard.client, [SHARD]):
+            collect(shard.client, name)
+    left = [entry.key for entry in shard.client.blob.list_keys_and_metadata("") if "/gc/" not in entry.key]
+    assert left == []
+
+
+def test_a_name_that_is_used_again_has_no_generations_of_before(shard: Keyed) -> None:
+    kept = rebuilt(shard).kept or ""
+    shard.define(0)
+    actions.recreate(shard.client, SHARD)
+    assert not shard.client.state(kept).commits
+    assert not shard.client.state(kept).is_dropped
+    for upper in (10, 20, 30):
+        shard.drop(f"new {upper}.txt", [ok(A, f"at {upper}", upper)])
+        shard.run(upper)
+    shard.define(1)
+    assert rebuilt(shard).kept == kept
+    shard.define(0)
+    assert rebuilt(shard, back_to=-1).generation == 2
+    assert names(shard)[A] == "at 30"
+    shard.check()
+
+
+def test_a_fork_for_a_swap_that_did_not_come_is_given_up(shard: Keyed) -> None:
+    with patch("persist_core.protocol.swap._swapped", side_effect=Crash), pytest.raises(Crash):
+        rebuilt(shard)
+    assert give_up_rebuild(shard.client, SHARD) == [REBUILD, f"{SHARD}~g3"]
+    assert give_up_rebuild(shard.client, SHARD) == []
+    kept = rebuilt(shard).kept
+    assert give_up_rebuild(shard.client, SHARD) == []
+    assert shard.client.state(kept or "").commits
+    shard.check()
+
+
+def test_a_rebuild_half_given_up_is_not_taken_for_the_last(shard: Keyed) -> None:
+    rebuilt(shard)
+    shard.drop("3.txt", [ok(A, "later", 3)])
+    shard.run(60)
+    rebuilt(shard, is_dry_run=True)
+    drop(shard.client, REBUILD, is_forced=True)
+    assert rebuilt(shard).generation == 2
+    shard.check()
+
+
+def test_a_swap_whose_rebuild_is_given_up_meanwhile_is_refused(shard: Keyed) -> None:
+    def given_up(*_: object) -> None:
+        give_up_rebuild(shard.client, SHARD)
+
+    refused = pytest.raises((RunFailed, OutsideFrontiers))
+    with patch("persist_core.protocol.swap.share", side_effect=given_up), refused:
+        rebuilt(shard)
+    assert generation(shard) == 0
+    shard.check()
 
 
 def test_a_swap_writes_no_rows(tmp_path: Path) -> None:
