@@ -36,7 +36,10 @@ MAX_README_LINES = 150  # five minutes; what is looked up is in docs/reference
 PERSIST = str(Path(sys.executable).with_name("persist"))
 CHECKPOINT = "CHECKPOINT_ID"  # stands in the documents for an id that `persist checkpoints` prints
 # Shown in the handbook; tests/core/cli and other pages run them.
-IN_THE_HANDBOOK = {"ack", "copy", "diff", "drop", "preview", "release", "reprocess", "warm-up"}
+IN_THE_HANDBOOK = {
+    "ack", "columns", "copy", "diff", "drop", "erase", "generations", "preview", "rebuild", "release", "reprocess",
+    "warm-up",
+}  # fmt: skip
 MAY_PRINT_NOTHING = {"alerts", "conflicts", "late"}  # as JSON lines
 FEED = ROOT / "dags" / "feed"
 

@@ -35,7 +35,8 @@ def named_fields(config: CollectionConfig) -> frozenset[str]:
         named += [*config.order.fields, *(each.field for each in order if each and each.field)]
         named += filter(None, (config.time.field, config.delete.column))
     tops = (name.partition(".")[0] for name in named)
-    return frozenset({DMS_OP, *config.source.ignored, *named, *tops})
+    marks = {DMS_OP} if config.source.format in ("dms-csv", "dms-parquet") else set()
+    return frozenset({*marks, *config.source.ignored, *named, *tops})
 
 
 def rows_of(config: CollectionConfig, files: Sequence[SampledFile]) -> list[RawRow]:
@@ -65,10 +66,11 @@ class FeedFields:
     new: dict[str, None] = field(default_factory=dict)
     missing: dict[str, None] = field(default_factory=dict)
 
-    def see(self, names: Iterable[str], count: int) -> None:
-        """Take in the names of all fields of `count` files."""
+    def see(self, names: Iterable[str], count: int, unreadable: Iterable[str] = ()) -> None:
+        """Take in the names of all fields of `count` files; of the unreadable ones, `rest` has nothing."""
         if count:
             self._add_new(found := set(names))
+            self.new.update(dict.fromkeys(name for name in unreadable if name not in named_fields(self.config)))
             gone = (name for name, path in self._paths() if not {path[0], ".".join(path)} & found)
             self.missing.update(dict.fromkeys(gone))
 

@@ -155,7 +155,14 @@ def new_columns(config: CollectionConfig, feed: Feed, files: Sequence[InputFile]
         raise InvalidInput(f"--from: found no record of {source.format} in {len(files)} files")
     found = _feed(Detected(source.format, "", source.delimiter, source.header), raw)
     columns = [*found.columns, *([found.order] if found.order and found.order not in found.columns else [])]
-    lines = [Proposed(each.name, _typed(each), each.guess.reason) for each in columns if each.name not in known]
+    taken = {name.lower() for name in config.columns}
+    lines = [
+        Proposed(each.name, None, "another column has this name, ignoring case: rename one, with field:")
+        if each.name.lower() in taken
+        else Proposed(each.name, _typed(each), each.guess.reason)
+        for each in columns
+        if each.name not in known
+    ]
     lines += [Proposed(name, None, why) for name, why in found.others.items() if name not in known]
     if found.marker is not None and found.marker not in known:
         lines.append(Proposed(found.marker, None, "by its name a mark of deletes: see `delete`"))

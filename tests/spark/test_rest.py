@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import random
 from pathlib import Path
@@ -127,6 +128,41 @@ def test_rest_of_csv_and_parquet(feed: Feed) -> None:
     pq.write_table(table, feed.folder / "a.parquet")
     found = feed.records("parquet", COLUMNS, order="position", **REST)
     assert [each["more"] for each in found] == ['{"l":[1,2],"n":1.5}', None]
+
+
+def test_rest_of_parquet_keeps_each_digit_of_a_time(feed: Feed) -> None:
+    at = datetime.datetime(2020, 1, 1, 12, 0, 0, 123456)
+    cells = {
+        "a_us": pa.array([at], pa.timestamp("us", "UTC")),
+        "b_local": pa.array([at], pa.timestamp("us")),
+        "c_ns": pa.array([-1], pa.timestamp("ns", "UTC")),
+        "d_ns": pa.array([1_577_880_000_123_456_789], pa.timestamp("ns")),
+        "e_day": pa.array([datetime.time(1, 2)], pa.time64("us")),
+    }
+    feed.folder.mkdir()
+    pq.write_table(pa.table({"id": [1], "name": ["x"], **cells}), feed.folder / "a.parquet", version="2.6")
+    (found,) = feed.records("parquet", COLUMNS, order="position", **REST)
+    assert json.loads(found["more"]) == {
+        "a_us": "2020-01-01T12:00:00.123456Z",
+        "b_local": "2020-01-01T12:00:00.123456",
+        "c_ns": "1969-12-31T23:59:59.999999999Z",
+        "d_ns": "2020-01-01T12:00:00.123456789",
+    }
+
+
+def test_a_text_of_rest_that_is_no_utf_8_is_an_err(feed: Feed) -> None:
+    text = pa.array([b"\xff\xfe"], pa.binary()).view(pa.string())
+    feed.folder.mkdir()
+    pq.write_table(pa.table({"id": [1], "name": ["x"], "odd": text}), feed.folder / "a.parquet")
+    (found,) = feed.records("parquet", COLUMNS, order="position", **REST)
+    assert found["_persist_err_kind"] is not None
+
+
+def test_rest_keeps_a_field_named_as_another_format_names_its_marks(feed: Feed) -> None:
+    (found,) = feed.lines(
+        "json", ['{"id": 1, "name": "a", "Op": "D", "x": ["\ufdd3b", "say \\"\ufdd3"]}'], COLUMNS, **REST
+    )
+    assert json.loads(found["more"]) == {"Op": "D", "x": ["\ufdd3b", 'say "\ufdd3']}
 
 
 def test_a_run_reports_fields_without_a_column(spark: SparkSession, tmp_path: Path) -> None:

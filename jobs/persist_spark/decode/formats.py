@@ -10,7 +10,7 @@ job runs until the caller acts on the frame.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -51,7 +51,7 @@ def decode(
     files: Sequence[InputFile],
     *,
     copies: Copies,
-    see: Callable[[Iterable[str], int], None] = lambda _names, _count: None,
+    see: Callable[..., None] = lambda *_: None,
 ) -> DataFrame:
     """The records frame of `files`, in no particular row order, lazily.
 
@@ -88,7 +88,7 @@ def _raw_records(
     config: CollectionConfig,
     files: list[ReadableFile],
     copies: Copies,
-    see: Callable[[Iterable[str], int], None],
+    see: Callable[..., None],
 ) -> list[RawRecords]:
     if config.source.format in _JSON_LINES:
         lines = text_lines(spark, files, copies.options)
@@ -103,7 +103,7 @@ def _raw_records(
     by_schema = schemas(copies.feed, files)
     _check_layouts(len(by_schema))
     for schema, members in by_schema:
-        see(schema.fields, len(members))
+        see(schema.fields, len(members), [name for name, _ in schema.unreadable])
     return [parquet_records(spark, config, schema, members, copies.options) for schema, members in by_schema]
 
 

@@ -224,7 +224,7 @@ def parquet_records(
     typed = {field.raw for field in fields.orders}
     kind, message = _fault(config, schema, fields)
     payload = [F.col(f"c{index}").alias(name) for index, (name, _) in enumerate(schema.columns)]
-    rest = rest_of_cells(config, fields, {name: F.col(f"c{index}") for index, (name, _) in enumerate(schema.columns)})
+    rest = rest_of_cells(config, fields, _cells(schema))
     frame = _rows(spark, schema, files, options).select(
         "*",
         *[rest.get(field.raw, _raw(config, schema, field)).alias(field.raw) for field in fields.all],
@@ -241,6 +241,18 @@ def parquet_records(
         Encoding.of(config, marked=False),
         order_of(config, fields),
     )
+
+
+def _cells(schema: FileSchema) -> dict[str, SparkColumn]:
+    """The cell of each column; nanoseconds as a text with all their digits, with `Z` unless the time is local."""
+    found = {name: F.col(f"c{index}") for index, (name, _) in enumerate(schema.columns)}
+    for index, (name, _) in enumerate(schema.columns):
+        if name in (nanos := dict(schema.nanos)):
+            micros = F.timestamp_micros(F.expr(f"(c{index} - pmod(c{index}, 1000)) div 1000"))
+            digits = F.lpad(F.pmod(found[name], F.lit(1000)).cast("string"), 3, "0")
+            local = F.date_format(micros, "yyyy-MM-dd'T'HH:mm:ss.SSSSSS")
+            found[name] = F.concat(local, digits, F.lit("" if nanos[name] else "Z"))
+    return found
 
 
 def _rows(
@@ -308,6 +320,8 @@ def _raw(config: CollectionConfig, schema: FileSchema, field: Field) -> SparkCol
 def _is_broken(config: CollectionConfig, schema: FileSchema, fields: Fields) -> SparkColumn:
     """True if a text is not well-formed UTF-8: Spark hands the bytes of any text column over unchecked."""
     texts = []
+    if config.source.rest is not None:
+        texts = [F.col(f"c{index}") for index, (_, kind) in enumerate(schema.columns) if kind == T.StringType()]
     for field in fields.all:
         found = _find(schema, record_path(config, field.column))
         is_typed_bytes = field.is_typed and field.column.type == "binary"

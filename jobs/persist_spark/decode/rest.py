@@ -25,6 +25,13 @@ _TEXT = "\ufdd3"  # before a string: a noncharacter, as `MARK` is
 _BETWEEN = r'\G((?:[^"]++|"(?:[^"\\]++|\\.)*+"\s*+:)*+)'
 _STRING = _BETWEEN + r'"((?:[^"\\]++|\\.)*+)"'
 _NUMBER = f'"{_TEXT}{MARK}([^"]*)"'
+_MARKED = rf'(?<!\\)"{_TEXT}'  # a quote within a string has a backslash before it
+# All digits of a time, in UTC: two values must not become one text.
+_EXACT = {
+    "timeZone": "UTC",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
 
 
 def rest_field(config: CollectionConfig, fields: Fields) -> Field | None:
@@ -68,7 +75,7 @@ def rest_of_cells(config: CollectionConfig, fields: Fields, cells: Mapping[str, 
     names = sorted(cells.keys() - named_fields(config))
     if not names:
         return {field.raw: F.lit(None).cast("string")}
-    text = F.to_json(F.struct(*[cells[name].alias(name) for name in names]))
+    text = F.to_json(F.struct(*[cells[name].alias(name) for name in names]), _EXACT)
     return {field.raw: F.when(text != "{}", text)}
 
 
@@ -79,7 +86,7 @@ def all_marked(text: SparkColumn) -> SparkColumn:
 
 def _value(leaf: SparkColumn) -> SparkColumn:
     """A leaf of `all_marked` as the JSON that it was."""
-    nested = F.translate(F.regexp_replace(leaf, _NUMBER, "$1"), _TEXT, "")
+    nested = F.regexp_replace(F.regexp_replace(leaf, _NUMBER, "$1"), _MARKED, '"')
     number, text = leaf.substr(F.lit(3), F.length(leaf)), leaf.substr(F.lit(2), F.length(leaf))
     marked = F.when(leaf.startswith(_TEXT + MARK), number).when(leaf.startswith(_TEXT), _quoted(text))
     return F.coalesce(marked.otherwise(nested), F.lit("null"))
