@@ -158,7 +158,7 @@ def test_a_text_of_rest_that_is_no_utf_8_is_an_err(feed: Feed) -> None:
     assert found["_persist_err_kind"] is not None
 
 
-def test_rest_keeps_a_field_named_as_another_format_names_its_marks(feed: Feed) -> None:
+def test_rest_keeps_a_field_with_the_name_of_a_mark(feed: Feed) -> None:
     (found,) = feed.lines(
         "json", ['{"id": 1, "name": "a", "Op": "D", "x": ["\ufdd3b", "say \\"\ufdd3"]}'], COLUMNS, **REST
     )
