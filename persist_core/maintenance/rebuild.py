@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from persist_core.checkpoint.publish import publish_and_retain
 from persist_core.config.collection import FILES, CollectionConfig
 from persist_core.config.error_limits import ErrorLimits, exceeded_limit
+from persist_core.contents.batch import BatchDescription
 from persist_core.errors import ConfigError, CorruptArtifact, InvalidInput, RunFailed, SchemaMismatch
 from persist_core.handles.client import PersistClient
 from persist_core.handles.erased import copy_erased
@@ -27,7 +28,7 @@ from persist_core.protocol.compare import Side, compare
 from persist_core.protocol.delta import BEGINNING, MAX_UPDATES
 from persist_core.protocol.difference import Differences
 from persist_core.protocol.living import is_clipped, living
-from persist_core.protocol.replay import Start, Turn, WriteOf, replay, replay_config, turns_of
+from persist_core.protocol.replay import Start, Turn, WriteOf, replay, replay_config, restores, turns_of
 from persist_core.protocol.restore_point import FIRST_UPPER
 from persist_core.protocol.swap import kept_name, swap, swap_token
 from persist_core.row_text import show_names
@@ -99,14 +100,14 @@ def rebuild(
     """
     began = state = _checked(client, config)
     ended, built = _ended_before(client, config, state, say)
-    if ended is not None and (request.back_to is None) == (built == hidden_of(config.name, REBUILD)):
+    if ended is not None and _is_asked_for(built, state, request.back_to):
         return ended
     known = None if request.back_to is None else _kept(client, config, state, request.back_to)
     hidden = known.state.shard if known else hidden_of(config.name, REBUILD)
-    definition = definition_of(config, REBUILD, state.origin.life)
-    is_checked = False
+    write, is_checked = _going_on(write, known), False
     for _ in range(MAX_TRIES):
         gone = _gone(client, config, state, known, request)
+        definition = _definition(client, config, state)
         if known is None:
             _begin(client, config, state, definition, say)
         say(f"building {hidden} up to {show_time(state.upper.time)}")
@@ -117,6 +118,8 @@ def rebuild(
             raise RunFailed(
                 f"another rebuild or an erasure of {config.name} has ended this one; see `persist generations`"
             )
+        if known is not None and theirs.origin.life != known.state.origin.life:
+            raise _given_up(known)
         if theirs.upper < state.upper:  # what came meanwhile
             continue
         stages.checkpoint(client, fork)  # which a killed call may have left undone
@@ -146,6 +149,12 @@ def _checked(client: PersistClient, config: CollectionConfig) -> ShardState:
         raise InvalidInput(
             f"shard {config.name} is closed or empty (upper {state.upper}): there is nothing to rebuild. `persist run"
             f" {config.name}` begins an empty one by the file as it is"
+        )
+    if state.erased is not None and state.schema.order is None:
+        raise InvalidInput(
+            f"keys were erased from {config.name}, which is in log order: only the times of records say which came"
+            " before. A rebuild may give them other times (by another time or timezone in the file), and so bring the"
+            " keys back. Delete these records in the source, and give the collection another name. Nothing was changed"
         )
     if state.erased is not None and _recognized_by(state.schema) != _recognized_by(config.collection_schema()):
         raise InvalidInput(
@@ -208,6 +217,38 @@ def _ended_before(
     return done, theirs.shard
 
 
+def _is_asked_for(built: str, state: ShardState, back_to: int | None) -> bool:
+    """True if the request is for the generation that was `built` in this hidden shard."""
+    if back_to is None or back_to < 0:
+        return (back_to is None) == (built == hidden_of(state.shard, REBUILD))
+    return built in [each.kept for each in state.origin.swaps[back_to : back_to + 1]]
+
+
+def _definition(client: PersistClient, config: CollectionConfig, state: ShardState) -> str:
+    """The writer of a rebuild: it begins again after an erasure, and after a restore, which has undone some input."""
+    epoch = max((epoch for epoch, restored in restores(client, state) if restored.correction is None), default=0)
+    return definition_of(config, REBUILD, f"{state.origin.life} {state.erased} {epoch}")
+
+
+def _going_on(write: WriteOf, known: Kept | None) -> WriteOf:
+    """`write`, which refuses to begin an earlier generation again: one that is deleted meanwhile stays so."""
+
+    def written(config: CollectionConfig, description: BatchDescription) -> str:
+        if known is not None and description.parent_id is None:
+            raise _given_up(known)
+        return write(config, description)
+
+    return written
+
+
+def _given_up(known: Kept) -> RunFailed:
+    return RunFailed(
+        f"generation {known.number} ({known.state.shard}) was given up or swapped in, or its time was over, while this"
+        " call brought it up to date; nothing was changed. See `persist generations`; to build it"
+        " again by the file, leave out --swap-back"
+    )
+
+
 def _begin(
     client: PersistClient, config: CollectionConfig, state: ShardState, definition: str, say: Callable[[str], None]
 ) -> None:
@@ -220,7 +261,10 @@ def _begin(
             say(f"going on with the rebuild that reached {show_time(known.upper.time)}")
             return
     if known is not None:
-        say("an earlier rebuild began with another definition, or its files have changed since: it is given up")
+        say(
+            "an earlier rebuild began with another definition or generation, or before an erasure or a restore, or its"
+            " files have changed since: it is given up"
+        )
         end(client, hidden)
     if erased := copy_erased(client, state, hidden):  # so that it does not bring these keys back
         client.machine.apply(hidden, lambda found: (replace(found, erased=erased), None), create=True)

@@ -64,7 +64,7 @@ def starts(client: PersistClient, state: ShardState) -> Iterator[Start]:
     """
     gone_back = [
         (epoch, restored.watermark or 0 if restored.correction is None else restored.correction.start_ms)
-        for epoch, restored in _restores(client, state)
+        for epoch, restored in restores(client, state)
     ]
     for each in _points(client, state):
         if each.checkpoint_id is None or not any(
@@ -177,7 +177,7 @@ def turns_of(
             )
         turn_of, epoch = dict.fromkeys(files.consumed(start.progress), start.upper), start.epoch
         unknown = None
-        corrections = {epoch for epoch, restored in _restores(client, state) if restored.correction is not None}
+        corrections = {epoch for epoch, restored in restores(client, state) if restored.correction is not None}
         for each in _points_since(client, state, start):
             taken = turn_of if each.progress is None else files.consumed(each.progress)
             if each.epoch > epoch + 1 and len(taken.keys() - turn_of.keys()) > 1:
@@ -197,7 +197,7 @@ def _held(known: Collection[str], later: Collection[str]) -> HoldBack:
     return lambda name, date_ms: name in later or (date_ms is None and name not in known)
 
 
-def _restores(client: PersistClient, state: ShardState) -> list[tuple[int, Restored]]:
+def restores(client: PersistClient, state: ShardState) -> list[tuple[int, Restored]]:
     """The restores and corrections that are still known, by epoch."""
     found = [(each.epoch, client.manifest(each).restored) for each in state.commits if each.restored_from]
     return [(epoch, restored) for epoch, restored in found if restored is not None]

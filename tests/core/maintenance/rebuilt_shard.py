@@ -18,6 +18,7 @@ from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.oracle.upsert import Record
 
 KEYS = (("region", "id"), ("id", "region"))
+A, B, C = ("eu", 1), ("eu", 2), ("", 0)
 
 
 class Keyed(Collection):
@@ -41,6 +42,19 @@ class Keyed(Collection):
     def write(self, description: BatchDescription) -> str:
         with columns_in_order():
             return super().write(description)
+
+
+def made(folder: Path, *, is_swapped: bool = False) -> Keyed:
+    """Three commits; then its file names another key. `is_swapped`: it was rebuilt, and the file is as it was."""
+    shard = Keyed(folder)
+    for number, records in enumerate(([ok(A, "one"), ok(B, "b")], [ok(C, "two", 1)], [ok(C, "three", 2)])):
+        shard.drop(f"{number}.txt", records)
+        shard.run(10 * (number + 1))
+    shard.define(1)
+    if is_swapped:
+        rebuilt(shard)
+        shard.define(0)
+    return shard
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.contents.erased import ErasedList
-from persist_core.errors import InvalidInput
+from persist_core.errors import InvalidInput, RunFailed
 from persist_core.handles.client import PersistClient
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
@@ -25,7 +25,8 @@ from persist_core.protocol.fork import fork
 from persist_core.protocol.swap import swap
 from persist_core.shard.state import Committed
 from tests.core.maintenance.rebuilt_shard import Keyed, ok, rebuilt
-from tests.core.protocol.restored_shard import SHARD
+from tests.core.protocol.ordered_shard import OrderedCollection
+from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.core.world import SCHEMA
 from tests.plain_commit import commit
 from tests.virtual import ManualClock, SeededIds
@@ -95,20 +96,36 @@ def test_a_fork_of_a_rebuilt_shard_is_named_first() -> None:
         assert client.open_reader(name).snapshot()["name"].to_pylist() == ["bo"]
 
 
-def test_a_rebuild_knows_the_erased_keys_or_is_refused(tmp_path: Path) -> None:
-    shard, seen = Keyed(tmp_path), []
+def test_a_table_in_log_order_is_not_rebuilt_after_an_erasure(tmp_path: Path) -> None:
+    shard = Keyed(tmp_path)
     shard.define(0, time={"source": "field", "field": "at", "unit": "ms"})
     shard.drop("0.txt", [ok(("eu", 1), "ann"), ok(("eu", 2), "bo")])
     shard.run(10)
+    rebuilt(shard)
+    put_list(shard)
+    for back_to in (None, -1):
+        with pytest.raises(InvalidInput, match="keys were erased from things, which is in log order"):
+            rebuilt(shard, back_to=back_to)
+
+
+def test_a_rebuild_begins_again_after_an_erasure(tmp_path: Path) -> None:
+    shard = OrderedCollection(tmp_path)
+    seen: list[str | None] = []
+    said: list[str] = []
+    shard.drop("0.txt", [ok(("eu", 1), "ann", 1), ok(("eu", 2), "bo", 2)])
+    shard.run(10)
+    with pytest.raises(RunFailed, match="an erasure of things has ended this one"):
+        rebuilt(shard, first=lambda _: put_list(shard))
+    listed = ErasedList("secret")
+    rebuilt(shard, say=said.append, first=lambda _: seen.append(shard.client.state(f"{SHARD}~rebuild").erased))
+    assert seen == [listed.key_in(f"{SHARD}~rebuild")]
+    assert said[0].endswith("it is given up")
+    assert shard.client.state(SHARD).erased == listed.key_in(SHARD)
+    shard.check()
+
+
+def put_list(shard: Collection) -> None:
     listed = ErasedList("secret")
     key = listed.key_in(SHARD)
     shard.client.blob.set(key, listed.encode())
     shard.client.machine.apply(SHARD, lambda state: (replace(state, erased=key), None))
-    shard.define(1)
-    with pytest.raises(InvalidInput, match="keys were erased from things"):
-        rebuilt(shard)
-    shard.define(0)
-    rebuilt(shard, first=lambda _: seen.append(shard.client.state(f"{SHARD}~rebuild").erased))
-    assert seen == [listed.key_in(f"{SHARD}~rebuild")]
-    assert shard.client.state(SHARD).erased == key
-    shard.check()

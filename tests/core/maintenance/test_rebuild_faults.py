@@ -29,14 +29,13 @@ from persist_core.maintenance.rebuild import Rebuilt
 from persist_core.protocol import stages
 from persist_core.protocol import swap as swap_module
 from persist_core.protocol.stages import Conflict
-from tests.core.maintenance.rebuilt_shard import Keyed, names, ok, rebuilt
+from tests.core.maintenance.rebuilt_shard import A, B, C, Keyed, made, names, ok, rebuilt
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.dying_store import Crash, DyingStore
 from tests.sampling import sample
 from tests.sim.simulator.write_stage import ArrowParts
 from tests.virtual import SeededIds
 
-A, B, C = ("eu", 1), ("eu", 2), ("", 0)
 NAMES = {A: "one", B: "b", C: "three"}
 MAX_CALLS = 500
 KILLS = 12
@@ -47,19 +46,6 @@ REBUILD = f"{SHARD}~rebuild"
 @pytest.fixture
 def shard(tmp_path: Path) -> Keyed:
     return made(tmp_path)
-
-
-def made(folder: Path, *, is_swapped: bool = False) -> Keyed:
-    """Three commits; then its file names another key. `is_swapped`: it was rebuilt, and the file is as it was."""
-    shard = Keyed(folder)
-    for number, records in enumerate(([ok(A, "one"), ok(B, "b")], [ok(C, "two", 1)], [ok(C, "three", 2)])):
-        shard.drop(f"{number}.txt", records)
-        shard.run(10 * (number + 1))
-    shard.define(1)
-    if is_swapped:
-        rebuilt(shard)
-        shard.define(0)
-    return shard
 
 
 def generation(shard: Collection) -> int:

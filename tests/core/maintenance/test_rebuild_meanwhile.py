@@ -1,0 +1,52 @@
+"""Restores, kills and give-ups between two calls of a rebuild, or while a generation is swapped back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from persist_core.contents.batch import BatchDescription
+from persist_core.errors import RunFailed
+from persist_core.maintenance.hidden import end, kept_generations
+from tests.core.maintenance.rebuilt_shard import A, B, C, made, names, ok, rebuilt
+from tests.core.protocol.restored_shard import SHARD
+from tests.dying_store import Crash, crash
+
+
+def test_a_restore_after_a_dry_run_is_not_undone(tmp_path: Path) -> None:
+    shard = made(tmp_path)
+    rebuilt(shard, is_dry_run=True)
+    shard.define(0)
+    shard.go_back(shard.client.state(SHARD).commits[0].checkpoint_id)
+    shard.define(1)
+    rebuilt(shard)
+    assert names(shard) == {A: "one", B: "b"}
+
+
+def test_a_generation_given_up_meanwhile_is_not_built_again(tmp_path: Path) -> None:
+    shard = made(tmp_path, is_swapped=True)
+    shard.define(1)
+    shard.drop("3.txt", [ok(C, "later", 3)])
+    shard.run(60)
+    shard.define(0)
+
+    def give_up(_: BatchDescription) -> None:
+        end(shard.client, f"{SHARD}~g3")
+
+    with pytest.raises(RunFailed, match=r"generation 0 \(things~g3\) was given up"):
+        rebuilt(shard, back_to=-1, first=give_up)
+    assert not kept_generations(shard.client, shard.client.state(SHARD))
+    assert shard.client.state(SHARD).origin.generation == 1
+    shard.check()
+
+
+def test_a_killed_swap_back_answers_only_for_its_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = made(tmp_path, is_swapped=True)
+    rebuilt(shard)
+    with monkeypatch.context() as patched:
+        patched.setattr("persist_core.maintenance.rebuild.cleaned_up", lambda *_: crash())
+        with pytest.raises(Crash):
+            rebuilt(shard, back_to=0)
+    assert shard.client.state(SHARD).origin.generation == 3
+    assert rebuilt(shard, back_to=2).generation == 4
