@@ -31,7 +31,7 @@ _ERASED = "erased_list"
 @dataclass(frozen=True)
 class ErasedKey:
     """One key. A record of it is dropped if its order, positions aside, is not above `order`; without an
-    order, if its time is before `time`."""
+    order, if its time is before `time`: the shard's upper, or after the last record that waited for its time."""
 
     digest: str
     time: int
@@ -56,6 +56,7 @@ class Erasure:
 
     `waiting`: keys of files that a reader with a lease of an era before `era` may still read; they are deleted when it
     ends. `ended_ms`: when everything else was done. `order_types`: of the columns of the shard's order.
+    `upper`: the shard's, when the keys were erased.
     """
 
     by: str
@@ -68,6 +69,7 @@ class Erasure:
     era: int = 0
     ended_ms: int | None = None
     order_types: tuple[str, ...] = ()
+    upper: int = 0
 
     @property
     def digests(self) -> frozenset[str]:
@@ -149,5 +151,5 @@ def _text(value: Any) -> str:
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, datetime):
-        return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return f"{value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
     return value.isoformat() if isinstance(value, date) else str(value)

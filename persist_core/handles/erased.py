@@ -61,4 +61,4 @@ def last_erased(client: PersistClient, state: ShardState) -> int:
     """The time of the newest erasure; -1 without one."""
     if state.erased is None:
         return -1
-    return max((each.time for each in erased_list(client, state).known().values()), default=-1)
+    return max((each.upper for each in erased_list(client, state).erasures), default=-1)

@@ -37,7 +37,7 @@ from persist_core.keys import (
     part_key,
 )
 from persist_core.maintenance.erase_checkpoints import rewrite_checkpoints
-from persist_core.maintenance.erase_files import Rewriting, Sought, orders_of
+from persist_core.maintenance.erase_files import Rewriting, orders_of
 from persist_core.maintenance.erase_objects import (
     MAX_ROUNDS,
     delete,
@@ -48,6 +48,7 @@ from persist_core.maintenance.erase_objects import (
     store,
 )
 from persist_core.maintenance.hidden import alive
+from persist_core.maintenance.sought import Sought
 from persist_core.protocol.resolve import check_nothing_is_due
 from persist_core.protocol.restore_point import restore_token
 from persist_core.protocol.stages import append
@@ -64,7 +65,7 @@ class Erased:
     """The result. `rows`: versions and errors removed from history; `files`: files that were rewritten without them;
     `deleted`: objects deleted. `waiting`: objects that a reader with a lease may still read; `readers`: these readers.
 
-    `beyond`: what may hold the keys and is not reached, in words.
+    `beyond`: what may hold the keys and is not reached, in words. `unread`: errors without a key that can be read.
     """
 
     shard: str
@@ -76,6 +77,7 @@ class Erased:
     waiting: int
     readers: tuple[str, ...]
     beyond: tuple[str, ...]
+    unread: int
 
 
 def look(client: PersistClient, shard: str, keys: Sequence[Key]) -> Erased:
@@ -87,7 +89,7 @@ def look(client: PersistClient, shard: str, keys: Sequence[Key]) -> Erased:
     task.rewritten(state, rewriting)
     secret = ErasedList("") if state.erased is None else erased_list(client, state)
     digests = tuple(secret.digest(key, task.schema.key) for key in keys) if secret.secret else ()
-    return Erased(shard, "dry_run", digests, rewriting.rows, rewriting.files, 0, 0, (), task.beyond(state))
+    return Erased(shard, "dry_run", digests, rewriting.rows, rewriting.files, 0, 0, (), *task.beyond(state))
 
 
 def erase(client: PersistClient, shard: str, keys: Sequence[Key], *, by: str, reason: str) -> Erased:
@@ -104,7 +106,7 @@ def erase(client: PersistClient, shard: str, keys: Sequence[Key], *, by: str, re
     task.check(client.state(shard))  # a fork that was made meanwhile; from here on none can be
     task.rewrite()
     rewrite_checkpoints(client, task.rewriting(client.state(shard)))
-    return task.end(*delete(client, shard, task.sought))
+    return task.end(*delete(client, shard, task.sought, task.replaced))
 
 
 class _Erasing:
@@ -113,16 +115,12 @@ class _Erasing:
     def __init__(self, client: PersistClient, shard: str, keys: Sequence[Key], by: str, reason: str) -> None:
         self._client, self._shard, self._by, self._reason = client, shard, by, reason
         self.schema = schema_to_erase(client.state(shard))
-        if not self.schema.key:
-            raise InvalidInput(
-                f"shard {shard} is a view and has no key: erase the key from the collections that it reads, and"
-                " refresh it. To remove the row from its history too, drop the view and build it again"
-            )
         if any(len(key) != len(self.schema.key) for key in keys) or not keys:
             names = ", ".join(self.schema.key_names)
             raise InvalidInput(f"found keys {keys}; expected at least one, each with a value for {names}")
         self.sought = Sought.of(keys, self.schema.key)
         self._keys = tuple(keys)
+        self.replaced: set[str] = set()  # manifests
         owners = {owner_of(batch.manifest_key) for batch in client.state(shard).batches}
         self._origins = {each for each in owners - {shard} if is_shard_name(each)}  # of a fork
 
@@ -167,7 +165,10 @@ class _Erasing:
                 self._operator(looking, name, chain)
             is_living = len(oks) + len(errs) + looking.files > 0
             orders += orders_of(looking.removed, self.schema)
-            if self._record(state, orders, is_living) and (not is_living or self._commit(state, oks, errs, chains)):
+            until = _until(looking.removed)
+            if self._record(state, orders, until, is_living) and (
+                not is_living or self._commit(state, oks, errs, chains)
+            ):
                 publish_missing(self._client, self._client.state(self._shard))
                 return
         raise self._too_slow()
@@ -213,7 +214,7 @@ class _Erasing:
                 kept.append(replace(each, partition_id=len(kept)))
         return OperatorState(is_delta=False, artifacts=tuple(kept)) if kept else None
 
-    def _record(self, state: ShardState, orders: Sequence[OrderKey], is_living: bool) -> bool:
+    def _record(self, state: ShardState, orders: Sequence[OrderKey], until: int, is_living: bool) -> bool:
         """Put the keys on the list, and refuse what was described before. False if another was faster."""
         known = erased_list(self._client, state) if state.erased else ErasedList(new_secret(self._client))
         place = self._place(known)
@@ -221,16 +222,18 @@ class _Erasing:
             return True
         assert state.upper.time is not None
         order = max(orders, key=rank, default=None) if self.schema.order else None
-        keys = tuple(ErasedKey(known.digest(key, self.schema.key), state.upper.time, order) for key in self._keys)
+        upper = state.upper.time
+        keys = tuple(ErasedKey(known.digest(key, self.schema.key), max(upper, until), order) for key in self._keys)
         if place is not None and known.erasures[place].ended_ms is not None:
             place = None  # of new records since: another request
         if place is None:
             types = tuple(column.type for column in self.schema.order or ())
             now_ms = self._client.clock.now_ms()
-            erasure = Erasure(self._by, self._reason, now_ms, keys, order_types=types)
+            erasure = Erasure(self._by, self._reason, now_ms, keys, upper=upper, order_types=types)
         else:
             before = {each.digest: each for each in known.erasures[place].keys}
-            erasure = replace(known.erasures[place], keys=tuple(key.later(before.get(key.digest)) for key in keys))
+            merged = tuple(key.later(before.get(key.digest)) for key in keys)
+            erasure = replace(known.erasures[place], keys=merged, upper=upper)
         return store(self._client, state, known.changed(erasure, place), refuses=True)
 
     def _place(self, known: ErasedList) -> int | None:
@@ -288,7 +291,8 @@ class _Erasing:
             assert place is not None
             erasure = known.erasures[place]
             erasure = replace(erasure, rows=erasure.rows + rewriting.rows, files=erasure.files + rewriting.files)
-            store(self._client, state, known.changed(erasure, place), replaced=replaced)
+            if store(self._client, state, known.changed(erasure, place), replaced=replaced):
+                self.replaced |= set(replaced)
         raise self._too_slow()
 
     def rewritten(self, state: ShardState, rewriting: Rewriting) -> Replacements:
@@ -323,27 +327,34 @@ class _Erasing:
             raise self._too_slow()
         status = "waiting" if waiting else "erased" if is_new else "up_to_date"
         digests = tuple(each.digest for each in after.keys)
-        beyond = self.beyond(state)
-        return Erased(self._shard, status, digests, after.rows, after.files, deleted, len(waiting), readers, beyond)
+        counts = (after.rows, after.files, deleted, len(waiting))
+        return Erased(self._shard, status, digests, *counts, readers, *self.beyond(state))
 
-    def beyond(self, state: ShardState) -> tuple[str, ...]:
-        """Name the places that may hold the keys and are not reached."""
+    def beyond(self, state: ShardState) -> tuple[tuple[str, ...], int]:
+        """Name the places that may hold the keys and are not reached; and count the errors without a readable key."""
         views = sorted(holder.removeprefix(VIEW) for holder in state.holds if holder.startswith(VIEW))
         forks = {fork.shard for fork in forks_of(self._client, self._shard) if is_shard_name(fork.shard)}
         related = sorted(forks | self._origins)
         unread = self._client.open_reader(self._shard).errors() if state.batches else None
         is_unread = None if unread is None else pc.is_null(unread[self.schema.key_names[0]])
         count = 0 if is_unread is None else pc.sum(is_unread).as_py() or 0
-        return (
+        named = (
             *(f"view {each}: refresh it; its history still holds rows that came from the keys" for each in views),
             *(f"{each}, which shares a past with {self._shard}: erase there too" for each in related),
             *([f"{count} errors whose keys could not be decoded: `persist errors {self._shard}`"] if count else []),
             "attempts that still run: GC deletes what they stage; look again with --verify",
             "the source, backups, old versions in a bucket, copies of the location, exports, logs, notices",
         )
+        return named, count
 
     def _too_slow(self) -> RunFailed:
         return RunFailed(f"other writers of {self._shard} were faster {MAX_ROUNDS} times; run the command again")
+
+
+def _until(removed: Sequence[pa.Table]) -> int:
+    """The time before which all removed records were, whether they had acted or still waited for it."""
+    newest = [pc.max(table[TIME]).as_py() for table in removed if TIME in table.column_names]
+    return max((time + 1 for time in newest if time is not None), default=0)
 
 
 def _retractions(rows: pa.Table, columns: pa.Schema, time: int) -> pa.Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from persist_core.contents.erased import ErasedList
@@ -23,7 +23,7 @@ from persist_core.keys import (
     is_input_copy,
     owner_of,
 )
-from persist_core.maintenance.erase_files import Sought
+from persist_core.maintenance.sought import Sought
 from persist_core.protocol.fork_records import list_forks
 from persist_core.schema import CollectionSchema
 from persist_core.shard.eras import refuse_earlier
@@ -43,13 +43,16 @@ def verify(client: PersistClient, shard: str, keys: Sequence[Key]) -> tuple[str,
     return (*found, *(f"the state of {name}" for name, head in heads if head and sought.is_in_object(head.data)))
 
 
-def delete(client: PersistClient, shard: str, sought: Sought) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
-    """Delete all objects that hold a key: they are garbage now. Returns how many, the names of the objects that
-    have to wait, and the readers that they wait for.
+def delete(
+    client: PersistClient, shard: str, sought: Sought, replaced: Collection[str]
+) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
+    """Delete all objects that hold a key, and manifests that were replaced: they are garbage now. Returns how many, the
+    names of the objects that have to wait, and the readers that they wait for.
 
     Raises `RunFailed` if a fork still reads one of them.
     """
-    found = {name: _unneeded(client, name, sought) for name in (shard, *hidden_shards(client, shard))}
+    unread = set(replaced) - (_shared(client, shard) if replaced else set())
+    found = {name: _unneeded(client, name, sought, unread) for name in (shard, *hidden_shards(client, shard))}
     if not any(found.values()):
         return 0, (), ()
     doomed = tuple(key for name, keys in found.items() if keys or name == shard for key in _refused(client, name, keys))
@@ -60,14 +63,15 @@ def delete(client: PersistClient, shard: str, sought: Sought) -> tuple[int, tupl
     return sum(client.blob.delete(key) is not None for key in doomed), (), ()
 
 
-def _unneeded(client: PersistClient, shard: str, sought: Sought) -> list[str]:
-    """The objects that hold a key and that the shard's state does not need; objects of checkpoints in any case."""
+def _unneeded(client: PersistClient, shard: str, sought: Sought, unread: Collection[str]) -> list[str]:
+    """The objects that hold a key, or are `unread`, and that the shard's state does not need; objects of checkpoints
+    that hold a key in any case."""
     needed, checkpoints = Needs(client, shard).of_itself(client.state(shard)), CheckpointLayout(shard).root
     return [
         key
         for key, data in _objects(client, shard)
         if (key not in needed or key.startswith(checkpoints))
-        and (_is_by_the_way(shard, key) or sought.is_in_object(data))
+        and (key in unread or _is_by_the_way(shard, key) or sought.is_in_object(data))
     ]
 
 
@@ -129,6 +133,11 @@ def forks_of(client: PersistClient, shard: str) -> Iterator[ShardState]:
 def schema_to_erase(state: ShardState) -> CollectionSchema:
     if state.schema is None:
         raise InvalidInput(f"shard {state.shard} has no data")
+    if not state.schema.key:
+        raise InvalidInput(
+            f"shard {state.shard} is a view and has no key: erase the key from the collections that it reads, and"
+            " refresh it. To remove the row from its history too, drop the view and build it again"
+        )
     return state.schema
 
 

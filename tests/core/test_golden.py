@@ -142,7 +142,9 @@ STORED = {
     ),
     "erased-list-v1": Stored(
         ErasedList(
-            "ab" * 32, (Erasure("me", "asked", 5, (ErasedKey("cd" * 32, 10, (3, None)),), 1, 2, ("k",), 4, 6),), 7
+            "ab" * 32,
+            (Erasure("me", "asked", 5, (ErasedKey("cd" * 32, 10, (3, None)),), 1, 2, ("k",), 4, 6, upper=9),),
+            7,
         ),
         ErasedList.encode,
         lambda data: ErasedList.decode(data, what="a list"),

@@ -1,0 +1,55 @@
+"""Keys in texts: however JSON writes them, and in texts that are cut; and digests of early times."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from persist_core.contents.erased import key_texts
+from persist_core.contents.key_range import parse_key
+from persist_core.errors import InvalidInput
+from persist_core.maintenance.erase_action import erase
+from persist_core.maintenance.sought import Sought
+from persist_core.schema import Column
+from tests.core.compaction.histories import KEYED
+from tests.core.maintenance.test_erase import Erasing, in_memory
+
+EMAIL = (Column("email", "string", nullable=False),)
+TEXTS = ['ann"q"smith@example.org', "CORP\\ann", "änn@example.org", "a/b/c@example.org", "😀ann@example.org"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("is_ascii", [True, False])
+def test_a_key_is_found_however_json_writes_it(text: str, is_ascii: bool) -> None:
+    sought = Sought.of([(text,)], EMAIL)
+    said = json.dumps({"email": text, "n": 1}, ensure_ascii=is_ascii)
+    for _ in range(2):
+        for each in (said, said.replace("/", "\\/")):
+            assert sought.is_said([each])
+            assert sought.is_in_object(json.dumps({"warnings": [{"samples": [each]}]}).encode())
+            assert sought.is_in_object(b"no JSON but " + each.encode())
+        said = json.dumps(said, ensure_ascii=is_ascii)
+    assert not sought.is_said(json.dumps({"email": f"x{text}"}))
+
+
+def test_a_cut_text_may_hold_a_part_of_a_key() -> None:
+    sought = Sought.of([("ann.smith@example.org",)], EMAIL)
+    filler = "x" * 186 + " "
+    assert sought.is_said(f"{filler}ann.smi")
+    assert not sought.is_said(f"{filler}bob.smi")
+    assert not sought.is_said("ann.smi")
+
+
+@pytest.mark.parametrize("year", ["0001", "0999", "9999"])
+def test_a_year_has_four_digits_in_a_digest(year: str) -> None:
+    columns = (Column("at", "timestamp", nullable=False), Column("day", "date", nullable=False))
+    key = parse_key([f"{year}-01-02T03:04:05Z", f"{year}-01-02"], columns)
+    assert list(key_texts(key, columns).values()) == [f"{year}-01-02T03:04:05.000000Z", f"{year}-01-02"]
+
+
+def test_a_reason_with_a_key_is_refused() -> None:
+    history = Erasing(in_memory(), KEYED, 1)
+    history.append()
+    with pytest.raises(InvalidInput, match="the reason holds a key"):
+        erase(history.client, "s", ["1", "north"], by="me", reason="asked by North")
