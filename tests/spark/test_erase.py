@@ -156,7 +156,8 @@ def test_the_stash_forgets_the_key_and_keeps_all_others(
     story.feed("1.jsonl", {"email": ANN, "name": "Ann", "at": 1}, {"email": "bo@x", "name": "Bo", "at": 1}, *later)
     story.persist("erase", "people", "--key", ANN, "--reason", "asked")
     assert story.objects_with(ANN) == []
-    story.feed("2.jsonl", {"email": "cy@x", "name": "Cy", "at": FUTURE})
+    again = {"email": ANN, "name": "again", "at": FUTURE}  # was in the stash: it is known, so it is dropped
+    story.feed("2.jsonl", {"email": "cy@x", "name": "Cy", "at": FUTURE}, again)
     newest = story.client.state("people").newest_commit
     assert newest is not None
     assert story.client.manifest(newest).stats["stashed"] == 2
@@ -165,6 +166,25 @@ def test_the_stash_forgets_the_key_and_keeps_all_others(
     story.persist("run", "people", "--collections", str(tmp_path), *until)
     assert story.rows() == [("bo@x", "later"), ("cy@x", "Cy")]
     assert fsck(story.client, "people").is_clean
+
+
+def test_keys_with_escapes_are_in_no_sample_and_no_error(
+    tmp_path: Path,
+    there: list[str],  # noqa: F811 - the fixture
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    checked = SEQUENCE + 'checks: {long: {sql: "length(name) > 3", on_fail: warn}}\n'
+    story = Story(tmp_path, there, checked, capsys)
+    odd = 'CORP\\änn"q"smith'
+    unordered = json.dumps({"email": odd, "name": "x"}, ensure_ascii=True)
+    story.feed(
+        "1.jsonl", {"email": odd, "name": "Ann", "seq": 1}, {"email": "bo@x", "name": "Robert", "seq": 1}, unordered
+    )
+    assert story.objects_with("smith")
+    shown = story.persist("erase", "people", "--key", odd, "--reason", "asked", "--verify")
+    assert "verified" in shown
+    assert story.objects_with("smith") == []
+    assert story.rows() == [("bo@x", "Robert")]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -182,7 +202,9 @@ def test_digests_of_keys_are_those_of_the_core(spark: SparkSession, seed: int) -
             "".join(chance.choice("aü\t\x1f:1") for _ in range(chance.randrange(4))),
             chance.randrange(-(2**63), 2**63),
             chance.choice(["0.0000", "-1.5000", "0.0001", "99999999.9999"]),
-            chance.choice(["2026-01-01 00:00:00", "1969-12-31 23:59:59.999999"]),
+            chance.choice(
+                ["2026-01-01 00:00:00", "1969-12-31 23:59:59.999999", "0001-01-01 00:00:00", "0999-12-31 01:00:00"]
+            ),
         )
         for _ in range(20)
     ]
