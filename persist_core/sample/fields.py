@@ -70,7 +70,8 @@ class FeedFields:
         """Take in the names of all fields of `count` files; of the unreadable ones, `rest` has nothing."""
         if count:
             self._add_new(found := set(names))
-            self.new.update(dict.fromkeys(name for name in unreadable if name not in named_fields(self.config)))
+            known = named_fields(self.config)
+            self.new.update(dict.fromkeys(name for name in unreadable if name not in known))
             gone = (name for name, path in self._paths() if not {path[0], ".".join(path)} & found)
             self.missing.update(dict.fromkeys(gone))
 

@@ -245,9 +245,10 @@ def parquet_records(
 
 def _cells(schema: FileSchema) -> dict[str, SparkColumn]:
     """The cell of each column; nanoseconds as a text with all their digits, with `Z` unless the time is local."""
-    found = {name: F.col(f"c{index}") for index, (name, _) in enumerate(schema.columns)}
+    found, nanos = {}, dict(schema.nanos)
     for index, (name, _) in enumerate(schema.columns):
-        if name in (nanos := dict(schema.nanos)):
+        found[name] = F.col(f"c{index}")
+        if name in nanos:
             micros = F.timestamp_micros(F.expr(f"(c{index} - pmod(c{index}, 1000)) div 1000"))
             digits = F.lpad(F.pmod(found[name], F.lit(1000)).cast("string"), 3, "0")
             local = F.date_format(micros, "yyyy-MM-dd'T'HH:mm:ss.SSSSSS")
