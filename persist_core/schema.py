@@ -69,6 +69,7 @@ SYSTEM_IDS = {
         )
     )
 }
+BY_DESCRIPTION = "description"  # a record has the time of its batch
 ERR_KIND_SEPARATOR = "/"  # in a view's err, between an input's name and the kind of its err: `orders/value`
 
 _FIELD_ID = "PARQUET:field_id"  # of a field's metadata in Arrow
@@ -152,6 +153,9 @@ class CollectionSchema:
 
     `version` counts a shard's schemas from 1; 0 in a definition, whose columns have no ids.
     `dropped`: in a definition, columns that are really gone, whatever was added beside them.
+
+    `timed_by` and `zone`: where the times of records come from, and how a time without an offset is read; `None`
+    in a view, and if a program gives them.
     """
 
     key: tuple[Column, ...]
@@ -161,6 +165,8 @@ class CollectionSchema:
     position: tuple[Column, ...] = ()
     beside: tuple[Column, ...] = ()
     dropped: tuple[str, ...] = field(default=(), compare=False)
+    timed_by: str | None = None
+    zone: str | None = None
 
     def __post_init__(self) -> None:
         names = [column.name.lower() for column in self.columns]
@@ -221,6 +227,8 @@ class CollectionSchema:
             "version": self.version,
             "position": [_column_json(c) for c in self.position],
             "beside": [_column_json(c) for c in self.beside],
+            "timed_by": self.timed_by,
+            "zone": self.zone,
         }
 
     @classmethod
@@ -233,6 +241,8 @@ class CollectionSchema:
             version=data["version"],
             position=tuple(Column(**column) for column in data["position"]),
             beside=tuple(Column(**column) for column in data["beside"]),
+            timed_by=data["timed_by"],
+            zone=data["zone"],
         )
 
 
@@ -241,6 +251,11 @@ def show_order(schema: CollectionSchema) -> str:
     if schema.order is None:
         return "log"
     return f"sequence ({', '.join(filter(None, (show_types(schema.order), 'position')))})"
+
+
+def show_times(schema: CollectionSchema) -> str:
+    """The times of a shard's records, for people: `time: path, timezone: UTC`."""
+    return f"time: {schema.timed_by}, timezone: {schema.zone}"
 
 
 def order_type(schema: CollectionSchema) -> pa.StructType:

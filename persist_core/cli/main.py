@@ -57,7 +57,6 @@ from persist_core.inspection.rows import (
 )
 from persist_core.inspection.values import json_rows
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_PAYLOAD, MISSING_ORDER, RESERVED_PREFIX, TIME
-from persist_core.sources.ledger import zone_of
 from persist_core.spark_job.answer import newest_rejected
 from persist_core.time_text import format_time, show_time
 
@@ -105,7 +104,7 @@ def snapshot(
 ) -> None:
     """The rows of SHARD (a collection or view) as of a time, ordered by key; of a view, by all columns."""
     state = in_schema(session.client.state(shard), schema)
-    time, keys = session.time(as_of, "--as-of", zone_of(state)), key_of(state, key)
+    time, keys = session.time(as_of, "--as-of", state.schemas.zone), key_of(state, key)
     rows = _limit(session, limit)
     if rows is None:
         table = in_key_order(state, session.client.open_reader(shard).snapshot_of(state, time, keys=keys))
@@ -138,8 +137,8 @@ def changes(
 ) -> None:
     """The updates of SHARD between two times: what was inserted (diff > 0) and retracted (diff < 0), and when."""
     state = in_schema(session.client.state(shard), schema)
-    begin = session.time(after, "--after", zone_of(state)) or 0
-    end = check_as_of(state, session.time(through, "--through", zone_of(state)))
+    begin = session.time(after, "--after", state.schemas.zone) or 0
+    end = check_as_of(state, session.time(through, "--through", state.schemas.zone))
     keys, rows = key_of(state, key), _limit(session, limit)
     if rows is None:
         reader = session.client.open_reader(shard, generation=generation)
@@ -169,7 +168,7 @@ def errors(session: Session, shard: str, as_of: str | None, limit: int | None, r
     rows = _limit(session, limit)
     reader = session.client.open_reader(shard) if rows is None or summary else _limited(session, shard)
     state = session.client.state(shard)
-    table = errors_in_order(state, reader.errors(session.time(as_of, "--as-of", zone_of(state))))
+    table = errors_in_order(state, reader.errors(session.time(as_of, "--as-of", state.schemas.zone)))
     if summary:
         bodies = [group.to_json() for group in grouped(rows_of_errs(table))[:rows]]
         if session.as_json:

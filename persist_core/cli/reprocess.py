@@ -22,7 +22,6 @@ from persist_core.maintenance.reprocess import Reprocessed, reprocess, request_o
 from persist_core.protocol.compare import compare, side_of
 from persist_core.protocol.delta import MAX_UPDATES
 from persist_core.protocol.difference import Differences
-from persist_core.sources.ledger import zone_of
 from persist_core.spark_job.launch import write_batch
 from persist_core.spark_job.process import LOCAL_MASTER
 
@@ -122,7 +121,7 @@ def diff_command(
 
     Rows added, removed and changed from A to B, by column. The cost follows the changes between them.
     """
-    zone = zone_of(session.client.state(name))
+    zone = session.client.state(name).schemas.zone
     a, b = (side_of(session.client, name, text, zone=zone) for text in (old, new))
     found = compare(session.client, a, b, max_updates=max_updates)
     if file is not None:

@@ -162,6 +162,9 @@ class TimeConfig(ConfigModel):
             return {**data, "source": "field"}
         return data
 
+    def __str__(self) -> str:
+        return self.source if self.field is None else f"{{field: {self.field}, unit: {self.unit}}}"
+
     @model_validator(mode="after")
     def _check_field(self) -> TimeConfig:
         if self.source == "field" and self.field is None:
@@ -339,6 +342,8 @@ class CollectionConfig(ShardConfig):
             position=self.source.position,
             beside=BESIDE if self.order_columns() is not None and has_eras(self.order, self.source.format) else (),
             dropped=self.dropped,
+            timed_by=str(self.time),
+            zone=self.timezone,
         )
 
     def _inherits(self, column: ColumnConfig) -> bool:

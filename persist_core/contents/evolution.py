@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from persist_core.errors import SchemaMismatch
-from persist_core.schema import CollectionSchema, Column, decimal_of, show_order, show_types
+from persist_core.schema import CollectionSchema, Column, decimal_of, show_order, show_times, show_types
 
 _WIDER = {("int", "bigint"), ("float", "double")}
 _REBUILD = (
@@ -36,6 +36,8 @@ def evolved(history: Sequence[CollectionSchema], next_id: int, wanted: Collectio
         for columns in (wanted.key, wanted.values)
     )
     found = replace(wanted, key=key, values=values, version=len(history) + 1, dropped=())
+    if newest is not None and wanted.timed_by is None:  # a program's
+        found = replace(found, timed_by=newest.timed_by, zone=newest.zone)
     if newest is None:
         return found
     _check(newest, wanted, found)
@@ -64,6 +66,11 @@ def is_wider(before: str, after: str) -> bool:
     """True if each value of the first type is the same value in the second."""
     old, new = decimal_of(before), decimal_of(after)
     return (before, after) in _WIDER or bool(old and new and old[1] == new[1] and old[0] < new[0])
+
+
+def has_other_times(before: CollectionSchema, after: CollectionSchema) -> bool:
+    """True if records of the second have times of another meaning."""
+    return (before.timed_by, before.zone) != (after.timed_by, after.zone)
 
 
 def _fits(before: str, after: str) -> bool:
@@ -137,6 +144,12 @@ def _check(newest: CollectionSchema, wanted: CollectionSchema, found: Collection
             f"the source does not fit the shard's: the positions of its records have the fields"
             f" ({show_types(found.position)}), the shard's have ({show_types(newest.position)}). Positions of two"
             f" sources cannot be compared. {_otherwise(newest)}"
+        )
+    if newest.timed_by is not None and has_other_times(newest, found):
+        raise SchemaMismatch(
+            f"the times of records do not fit the shard's: the shard has `{show_times(newest)}`, the collection has"
+            f" `{show_times(found)}`. The earlier rows keep theirs, so the two would mix. Write `time:` and `timezone:`"
+            f" as they were. {_otherwise(newest)}"
         )
     reason = _refusal(newest, found) or _guess(newest, wanted, found)
     if reason:

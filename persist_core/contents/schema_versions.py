@@ -18,6 +18,7 @@ from typing import Any
 from persist_core.contents.evolution import evolved
 from persist_core.errors import CorruptArtifact, InvalidInput, SchemaMismatch
 from persist_core.schema import CollectionSchema
+from persist_core.time_text import UTC_ZONE
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ class SchemaVersions:
     def newest(self) -> CollectionSchema | None:
         """The schema that readers see; `None` before the first commit."""
         return self.versions[-1].schema if self.versions else None
+
+    @property
+    def zone(self) -> str:
+        """The time zone in which the shard's times are read and shown; UTC for a view."""
+        return (self.newest and self.newest.zone) or UTC_ZONE
 
     def of(self, version: int, *, what: str) -> CollectionSchema:
         """The schema in which `what` was written. Raises `CorruptArtifact` if the shard never had this version."""

@@ -16,6 +16,7 @@ from persist_core.checkpoint.publish import publish_and_retain
 from persist_core.config.collection import FILES, CollectionConfig
 from persist_core.config.error_limits import ErrorLimits, exceeded_limit
 from persist_core.contents.batch import BatchDescription
+from persist_core.contents.evolution import has_other_times
 from persist_core.errors import ConfigError, CorruptArtifact, InvalidInput, RunFailed, SchemaMismatch
 from persist_core.handles.client import PersistClient
 from persist_core.handles.erased import copy_erased
@@ -32,7 +33,7 @@ from persist_core.protocol.replay import Start, Turn, WriteOf, replay, replay_co
 from persist_core.protocol.restore_point import FIRST_UPPER
 from persist_core.protocol.swap import kept_name, swap, swap_token
 from persist_core.row_text import show_names
-from persist_core.schema import CollectionSchema
+from persist_core.schema import BY_DESCRIPTION, CollectionSchema, show_times
 from persist_core.shard.state import Commit, Committed, ShardState
 from persist_core.sources.collection import CollectionSource
 from persist_core.time_text import MAX_TIME, show_time
@@ -150,13 +151,16 @@ def _checked(client: PersistClient, config: CollectionConfig) -> ShardState:
             f"shard {config.name} is closed or empty (upper {state.upper}): there is nothing to rebuild. `persist run"
             f" {config.name}` begins an empty one by the file as it is"
         )
-    if state.erased is not None and state.schema.order is None:
+    wanted = config.collection_schema()
+    other_times = state.schema.timed_by == BY_DESCRIPTION or has_other_times(state.schema, wanted)
+    if state.erased is not None and state.schema.order is None and other_times:
         raise InvalidInput(
             f"keys were erased from {config.name}, which is in log order: only the times of records say which came"
-            " before. A rebuild may give them other times (by another time or timezone in the file), and so bring the"
-            " keys back. Delete these records in the source, and give the collection another name. Nothing was changed"
+            f" before. A rebuild gives them other times ({show_times(wanted)}; before: {show_times(state.schema)}), and"
+            " so would bring the keys back. Delete these records in the source, and give the collection another name."
+            " Nothing was changed"
         )
-    if state.erased is not None and _recognized_by(state.schema) != _recognized_by(config.collection_schema()):
+    if state.erased is not None and _recognized_by(state.schema) != _recognized_by(wanted):
         raise InvalidInput(
             f"keys were erased from {config.name}. They are recognized by key and order, so a rebuild with others"
             " would bring back what the source still has. Delete these records there, and give the collection another"

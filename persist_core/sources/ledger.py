@@ -1,7 +1,6 @@
 """The files that a shard has consumed: `(path, size, time of change, date, set aside)` in content-addressed segments.
 
     SourceFrontier.offsets  {"root": ..., "base": ..., "files": n, "size_bytes": ..., "segments": [{key, files, ...}]}
-                            and "timezone", if it is not UTC
     <shard>/sources/files/<era>/<sha256>.json.zst  zstd of a sealed {"files": [[relative, size, ...], ...]}
 
 1. A segment never changes: its key is the digest of its bytes. Staging one twice has no effect.
@@ -26,14 +25,11 @@ from persist_core.errors import CorruptArtifact, Corruption, InvariantViolation
 from persist_core.keys import ledger_segment_key, owner_of
 from persist_core.location.blob import Blob
 from persist_core.sealed import seal, unseal
-from persist_core.shard.state import ShardState
 from persist_core.sources.root import Place
 from persist_core.sources.source import ConsumedInput
-from persist_core.time_text import UTC_ZONE
 
 SEGMENT_VERSION = 1
 _SEGMENT = "ledger_segment"
-_ZONE = "timezone"  # in the progress, unless it is UTC
 _LEVEL = 3  # zstd's default: compresses paths to a tenth, in milliseconds
 
 Facts = tuple[
@@ -104,7 +100,7 @@ class Ledger:
         return SourceFrontier(
             FILES,
             {
-                **{name: value for name, value in asdict(place).items() if (name, value) != (_ZONE, UTC_ZONE)},
+                **asdict(place),
                 "files": before.get("files", 0) + len(files),
                 "size_bytes": before.get("size_bytes", 0) + sum(size for size, *_ in files.values()),
                 "segments": [asdict(segment) for segment in segments],
@@ -157,17 +153,11 @@ def place_of(frontier: SourceFrontier | None) -> Place | None:
     if frontier is None or frontier.offsets.get("files") == 0:
         return None
     try:
-        return Place(frontier.offsets["root"], frontier.offsets["base"], frontier.offsets.get(_ZONE, UTC_ZONE))
+        return Place(frontier.offsets["root"], frontier.offsets["base"])
     except (KeyError, TypeError) as error:
         raise InvariantViolation(
             f"the source progress does not name a folder: {error!r}; run `persist fsck`"
         ) from error
-
-
-def zone_of(state: ShardState) -> str:
-    """The time zone in which a collection has read its times; UTC for a view."""
-    progress = state.sources.get(FILES)
-    return UTC_ZONE if progress is None else str(progress.offsets.get(_ZONE, UTC_ZONE))
 
 
 def segments_of(frontier: SourceFrontier | None) -> tuple[LedgerSegment, ...]:

@@ -19,19 +19,14 @@ from dataclasses import dataclass, replace
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.path_pattern import S3
 from persist_core.errors import ConfigError
-from persist_core.time_text import UTC_ZONE
 
 
 @dataclass(frozen=True)
 class Place:
-    """`root`: the folder that `source.path` starts at. `base`: the folder that names in the ledger are relative to.
-
-    `timezone`: how dates in paths and times without an offset were read.
-    """
+    """`root`: the folder that `source.path` starts at. `base`: the folder that names in the ledger are relative to."""
 
     root: str
     base: str
-    timezone: str = UTC_ZONE
 
 
 @dataclass(frozen=True)
@@ -49,18 +44,11 @@ class Move:
 def place_after(config: CollectionConfig, known: Place | None) -> tuple[Place, Move | None]:
     """The place that the collection reads from now, given where it has read from.
 
-    Raises `ConfigError` if that is another folder tree and the collection file does not state which files it holds, or
-    if the time zone is another one: then times of the shard would have two meanings.
+    Raises `ConfigError` if that is another folder tree and the collection file does not state which files it holds.
     """
     root = config.source_pattern().root
     if known is None:
-        return Place(root, root, config.timezone), None
-    if known.timezone != config.timezone:
-        raise ConfigError(
-            f"collection {config.name}: timezone: found {config.timezone}, expected {known.timezone}, in which"
-            f" the times of the shard were read so far. Write timezone: {known.timezone}; or read all its input again"
-            f" in the other zone: `persist rebuild {config.name}`"
-        )
+        return Place(root, root), None
     if root == known.root:
         return known, None
     if known.root in map(config.source_folder, config.source.moved_from):

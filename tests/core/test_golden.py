@@ -66,6 +66,8 @@ OLDER = CollectionSchema(
     1,
     FILE_POSITION,
     (Column("server", "string"),),
+    timed_by="path",
+    zone="Europe/Berlin",
 )
 NEWEST = replace(OLDER, values=(Column("name", "string", id=2), Column("age", "int", id=3)), version=2)
 MANIFEST = BatchManifest(

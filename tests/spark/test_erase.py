@@ -146,6 +146,35 @@ def test_in_log_order_the_time_of_a_record_decides(
     assert story.rows() == [("bo@x", "Bob")]
 
 
+UNTIMED = {"email": ANN, "name": "Ann", "at": "no time"}
+
+
+@pytest.mark.parametrize("command", [["reprocess", "people", "--from", "1970-01-02"], ["rebuild", "people"]])
+def test_neither_a_replay_nor_a_rebuild_brings_a_key_back(
+    tmp_path: Path,
+    there: list[str],  # noqa: F811 - the fixture
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+) -> None:
+    story = Story(tmp_path, there, STASH, capsys)
+    story.feed("1.jsonl", {"email": ANN, "name": "Ann", "at": 1}, {"email": "bo@x", "name": "Bo", "at": 1})
+    story.feed("2.jsonl", UNTIMED, {"email": "cy@x", "name": "Cy", "at": 2})
+    story.persist("erase", "people", "--key", ANN, "--reason", "asked")
+    assert story.objects_with(ANN) == []
+    if command[0] == "rebuild":
+        (tmp_path / "people.yaml").write_text(STASH.replace("name: string", "name: json"))
+    (tmp_path / "in" / "1.jsonl").write_text(
+        "".join(f"{json.dumps(each)}\n" for each in ({"email": ANN, "name": "A", "at": 1}, {"email": "bo@x", "at": 1}))
+    )
+    story.persist(*command, "--yes", "--collections", str(tmp_path))
+    assert story.objects_with(ANN) == []
+    assert [email for email, _ in story.rows()] == ["bo@x", "cy@x"]
+    (tmp_path / "people.yaml").write_text(STASH.replace("unit: ms", "unit: s"))
+    for again in (["reprocess", "people", "--from", "1970-01-02"], ["rebuild", "people"], ["run", "people"]):
+        story.persist(*again, "--collections", str(tmp_path), code=2)
+    assert story.objects_with(ANN) == []
+
+
 def test_the_stash_forgets_the_key_and_keeps_all_others(
     tmp_path: Path,
     there: list[str],  # noqa: F811 - the fixture

@@ -29,8 +29,13 @@ def without_erased(
     listed: ErasedList,
     schema: CollectionSchema,
     description: BatchDescription,
+    *,
+    has_times: bool,
 ) -> DataFrame:
-    """The records frame; records of erased keys from before the erasure are control records without a key."""
+    """The records frame; records of erased keys from before the erasure are control records without a key.
+
+    In a replay, a record whose own time is an error may be from before; `has_times`: records have times of their own.
+    """
     known = tuple(listed.known().values())
     if not known:
         return records
@@ -45,7 +50,8 @@ def without_erased(
         for each in known
     ]
     erased = F.broadcast(spark.createDataFrame(rows, T.StructType(fields)))
-    time = F.coalesce(F.col(TIME), F.lit(last_time(description.upper)))
+    is_replay = has_times and "~" in description.shard
+    time = F.coalesce(F.col(TIME), F.lit(-1 if is_replay else last_time(description.upper)))
     is_over = time < F.col(_BEFORE)
     if schema.order:
         names = [f"by{place}" for place in range(len(schema.order))]  # the same record in another file is not newer

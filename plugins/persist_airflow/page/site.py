@@ -32,7 +32,6 @@ from persist_core.handles.client import PersistClient
 from persist_core.inspection.days import days_of
 from persist_core.inspection.facts import ShardSummary
 from persist_core.inspection.inspector import Inspector
-from persist_core.sources.ledger import zone_of
 from persist_core.time_text import DAY_MS
 
 FRESH_MS = 2_000  # a list of summaries is this old at most
@@ -178,7 +177,7 @@ class Site:
             dags = metadata.dags(session, seen)
         inspector = self._inspector(conn_id)
         state = inspector.state(shard)  # outside of a session: a slow store holds no connection of Airflow's database
-        zone = zone_of(state)
+        zone = state.schemas.zone
         with create_session() as session:
             failed = metadata.failed_days(session, shard, seen, after_ms=now_ms - limit * DAY_MS, zone=zone)
         expected = [dag.expected_upper for dag in dags.values() if dag.expected_upper is not None]

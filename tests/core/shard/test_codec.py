@@ -38,6 +38,8 @@ FULL = StateVersion(
                 (Column("lsn", "bigint"),),
                 1,
                 FILE_POSITION,
+                timed_by="path",
+                zone="Europe/Berlin",
             ),
             seqno=6,
             lower=5,

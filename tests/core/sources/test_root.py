@@ -15,7 +15,6 @@ from persist_core.contents.batch import SourceFrontier
 from persist_core.errors import ConfigError
 from persist_core.location.mem import MemBlob
 from persist_core.sources.files import FileSource
-from persist_core.sources.input_file import FrozenInput
 from persist_core.sources.ledger import Ledger
 from tests.core.sources.drop_folder import collection, drop
 
@@ -163,21 +162,3 @@ def test_every_file_is_consumed_once_wherever_its_folder_goes(steps: list[str]) 
         dropped = [str(number).encode() for number, step in enumerate(steps, start=1) if step == "drop"]
         assert sorted(consumed) == sorted(dropped)
         assert len(Ledger(tree.blob, "orders").consumed(tree.frontier)) == len(dropped)
-
-
-def test_another_time_zone_is_refused_with_both_zones(tmp_path: Path) -> None:
-    """The times of the shard would mean two things."""
-    drop(tmp_path, "in/a.jsonl")
-    berlin = collection(tmp_path, timezone="Europe/Berlin", source={"path": "in/*.jsonl", "format": "debezium-json"})
-    blob = MemBlob()
-    source = FileSource(berlin, blob)
-    assert source.freeze(None, until=None).frozen.files
-    frontier = source.advance(None, source.freeze(None, until=None).frozen, era=0)
-    assert frontier.offsets["timezone"] == "Europe/Berlin"
-    assert source.freeze(frontier, until=None).frozen.files == ()
-    for zone in ("UTC", "America/New_York"):
-        other = berlin.model_copy(update={"timezone": zone})
-        with pytest.raises(ConfigError, match=f"timezone: found {zone}, expected Europe/Berlin, .*persist rebuild"):
-            FileSource(other, blob).freeze(frontier, until=None)
-    empty = source.advance(None, FrozenInput(()), era=0)
-    FileSource(berlin.model_copy(update={"timezone": "UTC"}), MemBlob()).freeze(empty, until=None)
