@@ -169,6 +169,12 @@ class RunFailed(PersistError):
     kind: ClassVar[str] = "run_failed"
 
 
+class ServerLost(RunFailed):
+    """The Spark Connect server ended while it ran a job. The starter runs the job again, as another attempt."""
+
+    kind: ClassVar[str] = "server_lost"
+
+
 class OutdatedDescription(RunFailed):
     """Another writer advanced the shard past the description's lower: stop early and mint again."""
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.view import ViewConfig
-from persist_core.errors import PersistError, StorageError, TooManyErrors
+from persist_core.errors import PersistError, ServerLost, StorageError, TooManyErrors
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import location_from
 from persist_core.spark_job.answer import record_failure
@@ -77,6 +77,7 @@ def _run_all(
 def run_item(spark: SparkSession, item: JobSpec, location: OpenLocation) -> int:
     """Run one item beside others in the context or the server of `spark`: 0, or the status of its failure, which it
     records: 1, or `BROKEN` for an error from elsewhere."""
+    from persist_spark.connect import is_lost
     from persist_spark.merge.job import run_merge_job
     from persist_spark.upsert.job import run_write_job
     from persist_spark.view.job import run_view_job
@@ -89,7 +90,10 @@ def run_item(spark: SparkSession, item: JobSpec, location: OpenLocation) -> int:
     try:
         jobs[type(item.config)](spark, item, location)
     except Exception as error:  # noqa: BLE001 - its starter raises it
-        return _failed(location, item, error)
+        if not is_lost(error):
+            return _failed(location, item, error)
+        lost = f"the Spark Connect server ended while it ran the job; nothing was committed. {error}"
+        return _failed(location, item, ServerLost(lost))
     return 0
 
 

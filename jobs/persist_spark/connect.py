@@ -4,6 +4,7 @@
     quiet_client    ─> each error of a call once
     limit_retries   ─> of a session: calls of a server that is gone fail after that time too
     new_session     ─> one beside another, and `release`: its end
+    is_lost         ─> True for the errors of a session whose server has ended
     apply_conf      ─> a file's `spark_conf`: set in the session, or a warning names it
 
 Spark's client tries for about ten minutes and says nothing meanwhile.
@@ -15,6 +16,8 @@ import copy
 import importlib
 import logging
 import math
+import re
+import warnings
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,6 +34,13 @@ CONNECT_TIMEOUT_S = 60.0  # as long as a server needs to start on a busy machine
 _TRY_S = 10.0  # of one try, so that a log shows several
 _FIRST_BACKOFF_MS, _BACKOFF_FACTOR = 50, 4.0  # as in Spark's own policy
 _MAX_TIMEOUT_S = 86_400
+
+_MAX_CAUSES = 8  # of an error, one below the other
+# Spark's words, in which a server says that it does not know a session, or its client that it cannot reach it.
+_LOST = re.compile(
+    r"INVALID_HANDLE\.(?:SESSION|OPERATION_NOT_FOUND)|NO_ACTIVE_SESSION|RESPONSE_ALREADY_RECEIVED"
+    r"|incorrect server side session|StatusCode\.UNAVAILABLE|failed to connect to all addresses"
+)
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +104,7 @@ def quiet_client(environment: Mapping[str, str]) -> None:
     Spark does so itself, unless SPARK_CONNECT_LOG_LEVEL is set; but logging that is set up later, as in a task of
     Airflow, switches it on again.
     """
+    warnings.filterwarnings("ignore", message=r"\[RETRIES_EXCEEDED\]")
     core: Any = importlib.import_module("pyspark.sql.connect.client.core")
     if "SPARK_CONNECT_LOG_LEVEL" not in environment:
         core.logger.disabled = True
@@ -131,9 +142,21 @@ def release(own: SparkSession) -> None:
         client.set_retry_policies([DefaultPolicy(max_retries=0)])
         try:
             client.release_session()
-        except ENGINE_ERRORS as error:  # the server may be gone, as the job's own error then tells
-            log.warning("the session could not be released: %s", error)
+        except ENGINE_ERRORS as error:
+            if not is_lost(error):  # else the job's own error says it
+                log.warning("the session could not be released: %s", error)
     client.close()
+
+
+def is_lost(error: BaseException | None) -> bool:
+    """True for the errors of a session whose server has ended: it does not answer, or another one does."""
+    for _ in range(_MAX_CAUSES):
+        if error is None:
+            break
+        if isinstance(error, ENGINE_ERRORS) and _LOST.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def apply_conf(session: SparkSession, conf: Mapping[str, str]) -> None:

@@ -66,6 +66,8 @@ _LISTED_BY_A_JOB = "spark.sql.sources.parallelPartitionDiscovery.threshold"  # f
 FASTER = {
     _LISTED_BY_A_JOB: "10000",
     "spark.sql.maxConcurrentOutputFileWriters": "8",  # four kinds of parts: without it each task sorts by kind
+    # No file is listed twice by one plan, and the cache belongs to all sessions: a server would keep every listing.
+    "spark.sql.hive.filesourcePartitionFileCacheSize": "0",
     "spark.sql.autoBroadcastJoinThreshold": "-1",  # we decide what to broadcast, from the description
 }
 # For a sample of a few records: to compile code for them takes as long as to plan them.
@@ -118,6 +120,8 @@ def own_session(spark: SparkSession, spec: JobSpec) -> Iterator[SparkSession]:
     names the shard: in the description of each job, or in a tag if a server runs them, which has no description. A
     long job says what it does (`progress`).
     """
+    if is_connect(spark) and "SPARK_REMOTE" in os.environ:  # it may be starting again
+        wait_for_server(os.environ["SPARK_REMOTE"], connect_timeout_s(os.environ))
     own = new_session(spark)
     try:
         if is_connect(own):

@@ -22,7 +22,7 @@ from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig
 from persist_core.contents.batch import BatchDescription
 from persist_core.contents.stats import DryRun
-from persist_core.errors import OutdatedDescription, PersistError, RunFailed
+from persist_core.errors import OutdatedDescription, PersistError, RunFailed, ServerLost
 from persist_core.handles.client import PersistClient
 from persist_core.keys import jobs_prefix
 from persist_core.shard.replace import NotReplaced, Replaced
@@ -52,22 +52,29 @@ def run_items(client: PersistClient, items: Sequence[JobSpec], start: Start) -> 
     If items of several have no answer and name no error of ours, as when the job died, they run again in two halves,
     under other attempts, down to one alone: so one that kills Spark takes no other with it. If nothing at all was
     answered, one runs alone first, and then another one; if both die too, Spark does not start, and no more is tried.
-    Nor is it if the job names a cause that is not its items'. `OutdatedDescription`, `TooManyErrors` ... if the item
-    left a failure record; `RunFailed` if it did not, or what `start` raised.
+    Nor is it if the job names a cause that is not its items'. Items whose Connect server ended run again together
+    first, since it may have been restarted. `OutdatedDescription`, `TooManyErrors` ... if the item left a failure
+    record; `RunFailed` if it did not, or what `start` raised.
     """
-    return _run(client, items, start, is_alive=False)
+    return _run(client, items, start, is_alive=False, is_first=True)
 
 
 def _run(
-    client: PersistClient, items: Sequence[JobSpec], start: Start, *, is_alive: bool
+    client: PersistClient, items: Sequence[JobSpec], start: Start, *, is_alive: bool, is_first: bool = False
 ) -> list[JobSpec | PersistError]:
-    """See `run_items`. `is_alive`: a job has answered before."""
+    """See `run_items`. `is_alive`: a job has answered before. `is_first`: none of the items has run before."""
     try:
         with ExitStack() as stack:
             ended = start(items, [part for item in items for part in stack.enter_context(stored(client.blob, item))])
     except PersistError as error:
         return [_found(client, item) or error for item in items]
     answers = {number: answer for number, item in enumerate(items) if (answer := _found(client, item)) is not None}
+    gone = {number: items[number] for number, answer in answers.items() if isinstance(answer, ServerLost)}
+    if gone and is_first and ended.exit_status not in STOPPED:
+        again = [replace(item, attempt=client.ids.uuid7()) for item in gone.values()]
+        answers |= zip(gone, _run(client, again, start, is_alive=len(answers) > len(gone)), strict=True)
+    else:
+        answers = {number: answer for number, answer in answers.items() if number not in gone}
     is_environment = ended.cause is not None and ended.cause.what in ENVIRONMENT
     if len(items) > 1 and not is_environment and ended.exit_status not in STOPPED:
         lost = {number: item for number, item in enumerate(items) if number not in answers}

@@ -6,23 +6,24 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from persist_airflow.embedded.ports import accepts_connections, free_port
 from persist_airflow.embedded.spark_connect import LocalSpark
 from tests import real_parts
-from tests.servers.lifeline import ServerFolder, end, wait_until
+from tests.servers.lifeline import ServerFolder, end, family, wait_until
 
 _START_TIMEOUT_MS = 120_000
 
 
 @dataclass(frozen=True)
 class ConnectServer:
-    """A server that runs."""
+    """A server that runs. `kill` is how a machine ends it, and starts it again."""
 
     port: int
     token: str
+    kill: Callable[[], None]
 
     @property
     def url(self) -> str:
@@ -38,25 +39,34 @@ def running(conf: Mapping[str, str] | None = None) -> Iterator[ConnectServer]:
     """Start one, with these settings too; it ends with the generator, or with the test session."""
     folder = ServerFolder("spark-connect")
     local = LocalSpark(folder.path, free_port())
-    command = local.command()
-    with (folder.path / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                *command[:-1],
-                *(part for name, value in (conf or {}).items() for part in ("--conf", f"{name}={value}")),
-                *command[-1:],
-            ],
-            env={**os.environ, **local.environment()},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    (folder.path / "spark.pid").write_text(f"{process.pid}\n")
+    command = [*local.command(), *(part for pair in (conf or {}).items() for part in ("--conf", "=".join(pair)))]
+    environment = {**os.environ, **local.environment()}  # as it is now: a job changes it
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        with (folder.path / "log").open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        started.append(process)
+        (folder.path / "spark.pid").write_text(f"{process.pid}\n")
+
+    def kill() -> None:
+        for pid in family(started[-1].pid)[::-1]:
+            os.kill(pid, signal.SIGKILL)
+        started[-1].wait()
+        start()
+
+    start()
     try:
         up = f"Spark Connect on port {local.port}"
         wait_until(lambda: accepts_connections(local.port), what=up, timeout_ms=_START_TIMEOUT_MS)
         real_parts.used("Spark Connect server", "local[*], with a token")
-        yield ConnectServer(local.port, json.loads(local.connection())["password"])
+        yield ConnectServer(local.port, json.loads(local.connection())["password"], kill)
     finally:
-        end(process, signal.SIGTERM)
+        end(started[-1], signal.SIGTERM)
         folder.remove()

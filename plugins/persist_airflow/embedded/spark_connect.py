@@ -1,7 +1,7 @@
 """A Spark Connect server for one machine, beside an embedded Airflow: Spark starts once instead of once for each job.
 
     LocalSpark(home, port)
-        .command()       spark-submit ... SparkConnectServer, in local[*], on 127.0.0.1
+        .command()       a server that lasts (`persist_core.spark_job.connect_server`), in local[*], on 127.0.0.1
         .environment()   what the server needs: its token
         .connection()    Airflow's connection to it
 
@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from persist_airflow.embedded.postgres import secret_of
-from persist_core.spark_job.installation import find_spark_submit, local_environment
+from persist_core.spark_job.installation import local_environment
 from persist_core.spark_job.process import LOCAL_MASTER, tuned_conf
 
-_SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
+_SERVER = "persist_core.spark_job.connect_server"
 _TOKEN_BYTES = 32
 END_WHEN_FULL = "-XX:+ExitOnOutOfMemoryError"  # the keeper starts it again, and Airflow the tasks that used it
 
@@ -41,11 +42,9 @@ class LocalSpark:
             "spark.log.level": "ERROR",  # jobs show their own
             "spark.python.sql.dataFrameDebugging.enabled": "false",  # see persist_spark.session
             "spark.connect.grpc.binding.address": "127.0.0.1",
-            "spark.connect.grpc.binding.port": str(self.port),
         }
         options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
-        submit = str(find_spark_submit(os.environ))
-        return [submit, "--class", _SERVER, "--master", LOCAL_MASTER, *options, "spark-internal"]
+        return [sys.executable, "-m", _SERVER, "--port", str(self.port), "--", "--master", LOCAL_MASTER, *options]
 
     def environment(self) -> dict[str, str]:
         """The environment on top of the starter's."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from persist_core.errors import InvalidInput, OutdatedDescription, RunFailed
+from persist_core.errors import InvalidInput, OutdatedDescription, RunFailed, ServerLost
 from persist_core.handles.client import PersistClient
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
@@ -75,6 +75,32 @@ def test_one_that_kills_spark_takes_no_other_with_it(client: PersistClient) -> N
     assert [type(each) for each in (a, b, c)] == [JobSpec, RunFailed, JobSpec]
     found = [len(deaths_at_lower(client.blob, spec, client.clock.now_ms())) for spec in items(client)]
     assert found == [0, 1, 0]
+
+
+@pytest.mark.parametrize("kills", [None, "b"])
+def test_what_a_lost_server_ran_runs_again_together(client: PersistClient, kills: str | None) -> None:
+    """Once, since the server may have been restarted; then an item alone that kills it again has died."""
+    jobs: list[str] = []
+
+    def start(given: Sequence[JobSpec], _: Sequence[str]) -> Ended:
+        names = [spec.description.shard for spec in given]
+        jobs.append("".join(names))
+        is_lost = len(jobs) == 1 or kills in names
+        for spec in given:
+            if is_lost and spec.description.shard != "a":
+                record_failure(client.blob, spec, ServerLost.kind, "the server ended")
+            else:
+                client.blob.set(spec.answer_key, b"manifest")
+        return Ended("", exit_status=1 if is_lost else 0)
+
+    specs = items(client)
+    found = dict(zip(NAMES, run_items(client, specs, start), strict=True))
+    died = {name: str(each) for name, each in found.items() if not isinstance(each, JobSpec)}
+    assert list(died) == [name for name in NAMES if name == kills]
+    assert all("the server ended" in text for text in died.values())
+    assert jobs == (["abc", "bc"] if kills is None else ["abc", "bc", "b", "c"])
+    blamed = [spec for spec in items(client) if deaths_at_lower(client.blob, spec, client.clock.now_ms())]
+    assert [spec.description.shard for spec in blamed] == list(died)
 
 
 def sixteen(client: PersistClient) -> list[JobSpec]:
