@@ -3,7 +3,8 @@ and its SHA-256, without holding the file in memory.
 
 In a file system files are read from the page cache, where they were just written. S3 has no such digest: the magic
 committer uploads in several parts, and of such an object S3 knows a digest of the parts' digests only. So there each
-byte is read back once, `THREADS` files at a time (figures: docs/benchmarks.md).
+byte is read back once, `THREADS` files at a time (figures: docs/benchmarks.md), by executors if there are many
+(`persist_spark.digests`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from persist_core.schema import ENDED, INHERITED, TIME, CollectionSchema, Column
 
 THREADS = 16  # a batch may have thousands of files, and each costs one round trip to the store
 _CHUNK_BYTES = 8 << 20
-_FOOTER_BYTES = 64 << 10  # the first read of a Parquet reader; nearly every footer is shorter
+# The first read of a Parquet reader: nearly every footer is shorter, and of a file of some MB it is below 1 %.
+_MIN_FOOTER_BYTES, _MAX_FOOTER_BYTES = 8 << 10, 64 << 10
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def _opened(blob: RangeReader, file: BlobMetadata) -> RangeFile:
             raise OSError(f"{len(data)} of {size_bytes} bytes at {start} are stored")
         return data
 
-    tail_start = max(0, file.size_bytes - _FOOTER_BYTES)
+    tail_start = max(0, file.size_bytes - min(max(file.size_bytes >> 7, _MIN_FOOTER_BYTES), _MAX_FOOTER_BYTES))
     tail = fetch(tail_start, file.size_bytes - tail_start) if file.size_bytes else b""
 
     def read(start: int, size_bytes: int) -> bytes:
@@ -157,11 +159,16 @@ def _digest(blob: Blob, file: BlobMetadata) -> str:
     for chunk in _chunks(blob, file):
         digest.update(chunk)
         size_bytes += len(chunk)
+    check_size(file, size_bytes)
+    return digest.hexdigest()
+
+
+def check_size(file: BlobMetadata, size_bytes: int) -> None:
+    """Raise `CorruptArtifact` unless a file, 0 bytes if it is gone, has the size that was listed."""
     if size_bytes != file.size_bytes:
         raise CorruptArtifact(
             f"{file.key}: found {size_bytes} bytes, expected {file.size_bytes}; if it was just staged, stage again"
         )
-    return digest.hexdigest()
 
 
 def _chunks(blob: Blob, file: BlobMetadata) -> Iterator[bytes]:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from persist_core.checkpoint.checkpointer import ROWS_AT_ONCE
 from persist_core.contents.batch import (
@@ -41,7 +41,8 @@ from persist_core.keys import PART, attempt_prefix
 from persist_core.location.blob import Blob, BlobMetadata
 from persist_core.schema import CollectionSchema
 from persist_spark import progress, s3a
-from persist_spark.footers import Footer, digests_of, footers_of, read_rows
+from persist_spark.digests import staged_digests
+from persist_spark.footers import Footer, footers_of, read_rows
 from persist_spark.frame import with_field_ids
 from persist_spark.order_memory import MEMORY_COLUMNS, facts_of
 from persist_spark.read.damage import named_damage
@@ -195,7 +196,7 @@ def stage_files(
     listed = _list(blob, prefix)
     progress.enter("check", f"{outcome.counts.rows} updates in {len(listed)} files written")
     s3a.check_commit(blob, prefix, {file.key: file.size_bytes for file in listed})
-    files = _described(blob, prefix, listed, schema)
+    files = _described(planned.updates.sparkSession, blob, prefix, listed, schema)
     check_rows(files, outcome, prefix)
     blob.make_durable(f"{prefix}/")
     return files, planned, outcome
@@ -234,10 +235,12 @@ def _list(blob: Blob, prefix: str) -> list[BlobMetadata]:
     return found
 
 
-def _described(blob: Blob, prefix: str, files: list[BlobMetadata], schema: CollectionSchema) -> list[StagedFile]:
+def _described(
+    spark: SparkSession, blob: Blob, prefix: str, files: list[BlobMetadata], schema: CollectionSchema
+) -> list[StagedFile]:
     """The files with their kinds, which their folders name, their digests and their footers."""
     kinds = [file.key.removeprefix(f"{prefix}/{PART}=").partition("/")[0] for file in files]
-    found = zip(kinds, files, digests_of(blob, files), footers_of(blob, files, schema), strict=True)
+    found = zip(kinds, files, staged_digests(spark, blob, prefix, files), footers_of(blob, files, schema), strict=True)
     return [StagedFile(kind, file.key, file.size_bytes, sha256, footer, schema) for kind, file, sha256, footer in found]
 
 

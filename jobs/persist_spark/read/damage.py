@@ -60,7 +60,7 @@ def check_sizes(blob: Blob, sizes: Mapping[str, int]) -> None:
 
     Costs one `stat` a file in a file system, else one listing for each attempt that staged some of them.
     """
-    found = _stored_sizes(blob, list(sizes))
+    found = stored_sizes(blob, list(sizes))
     for key, expected in sizes.items():
         if found.get(key) != expected:
             size = f"{found[key]} bytes" if key in found else "nothing"
@@ -72,7 +72,8 @@ def part_sizes(manifests: Iterable[BatchManifest]) -> dict[str, int]:
     return {part.key: part.size_bytes for manifest in manifests for part in manifest.parts}
 
 
-def _stored_sizes(blob: Blob, keys: list[str]) -> dict[str, int]:
+def stored_sizes(blob: Blob, keys: list[str]) -> dict[str, int]:
+    """The size of each of these files that is there, by key."""
     if blob.uri.startswith("file:"):
         sizes = {}
         for key in keys:
@@ -135,7 +136,7 @@ def named_damage(
             raise
         named = next((file for file in known if file.key == key), None)
         named = named or (_named_now(client, key) if client else _named_beside(blob, key))
-        if named is None and key not in _stored_sizes(blob, [key]):
+        if named is None and key not in stored_sizes(blob, [key]):
             raise ReadTooSlow(too_slow(owner_of(key), f"{key} is gone")) from error
         file = named or _named_beside(blob, key)
         if file is not None and _is_damaged(blob, file):
@@ -145,12 +146,16 @@ def named_damage(
 
 def _named_key(message: str, blob: Blob) -> str | None:
     """The key of the file below the location that a message of Spark names, or `None`."""
-    root = _path_in(blob.uri_of("x")).removesuffix("x")
     for named in _NAMED_FILE.findall(message):
-        for path in (_path_in(named), _path_in(unquote(named))):
-            if path.startswith(root):
-                return path.removeprefix(root)
+        if (key := key_in(blob, named) or key_in(blob, unquote(named))) is not None:
+            return key
     return None
+
+
+def key_in(blob: Blob, path: str) -> str | None:
+    """The key of a file, by the path that Spark gives it, or `None` if it is not below the location."""
+    root, found = _path_in(blob.uri_of("x")).removesuffix("x"), _path_in(path)
+    return found.removeprefix(root) if found.startswith(root) else None
 
 
 def _path_in(uri: str) -> str:

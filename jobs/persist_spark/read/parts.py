@@ -84,10 +84,15 @@ def scan(spark: SparkSession, blob: Blob, files: Iterable[File], schema: T.Struc
 def _read(
     spark: SparkSession, blob: Blob, keys: Sequence[str], schema: T.StructType, written: CollectionSchema
 ) -> DataFrame:
-    """Files of one version. A `[` or `{` in the location's own path is not a pattern."""
-    paths = [_GLOB.sub(r"\\\g<0>", blob.uri_of(key)) for key in keys]
+    """Files of one version."""
+    paths = [literal(blob.uri_of(key)) for key in keys]
     options = {**_READ_OPTIONS, **s3a.access_options(blob.uri, os.environ)}
     fields, cells = as_written(schema, written)
     with s3a.jars_present():
         found = spark.read.schema(fields).options(**options).parquet(*paths)
     return found if fields == schema else found.selectExpr(*cells)
+
+
+def literal(path: str) -> str:
+    """A path for Spark's readers: a `[` or `{` in the location's own is not a pattern."""
+    return _GLOB.sub(r"\\\g<0>", path)
