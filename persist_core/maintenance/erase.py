@@ -23,7 +23,7 @@ from persist_core.contents import pieces
 from persist_core.contents.batch import STASH_OPERATOR, BatchDescription, BatchManifest, HollowBatch
 from persist_core.contents.erased import ErasedKey, ErasedList, Erasure, rank
 from persist_core.contents.key_range import Key
-from persist_core.contents.operator_state import OperatorState, OrderKey, StateArtifact
+from persist_core.contents.operator_state import OperatorState, StateArtifact
 from persist_core.contents.parts import errs_schema, updates_schema
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.handles.client import PersistClient
@@ -127,7 +127,11 @@ class _Erasing:
     def check(self, state: ShardState) -> None:
         """Raise `InvalidInput` for a shard that is closed or was moved, and for forks that share files with a key."""
         if state.upper.time is None or state.upper.time == MAX_TIME:
-            raise InvalidInput(f"shard {self._shard} is closed (upper {state.upper}): it accepts no commits")
+            raise InvalidInput(
+                f"shard {self._shard} is closed (upper {state.upper}): it accepts no commits, so nothing was erased."
+                f" Drop it (`persist drop {self._shard}`); then, if it is needed, remove the key's records from the"
+                f" source, and load it again (`persist run --recreate {self._shard}`)"
+            )
         state.origin.check_not_moved(self._shard)
         hidden = hidden_shards(self._client, self._shard)
         for name in hidden:
@@ -159,22 +163,20 @@ class _Erasing:
         for _ in range(MAX_ROUNDS):
             state = self._client.state(self._shard)
             looking = self.rewriting(state, is_dry_run=True)
-            oks, errs, orders = self._living(state)
+            oks, errs, history = self._living(state)
             chains = recover_newest(self._client, state, verified_bytes=None).operators
             for name, chain in chains.items():
                 self._operator(looking, name, chain)
             is_living = len(oks) + len(errs) + looking.files > 0
-            orders += orders_of(looking.removed, self.schema)
-            until = _until(looking.removed)
-            if self._record(state, orders, until, is_living) and (
+            if self._record(state, history, looking.removed, is_living) and (
                 not is_living or self._commit(state, oks, errs, chains)
             ):
                 publish_missing(self._client, self._client.state(self._shard))
                 return
         raise self._too_slow()
 
-    def _living(self, state: ShardState) -> tuple[pa.Table, pa.Table, list[OrderKey]]:
-        """Retractions of the rows and errors of the keys, and all orders that the history has of them."""
+    def _living(self, state: ShardState) -> tuple[pa.Table, pa.Table, list[pa.Table]]:
+        """Retractions of the rows and errors of the keys; and their history, if it has orders."""
         assert state.upper.time is not None
         reader, ranges, time = self._client.open_reader(self._shard), self.sought.ranges, state.upper.time
         if not state.batches:
@@ -194,7 +196,7 @@ class _Erasing:
         return (
             _retractions(rows, updates_schema(self.schema), time),
             _retractions(errs, errs_schema(self.schema), time),
-            orders_of(known, self.schema),
+            known,
         )
 
     def _operator(self, rewriting: Rewriting, name: str, chain: Sequence[StateArtifact]) -> OperatorState | None:
@@ -214,16 +216,28 @@ class _Erasing:
                 kept.append(replace(each, partition_id=len(kept)))
         return OperatorState(is_delta=False, artifacts=tuple(kept)) if kept else None
 
-    def _record(self, state: ShardState, orders: Sequence[OrderKey], until: int, is_living: bool) -> bool:
-        """Put the keys on the list, and refuse what was described before. False if another was faster."""
+    def _record(
+        self, state: ShardState, history: Sequence[pa.Table], waiting: Sequence[pa.Table], is_living: bool
+    ) -> bool:
+        """Put the keys on the list, and refuse what was described before. False if another was faster.
+
+        `history` and `waiting`: the removed rows, and the removed records of operator state.
+        """
         known = erased_list(self._client, state) if state.erased else ErasedList(new_secret(self._client))
         place = self._place(known)
         if place is not None and not is_living:
             return True
         assert state.upper.time is not None
-        order = max(orders, key=rank, default=None) if self.schema.order else None
         upper = state.upper.time
-        keys = tuple(ErasedKey(known.digest(key, self.schema.key), max(upper, until), order) for key in self._keys)
+        found = [(key, _rows_of(history, one), _rows_of(waiting, one)) for key, one in self._one_by_one()]
+        keys = tuple(
+            ErasedKey(
+                known.digest(key, self.schema.key),
+                max(upper, _until(later)),
+                max(orders_of([*rows, *later], self.schema), key=rank, default=None),
+            )
+            for key, rows, later in found
+        )
         if place is not None and known.erasures[place].ended_ms is not None:
             place = None  # of new records since: another request
         if place is None:
@@ -235,6 +249,9 @@ class _Erasing:
             merged = tuple(key.later(before.get(key.digest)) for key in keys)
             erasure = replace(known.erasures[place], keys=merged, upper=upper)
         return store(self._client, state, known.changed(erasure, place), refuses=True)
+
+    def _one_by_one(self) -> list[tuple[Key, Sought]]:
+        return [(key, Sought.of([key], self.schema.key)) for key in self._keys]
 
     def _place(self, known: ErasedList) -> int | None:
         """The place of the newest erasure of just these keys."""
@@ -349,6 +366,10 @@ class _Erasing:
 
     def _too_slow(self) -> RunFailed:
         return RunFailed(f"other writers of {self._shard} were faster {MAX_ROUNDS} times; run the command again")
+
+
+def _rows_of(tables: Sequence[pa.Table], sought: Sought) -> list[pa.Table]:
+    return [table.filter(sought.rows_of(table)) for table in tables]
 
 
 def _until(removed: Sequence[pa.Table]) -> int:

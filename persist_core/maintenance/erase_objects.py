@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from persist_core.contents.erased import ErasedList
@@ -16,6 +16,7 @@ from persist_core.handles.erased import erased_list
 from persist_core.handles.load import load_manifest
 from persist_core.keys import (
     CheckpointLayout,
+    attempt_of,
     attempt_of_failure,
     dry_runs_prefix,
     erased_prefix,
@@ -38,7 +39,9 @@ def verify(client: PersistClient, shard: str, keys: Sequence[Key]) -> tuple[str,
     """Read every object of the shard, and of hidden ones that work for it; returns where one of `keys` is."""
     sought = Sought.of(keys, schema_to_erase(client.state(shard)).key)
     names = (shard, *hidden_shards(client, shard))
-    found = [key for name in names for key, data in _objects(client, name) if sought.is_in_object(data)]
+    found = [
+        key for name in names for key in _with_names(_objects(client, name), lambda _, data: sought.is_in_object(data))
+    ]
     heads = [(name, client.location.consensus.head(name)) for name in names]
     return (*found, *(f"the state of {name}" for name, head in heads if head and sought.is_in_object(head.data)))
 
@@ -51,8 +54,11 @@ def delete(
 
     Raises `RunFailed` if a fork still reads one of them.
     """
-    unread = set(replaced) - (_shared(client, shard) if replaced else set())
-    found = {name: _unneeded(client, name, sought, unread) for name in (shard, *hidden_shards(client, shard))}
+    shared = _shared(client, shard)
+    found = {
+        name: _unneeded(client, name, sought, set(replaced) - shared, shared)
+        for name in (shard, *hidden_shards(client, shard))
+    }
     if not any(found.values()):
         return 0, (), ()
     doomed = tuple(key for name, keys in found.items() if keys or name == shard for key in _refused(client, name, keys))
@@ -63,16 +69,33 @@ def delete(
     return sum(client.blob.delete(key) is not None for key in doomed), (), ()
 
 
-def _unneeded(client: PersistClient, shard: str, sought: Sought, unread: Collection[str]) -> list[str]:
+def _unneeded(
+    client: PersistClient, shard: str, sought: Sought, unread: Collection[str], shared: Collection[str]
+) -> list[str]:
     """The objects that hold a key, or are `unread`, and that the shard's state does not need; objects of checkpoints
     that hold a key in any case."""
     needed, checkpoints = Needs(client, shard).of_itself(client.state(shard)), CheckpointLayout(shard).root
-    return [
-        key
-        for key, data in _objects(client, shard)
-        if (key not in needed or key.startswith(checkpoints))
-        and (key in unread or _is_by_the_way(shard, key) or sought.is_in_object(data))
-    ]
+    unneeded = (each for each in _objects(client, shard) if each[0] not in needed or each[0].startswith(checkpoints))
+    return _with_names(
+        unneeded, lambda key, data: key in unread or _is_by_the_way(shard, key) or sought.is_in_object(data), shared
+    )
+
+
+def _with_names(
+    objects: Iterable[tuple[str, bytes]], is_found: Callable[[str, bytes], bool], kept: Collection[str] = ()
+) -> list[str]:
+    """The objects that hold a key, after the manifests that name one of them and are not `kept`: they never outlive it.
+
+    The bounds of a composite key may be the values of two keys, so that nothing else says whose they are.
+    """
+    found, others = list[str](), dict[str, bytes]()
+    for key, data in objects:
+        if is_found(key, data):
+            found.append(key)
+        elif attempt_of(key) is not None and key not in kept:
+            others[key] = data
+    naming = [key for key, data in others.items() if any(each.encode() in data for each in found)]
+    return naming + sorted(found, key=lambda key: key.endswith(".parquet"))
 
 
 def _refused(client: PersistClient, shard: str, found: Sequence[str]) -> Iterator[str]:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from persist_core.cli import rebuild as cli_rebuild
 from persist_core.cli.main import run_command
 from persist_core.contents.erased import ErasedList
 from persist_core.contents.key_range import range_of
@@ -144,6 +145,64 @@ def test_in_log_order_the_time_of_a_record_decides(
     story.persist("reprocess", "people", "--from", "2026-01-01", "--yes", "--collections", str(tmp_path))
     assert story.objects_with(ANN) == []
     assert story.rows() == [("bo@x", "Bob")]
+
+
+def test_what_waited_of_one_key_says_nothing_of_another(
+    tmp_path: Path,
+    there: list[str],  # noqa: F811 - the fixture
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    story = Story(tmp_path, there, STASH, capsys)
+    story.feed("1.jsonl", *({"email": ANN, "name": "Ann", "at": at} for at in (1, FUTURE)), {"email": "bo@x", "at": 1})
+    story.persist("erase", "people", "--key", ANN, "--key", "bo@x", "--reason", "asked")
+    upper = story.client.state("people").upper.time
+    assert upper is not None
+    story.feed("2.jsonl", {"email": ANN, "at": upper + 1}, {"email": "bo@x", "name": "again", "at": upper})
+    assert story.rows() == [("bo@x", "again")]
+
+
+def test_an_order_of_one_key_says_nothing_of_another(
+    tmp_path: Path,
+    there: list[str],  # noqa: F811 - the fixture
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    story = Story(tmp_path, there, SEQUENCE, capsys)
+    story.feed("1.jsonl", {"email": ANN, "name": "Ann", "seq": 9}, {"email": "bo@x", "name": "Bo", "seq": 1})
+    story.persist("erase", "people", "--key", ANN, "--key", "bo@x", "--reason", "asked")
+    story.feed("2.jsonl", {"email": ANN, "name": "late", "seq": 8}, {"email": "bo@x", "name": "again", "seq": 2})
+    assert story.rows() == [("bo@x", "again")]
+
+
+def test_an_erasure_while_a_rebuild_begins(
+    tmp_path: Path,
+    there: list[str],  # noqa: F811 - the fixture
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing that was staged without the list of erasures is committed, and the next call knows the list."""
+    story = Story(tmp_path, there, SEQUENCE, capsys)
+    story.feed("1.jsonl", {"email": ANN, "name": "Ann", "seq": 5}, {"email": "bo@x", "name": "Bo", "seq": 1})
+    story.feed("2.jsonl", {"email": ANN, "seq": 6, "op": "D"}, {"email": "bo@x", "name": "Bob", "seq": 2})
+    story.feed("3.jsonl", {"email": ANN, "name": "Ann S", "seq": 7})
+    write, erasures = vars(cli_rebuild)["write_batch"], 0
+
+    def written(*arguments: Any) -> Any:
+        nonlocal erasures
+        key = write(*arguments)
+        if not erasures:
+            erasures += 1
+            story.persist("erase", "people", "--key", ANN, "--reason", "asked")
+        return key
+
+    monkeypatch.setattr(cli_rebuild, "write_batch", written)
+    (tmp_path / "people.yaml").write_text(SEQUENCE.replace("name: string", "name: json"))
+    rebuild = ["rebuild", "people", "--yes", "--collections", str(tmp_path)]
+    story.persist(*rebuild, code=5)
+    assert story.objects_with("ann.smith") == [], "after the refusal"
+    story.persist(*rebuild)
+    assert erasures == 1
+    assert story.objects_with("ann.smith") == []
+    assert [email for email, _ in story.rows()] == ["bo@x"]
 
 
 UNTIMED = {"email": ANN, "name": "Ann", "at": "no time"}

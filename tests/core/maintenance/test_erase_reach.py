@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from persist_core.contents.erased import ErasedKey, ErasedList, Erasure
+from persist_core.contents.key_range import KeyRange
+from persist_core.contents.parts import PARQUET
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.handles.erased import erased_for, erased_list
@@ -22,9 +26,10 @@ from persist_core.protocol.delta import BEGINNING
 from persist_core.protocol.fork import fork
 from persist_core.protocol.replay import Start, turns_of
 from persist_core.schema import Column
-from tests.core.compaction.histories import KEYED, SEQUENCED
+from tests.core.compaction.histories import KEYED, SEQUENCED, History
 from tests.core.maintenance.test_erase import KEYS, Erasing, in_memory, keys_of, rows_in, upper
 from tests.core.protocol.restored_shard import Collection
+from tests.dying_store import Crash
 
 
 def test_forks_and_views_and_errors_without_a_key_are_named() -> None:
@@ -143,3 +148,34 @@ def test_garbage_and_staged_attempts_are_searched_too() -> None:
     history.gone(KEYS[:1])
     history.check_gone(KEYS[:1])
     history.check()
+
+
+def test_no_manifest_outlives_the_files_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark bounds each key column by itself: a bound is then the first key's number and the second one's region."""
+    monkeypatch.setattr("persist_core.handles.write.range_of", lambda *_: KeyRange((0, ""), (9, "smith")))
+    for at in range(1, 12):
+        history = History(in_memory(), KEYED, 4)
+        history.client.part_format = PARQUET
+        history.commit(0, 1, [((0, "smith", 1.0, "x"), 0, 1), ((9, "", 1.0, "x"), 0, 1)], [])
+        deletes = [0]
+
+        def delete(
+            key: str, *, whole: Any = history.client.blob.delete, deletes: list[int] = deletes, at: int = at
+        ) -> Any:
+            deletes[0] += 1
+            if deletes[0] == at:
+                raise Crash
+            return whole(key)
+
+        monkeypatch.setattr(history.client.blob, "delete", delete)
+        with suppress(Crash):
+            erase(history.client, "s", [(0, "smith")], by="me", reason="asked")
+        if deletes[0] >= at:
+            erase(history.client, "s", [(0, "smith")], by="me", reason="asked")
+        assert verify(history.client, "s", [(0, "smith")]) == ()
+        stored = [each.key for each in history.client.blob.list_keys_and_metadata("s/batches/")]
+        named = [key for key in stored if key.endswith("manifest.json")]
+        assert [key for key in named if b"smith" in (history.client.blob.get(key) or b"")] == []
+        if deletes[0] < at:
+            return
+    raise AssertionError("there are more objects to delete than expected")
