@@ -13,6 +13,7 @@ import pytest
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD
 from persist_spark.decode.records import BROKEN_TEXT
 from persist_spark.frame import BAD_KEY
+from tests.sampling import sample
 from tests.spark.decode_feed import Feed
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ TEXTS: list[tuple[str, str, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["csv", "json"])
+@pytest.mark.parametrize("kind", sample(["csv", "json"], 1, "text types"))
 def test_each_type_takes_what_has_one_reading(feed: Feed, kind: str) -> None:
     columns: dict[str, Any] = {"id": "int", **{f"c{i}": type_name for i, (type_name, _, _) in enumerate(TEXTS)}}
     if kind == "json":

@@ -17,6 +17,7 @@ import pytest
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, TIME
 from persist_spark.decode.values import TWO_BYTES, TWO_NUMBERS
 from persist_spark.frame import ORDER
+from tests.sampling import sample
 from tests.spark.decode_feed import Feed, Record
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ DECIMALS: list[tuple[Any, dict[str, Any] | None, tuple[str | None, str | None, s
 ]
 
 
-@pytest.mark.parametrize(("at", "setting"), [(0, None), (1, "precise"), (2, "string")])
+@pytest.mark.parametrize(("at", "setting"), sample([(0, None), (1, "precise"), (2, "string")], 1, "decimals"))
 def test_a_decimal_is_what_its_schema_or_the_collection_says(feed: Feed, at: int, setting: str | None) -> None:
     source = {} if setting is None else {"decimals": setting}
     rows = values(feed, "decimal(10,2)", [message(value, schema) for value, schema, _ in DECIMALS], **source)
@@ -161,7 +162,7 @@ INTEGERS: list[tuple[Any, dict[str, Any] | None, int | None, int | None]] = [
 ]
 
 
-@pytest.mark.parametrize("setting", [None, "precise"])
+@pytest.mark.parametrize("setting", sample([None, "precise"], 1, "integers"))
 def test_an_integer_is_what_its_schema_or_the_collection_says(feed: Feed, setting: str | None) -> None:
     source = {} if setting is None else {"decimals": setting}
     rows = values(feed, "bigint", [message(value, schema) for value, schema, _, _ in INTEGERS], **source)
@@ -265,7 +266,7 @@ BINARIES: list[tuple[Any, dict[str, Any] | None, tuple[bytes | None, bytes | Non
 ]
 
 
-@pytest.mark.parametrize(("at", "setting"), [(0, None), (1, "base64"), (2, "hex")])
+@pytest.mark.parametrize(("at", "setting"), sample([(0, None), (1, "base64"), (2, "hex")], 1, "binaries"))
 def test_bytes_are_what_their_schema_or_the_collection_says(feed: Feed, at: int, setting: str | None) -> None:
     source = {} if setting is None else {"binary": setting}
     rows = values(feed, "binary", [message(value, schema) for value, schema, _ in BINARIES], **source)

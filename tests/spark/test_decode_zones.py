@@ -16,6 +16,7 @@ from persist_core.schema import ERR_KIND, ERR_MESSAGE, TIME
 from persist_core.time_text import first_instant, local_of, parse_time
 from persist_spark.decode import times
 from persist_spark.decode.times import check_zone, instant_of, midnight_ms
+from tests.sampling import sample
 from tests.spark.decode_feed import Feed
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def replay(zone: str, first: datetime, last: datetime) -> dict[datetime, list[da
     return found
 
 
-@pytest.mark.parametrize("zone", [BERLIN, "America/New_York", "Australia/Lord_Howe"])
+@pytest.mark.parametrize("zone", sample([BERLIN, "America/New_York", "Australia/Lord_Howe"], 1, "half hours"))
 def test_every_half_hour_of_a_year_equals_a_plain_replay(spark: SparkSession, zone: str) -> None:
     expected = replay(zone, datetime(2026, 1, 1), datetime(2027, 1, 1))
     frame = spark.createDataFrame([(local.replace(tzinfo=UTC),) for local in expected], "local timestamp")
@@ -60,7 +61,10 @@ def test_every_half_hour_of_a_year_equals_a_plain_replay(spark: SparkSession, zo
     assert {len(instants) for instants in expected.values()} == {0, 1, 2}
 
 
-@pytest.mark.parametrize("zone", [BERLIN, "America/New_York", "America/Sao_Paulo", "Pacific/Apia", "America/St_Johns"])
+ZONES = [BERLIN, "America/New_York", "America/Sao_Paulo", "Pacific/Apia", "America/St_Johns"]
+
+
+@pytest.mark.parametrize("zone", sample(ZONES, 2, "dates"))
 def test_a_date_begins_at_the_same_instant_in_spark_and_in_paths(spark: SparkSession, zone: str) -> None:
     days = [datetime(2006, 1, 1) + timedelta(days=day) for day in range(21 * 366)]
     frame = spark.createDataFrame([(day.date(),) for day in days], "day date")
@@ -117,7 +121,7 @@ def test_counts_are_utc_and_bad_texts_do_not_name_clocks(feed: Feed) -> None:
     assert "clocks" not in bad[ERR_MESSAGE]
 
 
-@pytest.mark.parametrize("type_name", ["string", "timestamp", "date"])
+@pytest.mark.parametrize("type_name", sample(["string", "timestamp", "date"], 1, "local times"))
 def test_a_records_own_time_is_local_time(feed: Feed, type_name: str) -> None:
     texts = ["2026-07-03", "2026-03-29 02:30:00"] if type_name != "date" else ["2026-07-03"]
     lines = [f'{{"id": {n}, "at": "{text}"}}' for n, text in enumerate(texts)]

@@ -26,6 +26,7 @@ from persist_core.sources.input_file import InputFile
 from persist_core.sources.natural_order import natural_key
 from persist_spark.decode.long_records import START_BYTES, copy_without, long_records
 from persist_spark.frame import ORDER
+from tests.sampling import sample
 from tests.spark.decode_feed import Feed, access_to
 from tests.spark.test_write_job import Collection
 
@@ -58,7 +59,7 @@ def json_line(number: int, size: int = 0) -> bytes:
     return json.dumps({"id": number, "v": "x" * size}).encode()
 
 
-@pytest.mark.parametrize("suffix", sorted(PACKERS))
+@pytest.mark.parametrize("suffix", sample(sorted(PACKERS), 3, "long lines"))
 def test_a_long_line_is_an_err_and_reading_goes_on_behind_it(feed: Feed, suffix: str) -> None:
     lines = [json_line(1), json_line(2, 3 * MIB), b"", json_line(3), json_line(4, MIB - 100), json_line(5, 2 * MIB)]
     feed.write(f"a.jsonl{suffix}", PACKERS[suffix](b"\n".join(lines)))
@@ -174,7 +175,7 @@ def test_lines_and_copies_are_right_wherever_chunks_end(tmp_path: Path, seed: in
         assert gzip.decompress((tmp_path / "copy.gz").read_bytes()) == b"\n".join(kept) + end
 
 
-@pytest.mark.parametrize("mode", ["log", "sequence"])
+@pytest.mark.parametrize("mode", sample(["log", "sequence"], 1, "long records"))
 def test_a_batch_with_one_commits(spark: SparkSession, tmp_path: Path, mode: str) -> None:
     things = Collection(tmp_path)
     order: dict[str, Any] = {"mode": "sequence", "by": {"seq": "bigint"}} if mode == "sequence" else {"by": "position"}

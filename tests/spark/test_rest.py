@@ -15,6 +15,7 @@ import pytest
 from persist_core.contents.stats import BatchWarning
 from persist_core.errors import FeedChanged
 from persist_core.sample.fields import MISSING, NEW
+from tests.sampling import sample
 from tests.spark.decode_feed import Feed
 from tests.spark.test_row_checks import things_with
 from tests.spark.test_set_aside import UNTIL
@@ -72,7 +73,7 @@ def _as_written(digits: str) -> tuple[str, str]:
     return "number", digits
 
 
-@pytest.mark.parametrize("kind", ["json", "debezium-json", "message", "dms-json"])
+@pytest.mark.parametrize("kind", sample(["json", "debezium-json", "message", "dms-json"], 2, "rest"))
 def test_rest_has_all_other_fields_of_json_as_they_were_written(feed: Feed, kind: str) -> None:
     rng = random.Random(kind)
     rows = [{json.dumps(f"f{rng.randrange(9)}"): value(rng) for _ in range(rng.randrange(5))} for _ in range(60)]

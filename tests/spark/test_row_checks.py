@@ -21,6 +21,7 @@ from tests.oracle.consolidate import Err
 from tests.oracle.record import Record
 from tests.oracle.row_checks import Judge, Read, Row, refused, warned
 from tests.oracle.upsert import drain_sealed_input
+from tests.sampling import sample
 from tests.spark.test_set_aside import UNTIL, Dying
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def test_a_server_is_asked_once_about_a_text(
         row_checks.check_texts(spark.newSession(), things.config.model_copy(update={"columns": columns}))
 
 
-@pytest.mark.parametrize("mode", ["log", "sequence"])
+@pytest.mark.parametrize("mode", sample(["log", "sequence"], 1, "row checks"))
 def test_a_batch_is_what_plain_python_makes_of_it(spark: SparkSession, tmp_path: Path, mode: str) -> None:
     columns = {**COLUMNS, "n": "bigint"}
     things = things_with(tmp_path, CHECKS, columns=columns, order={"mode": mode, "by": ["n"]})

@@ -27,6 +27,7 @@ from persist_spark.upsert import batch, lookup, stash
 from tests import two_versions
 from tests.core.handles.test_schema_evolution import Evolving, check_changes
 from tests.oracle.upsert import TOMBSTONE, Record
+from tests.sampling import sample
 from tests.spark.staged_shard import StagedShard
 from tests.spark.view_shards import ViewShards, text, view
 from tests.two_versions import CHANGES, ERRORS_1, ERRORS_2, ROWS_1, ROWS_2, SHARD, VERSION_1, VERSION_2, WIDE, by_number
@@ -117,8 +118,10 @@ def _record(key: int, value: Any, time: int | None, seq: int | None = None) -> R
     return Record((key,), value, time, (seq, "f", 0, next(_PLACES)))
 
 
-@pytest.mark.parametrize("is_delta", [False, True], ids=["full state", "delta"])
-@pytest.mark.parametrize("order", [None, (Column("seq", "bigint"),)], ids=["log", "sequence"])
+VARIANTS = [(order, is_delta) for order in (None, (Column("seq", "bigint"),)) for is_delta in (False, True)]
+
+
+@pytest.mark.parametrize(("order", "is_delta"), sample(VARIANTS, 1, "older versions"))
 def test_a_batch_meets_what_an_older_version_left(
     spark: SparkSession, tmp_path: Path, order: tuple[Column, ...] | None, is_delta: bool
 ) -> None:

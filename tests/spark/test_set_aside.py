@@ -28,7 +28,7 @@ from persist_core.sources.input_file import FrozenInput, InputFile
 from persist_core.spark_job.deaths import Death, deaths_at_lower, reading, record_death
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.upsert.job import run_write_job
-from tests.sampling import is_long
+from tests.sampling import is_long, sample
 from tests.spark.test_write_job import Collection
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def change(op: str, **row: Any) -> dict[str, Any]:
     return {"op": op, "before": None, "after": row or None, "source": source, "ts_ms": 0}
 
 
-@pytest.mark.parametrize("mode", ["log", "sequence"])
+@pytest.mark.parametrize("mode", sample(["log", "sequence"], 1, "killers"))
 def test_no_truncate_removes_the_err_and_a_corrected_file_does(spark: SparkSession, tmp_path: Path, mode: str) -> None:
     order = {"mode": mode, "by": "auto"}
     things = Dying(tmp_path, source={"path": "in/*", "format": "debezium-json"}, delete={}, order=order)

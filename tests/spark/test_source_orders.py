@@ -149,7 +149,7 @@ HEALTHY = {
 }
 
 
-@pytest.mark.parametrize("mode", ["sequence", "log"])
+@pytest.mark.parametrize("mode", sample(["sequence", "log"], 1, "restarts"))
 def test_what_starts_the_numbers_again_is_found(spark: SparkSession, tmp_path: Path, mode: str) -> None:
     lines: list[str] = []
     names = [*INCOMPARABLE, *HEALTHY]
@@ -199,13 +199,7 @@ TRUNCATES = [  # the batches of a delivery: a row before the failover, a truncat
 ]
 
 
-SAMPLED_TRUNCATES = [  # one connector, and one other delivery
-    *sample([each for each in TRUNCATES if each[1] == ["row", "cut"]], 1, "truncates, by connector"),
-    *sample([each for each in TRUNCATES if each[1] != ["row", "cut"]], 1, "truncates, by delivery"),
-]
-
-
-@pytest.mark.parametrize(("name", "batches"), SAMPLED_TRUNCATES)
+@pytest.mark.parametrize(("name", "batches"), sample(TRUNCATES, 1, "truncates"))
 def test_a_truncate_of_another_run_of_numbers_is_a_question(
     spark: SparkSession, tmp_path: Path, name: str, batches: list[str]
 ) -> None:

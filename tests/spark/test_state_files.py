@@ -24,7 +24,7 @@ from persist_spark.upsert import batch, fold, look, stash
 from tests.oracle.consolidate import UpsertDiff, as_of
 from tests.oracle.sequence import OrderMemory
 from tests.oracle.upsert import TOMBSTONE, Record, drain_sealed_input
-from tests.sampling import is_long
+from tests.sampling import is_long, sample
 from tests.spark.staged_shard import SHARD, StagedShard
 
 KEY, VALUES = (Column("id", "bigint", nullable=False),), (Column("name", "string"),)
@@ -277,7 +277,7 @@ def test_an_input_much_larger_than_the_stash_is_not_kept(
     assert shard.write([again], large).stats["duplicates"] == 1, "the whole stash is read"
 
 
-@pytest.mark.parametrize("is_delta", [True, False], ids=["delta", "full"])
+@pytest.mark.parametrize("is_delta", sample([True, False], 1, "flips in state"))
 def test_a_flipped_byte_of_operator_state_heals_from_a_copy(
     spark: SparkSession,
     tmp_path: Path,
