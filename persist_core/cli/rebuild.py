@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import click
 
 from persist_core.cli import output
-from persist_core.cli.reprocess import print_samples
+from persist_core.cli.reprocess import carry_out
 from persist_core.cli.run import ENV_SPARK_MASTER, find_config, spark_of
-from persist_core.cli.session import Session, this_user, with_session
+from persist_core.cli.session import Session, with_session
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import InvalidInput
-from persist_core.maintenance.differences import SAMPLES, rebuild_facts, rebuild_lines
 from persist_core.maintenance.hidden import end, generations, give_up_rebuild, kept_generations
-from persist_core.maintenance.rebuild import Rebuilt, Request, rebuild
+from persist_core.maintenance.rebuild import Request, rebuild
 from persist_core.protocol.delta import MAX_UPDATES
-from persist_core.spark_job.launch import write_batch
 from persist_core.spark_job.process import LOCAL_MASTER
 from persist_core.time_text import format_time, show_time
 
@@ -81,28 +78,7 @@ def rebuild_command(
         max_changed=config.limits.max_changed,
         max_updates=max_updates,
     )
-    with spark_of(session, master, conf).kept() as start:
-        found = rebuild(
-            session.client,
-            config,
-            request,
-            write=functools.partial(write_batch, session.client, start),
-            writer=f"cli/rebuild {this_user()}",
-            say=session.say,
-            report=functools.partial(_print_report, session),
-        )
-    if session.as_json:
-        output.print_json(rebuild_facts(found))
-    else:
-        output.print_line(rebuild_lines(found)[-1])
-
-
-def _print_report(session: Session, found: Rebuilt) -> None:
-    """Before the swap: on stderr if stdout is for JSON."""
-    for line in rebuild_lines(found)[:-1]:
-        output.print_line(line, to_stderr=session.as_json)
-    if not session.as_json and found.found is not None:
-        print_samples(found.found, SAMPLES)
+    carry_out(session, spark_of(session, master, conf), rebuild, config, request)
 
 
 @click.command("generations")

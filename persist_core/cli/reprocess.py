@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -16,14 +16,16 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.config.error_limits import read_limits
 from persist_core.errors import InvalidInput
 from persist_core.inspection.values import json_rows
-from persist_core.maintenance.differences import SAMPLES, facts_of, line_of, reprocess_facts, reprocess_lines
+from persist_core.maintenance.differences import SAMPLES, facts_of, line_of, report_of
 from persist_core.maintenance.hidden import give_up
-from persist_core.maintenance.reprocess import Reprocessed, reprocess, request_of
+from persist_core.maintenance.rebuild import Rebuilt
+from persist_core.maintenance.rebuild import Request as Rebuild
+from persist_core.maintenance.reprocess import Reprocessed, Request, reprocess, request_of
 from persist_core.protocol.compare import compare, side_of
 from persist_core.protocol.delta import MAX_UPDATES
 from persist_core.protocol.difference import Differences
 from persist_core.spark_job.launch import write_batch
-from persist_core.spark_job.process import LOCAL_MASTER
+from persist_core.spark_job.process import LOCAL_MASTER, SparkProcess
 
 
 @click.command("reprocess")
@@ -88,22 +90,7 @@ def reprocess_command(
         reason=reason,
         **({} if max_changed is None else {"max_changed": _limits(max_changed)}),
     )
-    with spark_of(session, master, conf).kept() as start:
-        found = reprocess(
-            session.client,
-            config,
-            request,
-            write=functools.partial(write_batch, session.client, start),
-            writer=f"cli/reprocess {this_user()}",
-            say=session.say,
-            report=functools.partial(_print_report, session),
-        )
-    if session.as_json:
-        output.print_json(reprocess_facts(found, is_dry_run=dry_run))
-    elif found.commit is not None:
-        output.print_line(reprocess_lines(found)[-1])
-    else:
-        output.print_line("nothing was committed" if found.is_needed else f"nothing to correct in {found.shard}")
+    carry_out(session, spark_of(session, master, conf), reprocess, config, request)
 
 
 @click.command("diff")
@@ -136,7 +123,7 @@ def diff_command(
         output.print_json({**sides, **facts_of(found, limit)})
         return
     output.print_line(f"from {a} to {b}: {line_of(found)}")
-    print_samples(found, limit)
+    _print_samples(found, limit)
 
 
 def _limits(text: str) -> tuple[int | str, ...] | None:
@@ -146,15 +133,33 @@ def _limits(text: str) -> tuple[int | str, ...] | None:
         raise InvalidInput(f"--max-changed {text}: {error}") from None
 
 
-def _print_report(session: Session, found: Reprocessed) -> None:
-    """Before the commit: on stderr if stdout is for JSON."""
-    for line in reprocess_lines(replace(found, commit=None)):
-        output.print_line(line, to_stderr=session.as_json)
-    if not session.as_json:
-        print_samples(found.found, SAMPLES)
+def carry_out(
+    session: Session,
+    spark: SparkProcess,
+    do: Callable[..., Reprocessed | Rebuilt],
+    config: CollectionConfig,
+    request: Request | Rebuild,
+) -> None:
+    """`reprocess` or `rebuild` with the request; print the report before the commit, and then what was done."""
+
+    def show(found: Reprocessed | Rebuilt) -> None:
+        report = report_of(found)
+        for line in report.lines:
+            output.print_line(line, to_stderr=session.as_json)  # stdout is for JSON
+        if not session.as_json and report.differing is not None:
+            _print_samples(report.differing, SAMPLES)
+
+    with spark.kept() as start:
+        write = functools.partial(write_batch, session.client, start)
+        writer = f"cli/{do.__name__} {this_user()}"
+        found = do(session.client, config, request, write=write, writer=writer, say=session.say, report=show)
+    if session.as_json:
+        output.print_json(report_of(found).facts)
+    else:
+        output.print_line(report_of(found).done)
 
 
-def print_samples(found: Differences, limit: int) -> None:
+def _print_samples(found: Differences, limit: int) -> None:
     """Some of the rows that differ, as a table."""
     shown = found.rows.slice(0, limit)
     if len(shown):

@@ -1,8 +1,8 @@
-"""Reports of differences, for people and programs, as `persist reprocess` prints them."""
+"""Reports of differences, for people and programs, as `persist reprocess` and `persist rebuild` print them."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from persist_core.inspection.values import json_rows
@@ -35,12 +35,35 @@ def line_of(found: Differences) -> str:
     )
 
 
-def reprocess_facts(found: Reprocessed, *, is_dry_run: bool) -> dict[str, Any]:
-    """A report of `persist reprocess`, as JSON."""
-    status = "corrected" if found.commit else "dry_run" if is_dry_run and found.is_needed else "up_to_date"
-    return {
+@dataclass(frozen=True)
+class Report:
+    """The report of a correction or a rebuild. `lines`: before the commit; `done`: what was committed. `differing`: the
+    rows, if they can be compared. `facts`: all of it, as JSON."""
+
+    lines: tuple[str, ...]
+    done: str
+    differing: Differences | None
+    facts: dict[str, Any]
+
+
+def report_of(found: Reprocessed | Rebuilt) -> Report:
+    """The report, before the commit or after it."""
+    return _reprocess_report(found) if isinstance(found, Reprocessed) else _rebuild_report(found)
+
+
+def _reprocess_report(found: Reprocessed) -> Report:
+    lines = [f"{found.shard}, {found.of_rows}: {line_of(found.found)}"]
+    for what, names in (("replaced", found.replaced), ("gone", found.gone), ("new", found.new)):
+        lines += [f"files {what}: {show_names(names)}"] if names else []
+    done = "nothing was committed" if found.is_needed else f"nothing to correct in {found.shard}"
+    if found.commit:
+        done = (
+            f"corrected from {show_time(found.commit.lower)} on, as checkpoint {found.commit.checkpoint_id}; earlier"
+            " times show what was believed then"
+        )
+    facts = {
         "shard": found.shard,
-        "status": status,
+        "status": "corrected" if found.commit else "dry_run" if found.is_needed else "up_to_date",
         "replayed_from": found.start.upper,
         "from_checkpoint": found.start.checkpoint_id,
         "checkpoint_id": found.commit.checkpoint_id if found.commit else None,
@@ -51,24 +74,19 @@ def reprocess_facts(found: Reprocessed, *, is_dry_run: bool) -> dict[str, Any]:
         "new": list(found.new),
         **facts_of(found.found),
     }
+    return Report(tuple(lines), done, found.found, facts)
 
 
-def reprocess_lines(found: Reprocessed) -> list[str]:
-    """The report in lines, without the samples."""
-    lines = [f"{found.shard}, {found.of_rows}: {line_of(found.found)}"]
-    for what, names in (("replaced", found.replaced), ("gone", found.gone), ("new", found.new)):
-        lines += [f"files {what}: {show_names(names)}"] if names else []
+def _rebuild_report(found: Rebuilt) -> Report:
+    """`differences` is `null` if rows cannot be compared: `why` says why."""
+    lines = [f"{found.shard} holds {found.before}; rebuilt it holds {found.after}"]
+    lines += [line_of(found.found)] if found.found else [found.why] if found.why else []
+    lines += [f"files gone: {show_names(found.gone)}"] if found.gone else []
+    done = f"nothing was swapped in; look at it: `persist snapshot {found.built}`"
     if found.commit:
-        lines.append(
-            f"corrected from {show_time(found.commit.lower)} on, as checkpoint {found.commit.checkpoint_id}; earlier"
-            " times show what was believed then"
-        )
-    return lines
-
-
-def rebuild_facts(found: Rebuilt) -> dict[str, Any]:
-    """A report of `persist rebuild`, as JSON. `differences` is `null` if rows cannot be compared: `why` says why."""
-    return {
+        done = f"generation {found.generation} of {found.shard} is swapped in, from {show_time(found.commit.lower)} on"
+        done += f"; the one before is kept as {found.kept}"
+    facts = {
         "shard": found.shard,
         "status": "swapped" if found.commit else "dry_run",
         "generation": found.generation,
@@ -82,15 +100,4 @@ def rebuild_facts(found: Rebuilt) -> dict[str, Any]:
         "upper": found.commit.upper if found.commit else None,
         "kept": found.kept,
     }
-
-
-def rebuild_lines(found: Rebuilt) -> list[str]:
-    """The report in lines, without the samples; the last one says what was done."""
-    lines = [f"{found.shard} holds {found.before}; rebuilt it holds {found.after}"]
-    lines += [line_of(found.found)] if found.found else [found.why] if found.why else []
-    lines += [f"files gone: {show_names(found.gone)}"] if found.gone else []
-    done = f"nothing was swapped in; look at it: `persist snapshot {found.built}`"
-    if found.commit:
-        done = f"generation {found.generation} of {found.shard} is swapped in, from {show_time(found.commit.lower)} on"
-        done += f"; the one before is kept as {found.kept}"
-    return [*lines, done]
+    return Report(tuple(lines), done, found.found, facts)

@@ -20,7 +20,7 @@ from persist_core.checkpoint.checkpointer import load_verified
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.checkpoint.recovery import recover_newest
 from persist_core.contents import pieces
-from persist_core.contents.batch import STASH_OPERATOR, BatchDescription, BatchManifest, HollowBatch
+from persist_core.contents.batch import STASH_OPERATOR, BatchManifest, HollowBatch
 from persist_core.contents.erased import ErasedKey, ErasedList, Erasure, rank
 from persist_core.contents.key_range import Key
 from persist_core.contents.operator_state import OperatorState, StateArtifact
@@ -30,7 +30,6 @@ from persist_core.handles.client import PersistClient
 from persist_core.handles.erased import erased_list
 from persist_core.handles.load import load_manifest
 from persist_core.handles.write import stage_manifest
-from persist_core.ids import uuid7_of
 from persist_core.keys import (
     is_shard_name,
     owner_of,
@@ -49,10 +48,11 @@ from persist_core.maintenance.erase_objects import (
 )
 from persist_core.maintenance.hidden import alive
 from persist_core.maintenance.sought import Sought
-from persist_core.protocol.resolve import check_nothing_is_due
+from persist_core.protocol.describe import describe_change
+from persist_core.protocol.resolve import check_nothing_is_due, retractions
 from persist_core.protocol.restore_point import restore_token
 from persist_core.protocol.stages import append
-from persist_core.schema import DIFF, TIME
+from persist_core.schema import TIME
 from persist_core.shard.eras import refuse_earlier
 from persist_core.shard.erasing import Replacements
 from persist_core.shard.history import VIEW
@@ -194,8 +194,8 @@ class _Erasing:
         ]
         known = [table.filter(self.sought.rows_of(table)) for table in history] if self.schema.order else []
         return (
-            _retractions(rows, updates_schema(self.schema), time),
-            _retractions(errs, errs_schema(self.schema), time),
+            retractions(rows, updates_schema(self.schema), time),
+            retractions(errs, errs_schema(self.schema), time),
             known,
         )
 
@@ -264,27 +264,14 @@ class _Erasing:
     ) -> bool:
         """Append the retractions. False if another writer was faster."""
         state = self._client.state(self._shard)  # whose era has begun since: nothing was staged before
-        parent, lower = state.newest_commit, state.upper.time
-        if state.upper != began.upper or lower is None:
+        if state.upper != began.upper or state.upper.time is None:
             return False
         check_nothing_is_due(self._client, state, chains.get(STASH_OPERATOR, ()))
         rewriting = self.rewriting(state)
         attempt = rewriting.attempt
         operators = {name: self._operator(rewriting, name, chain) for name, chain in chains.items()}
-        token = restore_token("erase", self._shard, lower, attempt)
-        description = BatchDescription(
-            shard=self._shard,
-            lower=lower,
-            upper=lower + 1,
-            token=token,
-            checkpoint_id=uuid7_of(lower, token),
-            epoch=(parent.epoch if parent else 0) + 1,
-            parent_id=parent.checkpoint_id if parent else None,
-            writer="erase",
-            sources=state.sources,
-            operators=chains,
-            era=state.era,
-        )
+        token = restore_token("erase", self._shard, state.upper.time, attempt)
+        description = describe_change(state, token, writer="erase", operators=chains)
         key = self._client.open_writer(self._shard).stage(
             description,
             self.schema,
@@ -376,10 +363,3 @@ def _until(removed: Sequence[pa.Table]) -> int:
     """The time before which all removed records were, whether they had acted or still waited for it."""
     newest = [pc.max(table[TIME]).as_py() for table in removed if TIME in table.column_names]
     return max((time + 1 for time in newest if time is not None), default=0)
-
-
-def _retractions(rows: pa.Table, columns: pa.Schema, time: int) -> pa.Table:
-    given = {TIME: pa.repeat(time, len(rows)), DIFF: pa.repeat(-1, len(rows))}
-    given |= {name: rows[name] for name in rows.column_names if name not in given}
-    cells = [given.get(column.name, pa.nulls(len(rows), column.type)) for column in columns]
-    return pa.table(cells, schema=columns)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 
 from persist_core.checkpoint.recovery import RecoveredState
 from persist_core.config.shard import ShardConfig
-from persist_core.contents.batch import BatchDescription
+from persist_core.contents.batch import BatchDescription, SourceFrontier
+from persist_core.contents.operator_state import StateArtifact
 from persist_core.handles.client import PersistClient
 from persist_core.ids import uuid7_of
 from persist_core.shard.state import ShardState
@@ -28,6 +30,34 @@ def dry_run_description(client: PersistClient, config: ShardConfig, as_of: int) 
         epoch=0,
         parent_id=None,
         writer="dry_run",
+    )
+
+
+def describe_change(
+    state: ShardState,
+    token: str,
+    *,
+    writer: str,
+    upper: int | None = None,
+    sources: Mapping[str, SourceFrontier] | None = None,
+    operators: Mapping[str, tuple[StateArtifact, ...]] | None = None,
+) -> BatchDescription:
+    """Describe a change that takes in no input, from the state's upper to `upper`, by default one millisecond later.
+    `sources`: the progress after it, by default the state's."""
+    lower, parent = state.upper.time, state.newest_commit
+    assert lower is not None
+    return BatchDescription(
+        shard=state.shard,
+        lower=lower,
+        upper=lower + 1 if upper is None else upper,
+        token=token,
+        checkpoint_id=uuid7_of(lower, token),
+        epoch=(parent.epoch if parent else 0) + 1,
+        parent_id=parent.checkpoint_id if parent else None,
+        writer=writer,
+        sources=state.sources if sources is None else sources,
+        operators=operators or {},
+        era=state.era,
     )
 
 

@@ -19,13 +19,12 @@ import pyarrow.compute as pc
 from persist_core.checkpoint.checkpointer import state_rows
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.checkpoint.recovery import recover_newest
-from persist_core.contents.batch import STASH_OPERATOR, BatchDescription
+from persist_core.contents.batch import STASH_OPERATOR
 from persist_core.contents.operator_state import OperatorState, StateArtifact
 from persist_core.contents.parts import errs_schema
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.handles.client import PersistClient
-from persist_core.ids import uuid7_of
-from persist_core.protocol.describe import stash_frontier
+from persist_core.protocol.describe import describe_change, stash_frontier
 from persist_core.protocol.restore_point import restore_token
 from persist_core.protocol.stages import Conflict, append
 from persist_core.schema import (
@@ -77,13 +76,16 @@ def plan_resolve(client: PersistClient, shard: str, *, at: str = "*") -> Resolve
     records = [Unordered(row[ERR_POSITION] or "", row[ERR_MESSAGE], row[ERR_PAYLOAD]) for row in shown]
     chosen = [number for number, record in enumerate(records) if fnmatchcase(record.position, at)]
     errs = errs.take(pa.array(chosen, pa.int64()))
-    given = {
-        TIME: pa.repeat(state.upper.time, len(errs)),
-        DIFF: pa.repeat(-1, len(errs)),
-    }
-    given |= {name: errs[name] for name in errs.column_names if name not in given}
-    cells = [given.get(field.name, pa.nulls(len(errs), field.type)) for field in columns]
-    return ResolvePlan(state, tuple(records[number] for number in chosen), pa.table(cells, schema=columns))
+    retracted = retractions(errs, columns, state.upper.time)
+    return ResolvePlan(state, tuple(records[number] for number in chosen), retracted)
+
+
+def retractions(rows: pa.Table, columns: pa.Schema, time: int) -> pa.Table:
+    """Retract these rows or errs at `time`."""
+    given = {TIME: pa.repeat(time, len(rows)), DIFF: pa.repeat(-1, len(rows))}
+    given |= {name: rows[name] for name in rows.column_names if name not in given}
+    cells = [given.get(column.name, pa.nulls(len(rows), column.type)) for column in columns]
+    return pa.table(cells, schema=columns)
 
 
 def resolve(client: PersistClient, plan: ResolvePlan, *, writer: str) -> Committed | Conflict:
@@ -92,26 +94,13 @@ def resolve(client: PersistClient, plan: ResolvePlan, *, writer: str) -> Committ
     A lost race is a `Conflict`, recorded like any other. Raises `RunFailed` if a record in the stash is due first, and
     `CorruptArtifact` if operator state is damaged. Trying again with a new plan is safe after any error.
     """
-    state, parent = plan.state, plan.state.newest_commit
+    state = plan.state
     assert state.schema is not None
     assert state.upper.time is not None
-    lower = state.upper.time
     chains = recover_newest(client, state).operators
     check_nothing_is_due(client, state, chains.get(STASH_OPERATOR, ()))
-    token = restore_token("resolve", state.shard, lower, sorted(map(repr, plan.records)))
-    description = BatchDescription(
-        shard=state.shard,
-        lower=lower,
-        upper=lower + 1,
-        token=token,
-        checkpoint_id=uuid7_of(lower, token),
-        epoch=(parent.epoch if parent else 0) + 1,
-        parent_id=parent.checkpoint_id if parent else None,
-        writer=writer,
-        sources=state.sources,
-        operators=chains,
-        era=state.era,
-    )
+    token = restore_token("resolve", state.shard, state.upper.time, sorted(map(repr, plan.records)))
+    description = describe_change(state, token, writer=writer, operators=chains)
     unchanged = {name: OperatorState(is_delta=True, artifacts=()) for name in chains}
     attempt = client.ids.uuid7()
     key = client.open_writer(state.shard).stage(description, state.schema, attempt, errs=plan.errs, operators=unchanged)

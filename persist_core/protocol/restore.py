@@ -21,13 +21,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from persist_core.checkpoint.publish import publish_missing
-from persist_core.contents.batch import BatchDescription, Restored, SourceFrontier, last_time
+from persist_core.contents.batch import Restored, SourceFrontier, last_time
 from persist_core.contents.operator_state import StateArtifact
 from persist_core.errors import Corruption, InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.handles.slow_reads import named_if_dropped
-from persist_core.ids import uuid7_of
 from persist_core.protocol.delta import MAX_UPDATES, Delta, check_size, delta_since, net_of
+from persist_core.protocol.describe import describe_change
 from persist_core.protocol.restore_point import RestorePoint, check_not_erased, copy_operators, point_of, restore_token
 from persist_core.protocol.stages import Conflict, append
 from persist_core.schema import CollectionSchema
@@ -150,23 +150,12 @@ def append_replacing(
 ) -> Committed | Conflict:
     """Append `updates` from the upper of `began` up to `upper`, with `sources` and a copy of `operators` in place of
     the shard's progress and operator state; then publish the checkpoint."""
-    shard, lower = began.shard, began.upper.time or 0
+    shard = began.shard
     state = client.state(shard)
     with suppress(Corruption, InvalidInput):  # these checkpoints make it possible to undo this
         publish_missing(client, state)
-    parent, attempt = state.newest_commit, client.ids.uuid7()
-    description = BatchDescription(
-        shard=shard,
-        lower=lower,
-        upper=upper,
-        token=token,
-        checkpoint_id=uuid7_of(lower, token),
-        epoch=(parent.epoch if parent else 0) + 1,
-        parent_id=parent.checkpoint_id if parent else None,
-        writer=writer,
-        sources=sources,
-        era=began.era,
-    )
+    attempt = client.ids.uuid7()
+    description = describe_change(began, token, writer=writer, upper=upper, sources=sources)
     key = client.open_writer(shard).stage(
         description,
         schema,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from persist_airflow.compat import AirflowFailException, BaseOperator, Context, triggered_by
@@ -17,13 +17,14 @@ from persist_airflow.lineage import ReportsLineage, of_correction, of_restore
 from persist_airflow.links import ShardLink
 from persist_airflow.operators import writer_of
 from persist_core.config.collection import CollectionConfig
+from persist_core.handles.client import PersistClient
 from persist_core.maintenance import actions
 from persist_core.maintenance.actions import Done
-from persist_core.maintenance.differences import rebuild_facts, rebuild_lines, reprocess_facts, reprocess_lines
+from persist_core.maintenance.differences import report_of
 from persist_core.maintenance.erase_action import erase
 from persist_core.maintenance.rebuild import Rebuilt, rebuild
 from persist_core.maintenance.rebuild import Request as Rebuild
-from persist_core.maintenance.reprocess import Reprocessed, reprocess, request_of
+from persist_core.maintenance.reprocess import Reprocessed, Request, reprocess, request_of
 from persist_core.protocol.delta import MAX_UPDATES
 from persist_core.spark_job.launch import Start, write_batch
 
@@ -201,65 +202,53 @@ def restored(
 
 def rebuilt(operator: Any, config: CollectionConfig, context: Context, params: Mapping[str, Any]) -> Json:
     """Build another generation, or swap one back, by an operator that can start Spark; what the task returns."""
+    request = Rebuild(
+        back_to=-1 if params["swap_back"] else None, max_changed=config.limits.max_changed, **_wishes(params)
+    )
     with task_client(operator.persist_conn_id, config) as client:
-        request = Rebuild(
-            back_to=-1 if params["swap_back"] else None,
-            takes_back_gone=params["take_back_gone"],
-            is_dry_run=params["dry_run"],
-            is_confirmed=bool(params["confirm"]),
-            max_changed=config.limits.max_changed,
-            max_updates=params["max_updates"] or MAX_UPDATES,
-        )
-        shown: list[str] = []
-
-        def show(found: Rebuilt) -> None:
-            shown[:] = rebuild_lines(found)[:-1]
-            operator.log.info("%s", "; ".join(shown))
-
-        def run(start: Start) -> Rebuilt:
-            write = functools.partial(write_batch, client, start)
-            return rebuild(
-                client, config, request, write=write, writer=writer_of(context), say=operator.log.info, report=show
-            )
-
-        found = operator.run_jobs(context, run)
-        if found.commit is not None:
-            operator.lineage = of_correction(client, config, found.commit, operator.persist_conn_id)
-    facts = rebuild_facts(found)
-    if facts["differences"]:
-        del facts["differences"]["samples"]  # whole rows: as of a reprocess
-    return reported(operator, context, Done(facts, tuple(line for line in rebuild_lines(found) if line not in shown)))
+        return _carried_out(operator, client, rebuild, config, request, context)
 
 
 def reprocessed(operator: Any, config: CollectionConfig, context: Context, params: Mapping[str, Any]) -> Json:
     """Correct the collection by an operator that can start Spark; what the task returns."""
     with task_client(operator.persist_conn_id, config) as client:
-        request = request_of(
-            config,
-            begin=params["from"],
-            through=params["through"],
-            now_ms=client.clock.now_ms(),
-            takes_back_gone=params["take_back_gone"],
-            is_dry_run=params["dry_run"],
-            is_confirmed=bool(params["confirm"]),
-            reason=params["reason"] or "",
-            max_updates=params["max_updates"] or MAX_UPDATES,
-        )
-        shown: list[str] = []
+        days = {"begin": params["from"], "through": params["through"], "now_ms": client.clock.now_ms()}
+        request = request_of(config, **days, reason=params["reason"] or "", **_wishes(params))
+        return _carried_out(operator, client, reprocess, config, request, context)
 
-        def show(found: Reprocessed) -> None:
-            shown[:] = reprocess_lines(found)
-            operator.log.info("%s", "; ".join(shown))
 
-        def run(start: Start) -> Reprocessed:
-            write = functools.partial(write_batch, client, start)
-            return reprocess(
-                client, config, request, write=write, writer=writer_of(context), say=operator.log.info, report=show
-            )
+def _wishes(params: Mapping[str, Any]) -> Json:
+    return {
+        "takes_back_gone": params["take_back_gone"],
+        "is_dry_run": params["dry_run"],
+        "is_confirmed": bool(params["confirm"]),
+        "max_updates": params["max_updates"] or MAX_UPDATES,
+    }
 
-        found = operator.run_jobs(context, run)
-        if found.commit is not None:
-            operator.lineage = of_correction(client, config, found.commit, operator.persist_conn_id)
-    facts = reprocess_facts(found, is_dry_run=request.is_dry_run)
-    del facts["samples"]  # whole rows: the right to see this DAG's results is not the right to see the shard's rows
-    return reported(operator, context, Done(facts, tuple(line for line in reprocess_lines(found) if line not in shown)))
+
+def _carried_out(
+    operator: Any,
+    client: PersistClient,
+    do: Callable[..., Reprocessed | Rebuilt],
+    config: CollectionConfig,
+    request: Request | Rebuild,
+    context: Context,
+) -> Json:
+    shown: list[str] = []
+
+    def show(found: Reprocessed | Rebuilt) -> None:
+        shown[:] = report_of(found).lines
+        operator.log.info("%s", "; ".join(shown))
+
+    def run(start: Start) -> Reprocessed | Rebuilt:
+        write, writer = functools.partial(write_batch, client, start), writer_of(context)
+        return do(client, config, request, write=write, writer=writer, say=operator.log.info, report=show)
+
+    found = operator.run_jobs(context, run)
+    if found.commit is not None:
+        operator.lineage = of_correction(client, config, found.commit, operator.persist_conn_id)
+    report = report_of(found)
+    for facts in (report.facts, report.facts.get("differences") or {}):
+        facts.pop("samples", None)  # whole rows: the right to see this DAG's results is not the right to see them
+    lines = [line for line in (*report.lines, report.done) if line not in shown]
+    return reported(operator, context, Done(report.facts, tuple(lines)))

@@ -16,7 +16,7 @@ from persist_core.contents.batch import BatchDescription
 from persist_core.errors import InvalidInput, InvariantViolation, StorageError
 from persist_core.keys import hidden_shard
 from persist_core.maintenance import reprocess
-from persist_core.maintenance.differences import reprocess_lines
+from persist_core.maintenance.differences import report_of
 from persist_core.maintenance.maintain import maintain
 from persist_core.protocol.delta import BEGINNING, delta_since, net_of
 from persist_core.protocol.difference import Differences
@@ -205,8 +205,8 @@ def test_names_of_files_are_safe_to_print() -> None:
     names = ("\x1b[2Jred.txt", *(f"{number:02}.txt" for number in range(22)))
     nothing = Differences(0, 0, 0, 0, 0, {}, pa.table({}))
     found = reprocess.Reprocessed(SHARD, Start(None, BEGINNING, None), names, (), (), nothing, 3, is_needed=True)
-    assert "files replaced: \\x1b[2Jred.txt, 00.txt, 01" in reprocess_lines(found)[1]
-    assert reprocess_lines(found)[1].endswith("18.txt and 3 more")
+    assert "files replaced: \\x1b[2Jred.txt, 00.txt, 01" in report_of(found).lines[1]
+    assert report_of(found).lines[1].endswith("18.txt and 3 more")
 
 
 def test_a_net_change_that_is_impossible_says_since_when(tmp_path: Path) -> None:
