@@ -180,7 +180,6 @@ HOSTILE: dict[str, str] = {
     "SELECT aes_encrypt(note, 'abcdefghijklmnop') AS x FROM items": "aes_encrypt",
     "SELECT no_such_function(id) AS x FROM items": "no_such_function",
     "SELECT id FROM items WHERE ts > 'now'": "as a time",
-    "SELECT coalesce(ts, ' Tomorrow ') AS x FROM items": "as a time",
     "SELECT id FROM items WHERE d BETWEEN 'today' AND '2099-01-01'": "as a time",
     "SELECT CAST(concat('n', 'ow') AS TIMESTAMP) AS x FROM items": "as a time",
     "SELECT CAST(concat('n', 'ow', substr('#1', 3)) AS TIMESTAMP) AS x FROM items": "as a time",

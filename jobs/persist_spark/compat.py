@@ -24,6 +24,7 @@ HAS_TRY_CAST = SPARK_VERSION >= (4, 0)
 HAS_TRIM_CHARACTERS = SPARK_VERSION >= (4, 0)  # `F.ltrim(text, characters)`
 HAS_NEW_SESSION = SPARK_VERSION >= (4, 3)  # `SparkSession.newSession` in Spark Connect
 READS_ARROW = SPARK_VERSION >= (4, 0)  # `createDataFrame` of an Arrow table
+PARSES_ONCE = SPARK_VERSION >= (4, 3)  # a filter does not repeat costly expressions below it (SPARK-47672)
 READS_ZSTD_TEXT = SPARK_VERSION >= (4, 3)
 WRITES_TO_S3 = SPARK_VERSION >= (4, 0)  # on 3.5 the magic committer leaves no report of what it has committed
 
@@ -75,6 +76,11 @@ def try_cast_integer(value: SparkColumn, type_name: str) -> SparkColumn:
 def whole_to_bigint(value: SparkColumn) -> SparkColumn:
     """A decimal that is a whole number as a bigint, null if it does not fit: on 3.5 a plain cast wraps around."""
     return value.try_cast("bigint") if HAS_TRY_CAST else value.cast("decimal(38,0)").cast("string").cast("bigint")
+
+
+def fenced(column: SparkColumn) -> SparkColumn:
+    """The column, below whose frame no filter goes: on 3.5 each use of a parsed field in it would parse again."""
+    return column if PARSES_ONCE else F.when(F.spark_partition_id() >= 0, column)
 
 
 def is_valid_utf8(text: SparkColumn) -> SparkColumn:

@@ -25,6 +25,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.keys import attempt_prefix
 from persist_core.spark_job.launch import Ended, merge_by_job
 from persist_core.spark_job.spec import JobSpec
+from persist_spark.compat import SPARK_VERSION
 from persist_spark.merge import job
 from tests.core.compaction.kill_driver import SHARD, opened
 from tests.local_spark import local_spark
@@ -47,7 +48,8 @@ def connected() -> SparkSession:
     java = gateway.jvm.org.apache.spark
     jsc = java.api.java.JavaSparkContext.fromSparkContext(java.SparkContext.getOrCreate())
     conf = SparkConf(_jvm=gateway.jvm, _jconf=jsc.sc().conf())
-    session: Any = gateway.jvm.org.apache.spark.sql.classic.SparkSession
+    sql: Any = gateway.jvm.org.apache.spark.sql
+    session = sql.classic.SparkSession if SPARK_VERSION >= (4, 0) else sql.SparkSession
     return SparkSession(SparkContext(conf=conf, gateway=gateway, jsc=jsc), session.builder().getOrCreate())
 
 

@@ -25,6 +25,7 @@ from persist_core.schema import CollectionSchema, Column
 from persist_spark.frame import key_text
 from persist_spark.read.frames import snapshot
 from persist_spark.upsert.erased import _hmac
+from tests.spark.platform_work import arrow_of
 from tests.spark.test_reprocess import PIECE, there  # noqa: F401 - a fixture
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -300,7 +301,7 @@ def test_digests_of_keys_are_those_of_the_core(spark: SparkSession, seed: int) -
         "a", "b", "CAST(c AS DECIMAL(12,4)) AS c", "CAST(d AS TIMESTAMP) AS d"
     )
     listed = ErasedList("ab" * 32)
-    found = frame.select("*", _hmac(key_text(schema), bytes.fromhex(listed.secret)).alias("digest")).toArrow()
+    found = arrow_of(frame.select("*", _hmac(key_text(schema), bytes.fromhex(listed.secret)).alias("digest")))
     for place, digest in enumerate(found["digest"].to_pylist()):
         key = range_of(found.slice(place, 1), columns).first
         assert key is not None

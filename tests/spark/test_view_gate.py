@@ -98,7 +98,8 @@ TIMES = [
     "CAST('now' AS TIMESTAMP)", "TIMESTAMP 'now'", "DATE /* ' */ ' Tomorrow'", "CAST(lower('NOW') AS TIMESTAMP_NTZ)",
     "CAST(CASE WHEN true THEN 'now' END AS DATE)", "CAST(array('now')[0] AS DATE)", "to_date(concat('to', 'day'))",
     "to_timestamp(concat('n', 'ow'))", "date_add(concat('to', 'day'), 1)", "nvl(d, concat('to', 'day'))",
-    "nvl(d, 'today')", "make_date(year(concat('to', 'day')), 1, 1)", "make_date(extract(YEAR FROM 'today'), 1, 1)",
+    "nvl(d, 'today')", "coalesce(d, ' Tomorrow ')",
+    "make_date(year(concat('to', 'day')), 1, 1)", "make_date(extract(YEAR FROM 'today'), 1, 1)",
     "CASE WHEN DATE'2026-01-01' BETWEEN '2000-01-01' AND 'today' THEN DATE'2999-01-01' END",
     "CASE WHEN equal_null(CAST('today' AS DATE), 'today') THEN DATE'2999-01-01' END",
     "CAST(concat('n', 'ow', note) AS DATE)", "CAST(note AS DATE)", "CAST('2024-01-01' AS DATE)",
@@ -113,6 +114,8 @@ def test_only_what_depends_on_the_clock_is_refused(spark: SparkSession, expressi
     rows = spark.sql("SELECT CAST(NULL AS DATE) AS d, substr('now', id) AS note FROM range(1, 2)")
     try:
         (found,) = rows.selectExpr(f"{expression} AS x").collect()
+        if isinstance(found["x"], str):
+            pytest.skip("on Spark 3.5 this is a text, which may be refused or not")
         is_clock = found["x"] is not None and found["x"].year > 2025
     except ENGINE_ERRORS:
         is_clock = False

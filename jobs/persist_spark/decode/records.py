@@ -30,7 +30,7 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.config.order import order_fields
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, MISSING_ORDER, TIME, Column
 from persist_core.time_text import UTC_ZONE
-from persist_spark.compat import try_cast
+from persist_spark.compat import fenced, try_cast
 from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.exact import bounded
 from persist_spark.decode.files import BROKEN, DATE_MS, LINE, NAME
@@ -156,7 +156,7 @@ def decoded(config: CollectionConfig, raw: RawRecords, position: SparkColumn) ->
     return judged.select(
         *[F.when(is_row, _final(field)).alias(field.column.name) for field in keys],
         *[F.when(is_kept & is_sent(field), _final(field)).alias(field.column.name) for field in values],
-        OP,
+        fenced(F.col(OP)).alias(OP),
         _time(config).alias(TIME),
         F.struct(*order).alias(ORDER),
         BAD_KEY,
