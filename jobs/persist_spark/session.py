@@ -9,6 +9,7 @@ Nothing is restored: the session ends with its job.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -72,9 +73,20 @@ FASTER = {
 }
 # For a sample of a few records: to compile code for them takes as long as to plan them.
 _INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-# For plans that are ours alone, in which inferred filters skip nothing. To search for them took a tenth of the time of
-# all rules of the analyzer and the optimizer. Queries of users keep the default.
-OUR_PLANS = {"spark.sql.constraintPropagation.enabled": "false"}
+# For plans that are ours alone. Inferred filters skip nothing in them, and to search for them took a tenth of the time
+# of all rules of the analyzer and the optimizer; the other rules took a tenth too. Queries of users keep the default.
+OUR_PLANS = {
+    "spark.sql.constraintPropagation.enabled": "false",
+    "spark.sql.optimizer.excludedRules": ",".join(
+        f"org.apache.spark.sql.catalyst.optimizer.{name}"
+        for name in (
+            "FoldablePropagation",
+            "RemoveRedundantAliases",
+            "ReorderAssociativeOperator",
+            "SimplifyBinaryComparison",
+        )
+    ),
+}
 # Adaptive execution plans again after each exchange. Below this size that costs more than it can gain.
 _ADAPTIVE_BYTES = 64 << 20
 _BYTES_PER_PARTITION = 8 << 20  # of input, which is mostly compressed
@@ -83,6 +95,14 @@ ONE_TASK_BYTES = 2 << 20
 _MAX_PARTITIONS = 8192
 
 
+# By the names that PySpark gives them.
+_ASKED_OFTEN = (
+    "functions",
+    "org.apache.spark.sql.functions",
+    "PythonUtils",
+    "org.apache.spark.sql.classic.SparkSession",
+    "org.apache.spark.sql.types.Metadata",
+)
 # Settings that are fixed once Spark runs; a Spark Connect server has its own.
 STATIC = {
     # The line of our code that made an expression rarely helps with an error, and costs five more messages to the JVM
@@ -126,6 +146,8 @@ def own_session(spark: SparkSession, spec: JobSpec) -> Iterator[SparkSession]:
     try:
         if is_connect(own):
             limit_retries(own, connect_timeout_s(os.environ))
+        else:
+            _ask_once(own)
         apply_conf(own, spec.spark_conf)
         _forget(own)
         use(own, {**FASTER, **REQUIRED, **(_INTERPRETED if spec.is_sample else {})})
@@ -149,6 +171,26 @@ def _described(own: SparkSession, text: str) -> Iterator[None]:
     finally:
         with suppress(Exception):  # a driver that has died; the job's own error reports why
             context.setJobDescription(before)
+
+
+def _ask_once(own: SparkSession) -> None:
+    """Keep what py4j finds for the classes that PySpark calls. Without this PySpark asks for class and method with each
+    expression, and the JVM looks for the class in each jar."""
+    py4j: Any = importlib.import_module("py4j.java_gateway")
+
+    class Kept(py4j.JavaClass):  # type: ignore[misc] # - py4j has no types
+        def __getattr__(self, name: str) -> Any:
+            found = super().__getattr__(name)
+            if isinstance(found, py4j.JavaMember):
+                setattr(self, name, found)
+            return found
+
+    jvm: Any = own.sparkContext._jvm
+    for name in _ASKED_OFTEN:
+        if name not in vars(jvm):
+            found = getattr(jvm, name)
+            if isinstance(found, py4j.JavaClass):
+                setattr(jvm, name, Kept(found._fqn, found._gateway_client))
 
 
 def _forget(own: SparkSession) -> None:

@@ -21,6 +21,7 @@ from persist_core.shard.state import Committed
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.connect import quiet_client
 from persist_spark.decode.formats import decode
+from persist_spark.session import own_session
 from persist_spark.upsert import job
 from persist_spark.upsert.job import run_write_job
 from tests.spark.view_shards import BY_COLOUR, ITEMS, ViewShards, texts
@@ -140,3 +141,11 @@ def test_sparks_client_stays_quiet_after_logging_was_set_up(monkeypatch: pytest.
     assert not core.logger.disabled, "a user wants it"
     quiet_client({})
     assert core.logger.disabled
+
+
+def test_a_job_asks_py4j_for_a_class_of_spark_once(spark: SparkSession, tmp_path: Path) -> None:
+    with own_session(spark, Collections(tmp_path).spec("asked")) as own:
+        jvm: Any = own.sparkContext._jvm
+        for name in ("functions", "org.apache.spark.sql.functions", "PythonUtils"):
+            assert getattr(jvm, name) is getattr(jvm, name)
+        assert jvm.functions.col is jvm.functions.col

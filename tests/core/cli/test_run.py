@@ -186,7 +186,8 @@ def test_start_up_is_tuned_for_small_local_jobs_only() -> None:
     sizes = (10, 1 << 40)
     items = [JobSpec(replace(DESCRIPTION, input_bytes=each), CONFIG, "attempt") for each in sizes]
     small, large = (tuned_conf("local[2]", [item], "/s") for item in items)
-    assert "TieredStopAtLevel=1" in small["spark.driver.extraJavaOptions"]
+    for flag in ("TieredStopAtLevel=1", "ReservedCodeCacheSize=240m"):  # one goes with the other
+        assert flag in small["spark.driver.extraJavaOptions"]
     assert "TieredStopAtLevel" not in large["spark.driver.extraJavaOptions"]
     assert "spark.driver.extraJavaOptions" not in tuned_conf("yarn", items[:1], "/s")
 
