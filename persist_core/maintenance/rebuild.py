@@ -3,8 +3,8 @@
     NAME~rebuild ─> turns of all input, up to the shard's upper ─> fsck, counts, differences ─> report ─> swap
         (a killed one goes on here)                  └ a lost race: what came meanwhile
 
-For another key, type, time, order or time zone. To swap back is the same, with an earlier generation in the place of
-`NAME~rebuild`: it takes in what came since, and the file has its definition again.
+For another key, type, time, order or time zone. To swap back is the same, but `NAME~rebuild` begins as a fork of the
+earlier generation, and takes in what came since; the file has its definition again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from persist_core.checkpoint.publish import publish_and_retain
 from persist_core.config.collection import FILES, CollectionConfig
 from persist_core.config.error_limits import ErrorLimits, exceeded_limit
-from persist_core.contents.batch import BatchDescription
 from persist_core.contents.evolution import has_other_times
 from persist_core.errors import ConfigError, CorruptArtifact, InvalidInput, RunFailed, SchemaMismatch
 from persist_core.handles.client import PersistClient
@@ -28,6 +27,7 @@ from persist_core.protocol import stages
 from persist_core.protocol.compare import Side, compare
 from persist_core.protocol.delta import BEGINNING, MAX_UPDATES
 from persist_core.protocol.difference import Differences
+from persist_core.protocol.fork import fork
 from persist_core.protocol.living import is_clipped, living
 from persist_core.protocol.replay import Start, Turn, WriteOf, replay, replay_config, restores, turns_of
 from persist_core.protocol.restore_point import FIRST_UPPER
@@ -100,37 +100,33 @@ def rebuild(
     other writers keep winning, or fsck finds something; and what a run raises.
     """
     began = state = _checked(client, config)
-    ended, built = _ended_before(client, config, state, say)
-    if ended is not None and _is_asked_for(built, state, request.back_to):
+    ended = _ended_before(client, config, state, request.back_to, say)
+    if ended is not None:
         return ended
     known = None if request.back_to is None else _kept(client, config, state, request.back_to)
-    hidden = known.state.shard if known else hidden_of(config.name, REBUILD)
-    write, is_checked = _going_on(write, known), False
+    hidden, is_checked = hidden_of(config.name, REBUILD), False
     for _ in range(MAX_TRIES):
         gone = _gone(client, config, state, known, request)
-        definition = _definition(client, config, state)
-        if known is None:
-            _begin(client, config, state, definition, say)
+        definition = _definition(client, config, state, known)
+        _begin(client, config, state, known, definition, say)
         say(f"building {hidden} up to {show_time(state.upper.time)}")
-        turns, fork = _turns(client, config, state, known, say), replay_config(config, hidden)
-        replay(client, fork, turns, write=write, writer=definition, say=say, on_round=lambda: None)
+        turns, beside = _turns(client, config, state, known, say), replay_config(config, hidden)
+        replay(client, beside, turns, write=write, writer=definition, say=say, on_round=lambda: None)
         theirs, state = alive(client, hidden), client.state(config.name)
         if (state.origin.life, state.erased) != (began.origin.life, began.erased) or theirs is None:
             raise RunFailed(
                 f"another rebuild or an erasure of {config.name} has ended this one; see `persist generations`"
             )
-        if known is not None and theirs.origin.life != known.state.origin.life:
-            raise _given_up(known)
         if theirs.upper < state.upper:  # what came meanwhile
             continue
-        stages.checkpoint(client, fork)  # which a killed call may have left undone
+        stages.checkpoint(client, beside)  # which a killed call may have left undone
         is_checked = is_checked or _checks(client, hidden)
         found = _reported(client, state, theirs, gone, request)
         report(found)
         if request.is_dry_run:
             return found
         _check_confirmed(found, request)
-        keep_ms, digest = config.retention.keep_generations_ms, definition_of(config, REBUILD, None)
+        keep_ms, digest = config.retention.keep_generations_ms, definition_of(config, REBUILD, _source_of(known))
         result = swap(client, state, theirs, keep_ms=keep_ms, writer=writer, definition=digest)
         if isinstance(result, Committed):
             cleaned_up(lambda: _clean_up(client, config, hidden), say)
@@ -194,10 +190,9 @@ def _kept(client: PersistClient, config: CollectionConfig, state: ShardState, nu
 
 
 def _ended_before(
-    client: PersistClient, config: CollectionConfig, state: ShardState, say: Callable[[str], None]
-) -> tuple[Rebuilt | None, str]:
-    """End a call that was killed after its swap; what it did, and which hidden shard it has swapped in, if that was by
-    this definition."""
+    client: PersistClient, config: CollectionConfig, state: ShardState, back_to: int | None, say: Callable[[str], None]
+) -> Rebuilt | None:
+    """End a call that was killed after its swap; what it did, if that is what is asked for."""
     try:
         first = client.staged_manifest(state.origin.life or "") if state.origin.swaps else None
     except CorruptArtifact:  # long ago
@@ -206,65 +201,50 @@ def _ended_before(
     theirs = alive(client, restored.shard, or_dropped=True) if restored else None
     newest = theirs.newest_commit if theirs else None
     if first is None or restored is None or theirs is None:
-        return None, ""
+        return None
     if newest is not None and newest.checkpoint_id != restored.checkpoint_id:
-        return None, ""
+        return None
     is_last = state.newest_commit is not None and state.newest_commit.manifest_key == state.origin.life
-    if newest is None and theirs.shard == hidden_of(config.name, REBUILD) and not is_last:  # a later one
-        return None, ""
+    if newest is None and not (is_last and (back_to is not None or _is_as_read(client, config, state, None))):
+        return None  # deleted after the swap, or a later rebuild that was given up
     now = _contents(client, state)
     cleaned_up(lambda: _clean_up(client, config, theirs.shard), say)
-    if first.token != swap_token(config.name, first.lower, restored, definition_of(config, REBUILD, None)):
-        return None, ""
+    earlier = [each.kept for each in state.origin.swaps[:-1]]
+    asked = [""] if back_to is None else earlier if back_to < 0 else earlier[back_to : back_to + 1]
+    definitions = [definition_of(config, REBUILD, each) for each in asked]
+    if first.token not in [swap_token(config.name, first.lower, restored, each) for each in definitions]:
+        return None
     why, kept = "an earlier call has swapped it in", state.origin.swaps[-1].kept
-    done = Rebuilt(config.name, state.origin.generation, theirs.shard, now, now, (), None, why, state.commits[0], kept)
-    return done, theirs.shard
+    return Rebuilt(config.name, state.origin.generation, theirs.shard, now, now, (), None, why, state.commits[0], kept)
 
 
-def _is_asked_for(built: str, state: ShardState, back_to: int | None) -> bool:
-    """True if the request is for the generation that was `built` in this hidden shard."""
-    if back_to is None or back_to < 0:
-        return (back_to is None) == (built == hidden_of(state.shard, REBUILD))
-    return built in [each.kept for each in state.origin.swaps[back_to : back_to + 1]]
+def _source_of(known: Kept | None) -> str:
+    """The shard that the new generation begins as; empty for the files alone."""
+    return known.swap.kept if known else ""
 
 
-def _definition(client: PersistClient, config: CollectionConfig, state: ShardState) -> str:
+def _definition(client: PersistClient, config: CollectionConfig, state: ShardState, known: Kept | None) -> str:
     """The writer of a rebuild: it begins again after an erasure, and after a restore, which has undone some input."""
     epoch = max((epoch for epoch, restored in restores(client, state) if restored.correction is None), default=0)
-    return definition_of(config, REBUILD, f"{state.origin.life} {state.erased} {epoch}")
-
-
-def _going_on(write: WriteOf, known: Kept | None) -> WriteOf:
-    """`write`, which refuses to begin an earlier generation again: one that is deleted meanwhile stays so."""
-
-    def written(config: CollectionConfig, description: BatchDescription) -> str:
-        if known is not None and description.parent_id is None:
-            raise _given_up(known)
-        return write(config, description)
-
-    return written
-
-
-def _given_up(known: Kept) -> RunFailed:
-    return RunFailed(
-        f"generation {known.number} ({known.state.shard}) was given up or swapped in, or its time was over, while this"
-        " call brought it up to date; nothing was changed. See `persist generations`; to build it"
-        " again by the file, leave out --swap-back"
-    )
+    return definition_of(config, REBUILD, f"{state.origin.life} {state.erased} {epoch} {_source_of(known)}")
 
 
 def _begin(
-    client: PersistClient, config: CollectionConfig, state: ShardState, definition: str, say: Callable[[str], None]
+    client: PersistClient,
+    config: CollectionConfig,
+    state: ShardState,
+    known: Kept | None,
+    definition: str,
+    say: Callable[[str], None],
 ) -> None:
-    """Give up an earlier rebuild that does not fit: by another definition, or of files that have changed since."""
+    """Begin, or go on. Give up an earlier rebuild that does not fit: by another definition, or of files that have
+    changed since."""
     hidden = hidden_of(config.name, REBUILD)
-    known = alive(client, hidden, or_dropped=True)
-    if known is not None and _is_by(client, known, definition):
-        now = CollectionSource(client, config).files.inputs_now(known.sources.get(FILES), None)
-        if not now.replaced and not now.gone:
-            say(f"going on with the rebuild that reached {show_time(known.upper.time)}")
+    begun = alive(client, hidden, or_dropped=True)
+    if begun is not None:
+        if _is_by(client, begun, definition) and _is_as_read(client, config, begun, known):
+            say(f"going on with the rebuild that reached {show_time(begun.upper.time)}")
             return
-    if known is not None:
         say(
             "an earlier rebuild began with another definition or generation, or before an erasure or a restore, or its"
             " files have changed since: it is given up"
@@ -272,6 +252,18 @@ def _begin(
         end(client, hidden)
     if erased := copy_erased(client, state, hidden):  # so that it does not bring these keys back
         client.machine.apply(hidden, lambda found: (replace(found, erased=erased), None), create=True)
+    if known is not None and known.state.newest_commit is not None:
+        fork(client, known.state.shard, known.state.newest_commit.checkpoint_id, hidden, writer=definition)
+
+
+def _is_as_read(client: PersistClient, config: CollectionConfig, state: ShardState, known: Kept | None) -> bool:
+    """True if the files that the shard has consumed, since it was that generation, are there as they were."""
+    earlier = known.state.sources.get(FILES) if known else None
+    try:
+        now = CollectionSource(client, config).files.inputs_now(state.sources.get(FILES), earlier)
+    except ConfigError:  # other files
+        return False
+    return not now.replaced and not now.gone
 
 
 def _is_by(client: PersistClient, known: ShardState, definition: str) -> bool:

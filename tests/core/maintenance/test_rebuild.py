@@ -155,7 +155,7 @@ def step(world: World, kind: str, data: st.DataObject) -> None:
         world.note()
     elif kind == "back" and model.kept:
         number = data.draw(st.sampled_from(sorted(model.kept)), label="generation")
-        key, consumed = model.kept.pop(number)
+        key, consumed = model.kept[number]
         shard.define(key)
         rebuilt(shard, back_to=number)
         known = {name for name, _ in consumed}

@@ -70,13 +70,13 @@ def test_a_killed_rebuild_is_ended_by_the_next_call(tmp_path: Path, is_late: boo
         shard.check()
         maintain(shard.client, SHARD)
         shard.check()
-        hidden = shard.client.machine.fetch(f"{SHARD}~g3" if is_back else REBUILD)
+        hidden = shard.client.machine.fetch(REBUILD)
         if generation(shard) == is_back or (hidden is not None and (hidden.commits or hidden.is_dropped)):
             rebuilt(shard, back_to=-1 if is_back else None)
         assert names(shard) == NAMES
         assert generation(shard) == is_back + 1
         assert not shard.client.state(REBUILD).commits
-        assert [each["generation"] for each in generations(shard.client, SHARD)] == [is_back + 1, is_back]
+        assert [each["generation"] for each in generations(shard.client, SHARD)] == ([2, 1, 0] if is_back else [1, 0])
         shard.check()
         shard.drop("3.txt", [ok(A, "later", 3)])
         shard.run(60)
@@ -348,6 +348,17 @@ def test_a_rebuild_half_given_up_is_not_taken_for_the_last(shard: Keyed) -> None
     rebuilt(shard, is_dry_run=True)
     drop(shard.client, REBUILD, is_forced=True)
     assert rebuilt(shard).generation == 2
+    shard.check()
+
+
+def test_a_rebuild_half_given_up_is_built_if_files_changed(shard: Keyed) -> None:
+    rebuilt(shard)
+    shard.feed["2.txt"] = (ok(C, "four", 2),)
+    (shard.folder / "2.txt").write_text("replaced")
+    rebuilt(shard, is_dry_run=True)
+    drop(shard.client, REBUILD, is_forced=True)
+    assert rebuilt(shard).generation == 2
+    assert names(shard) == {**NAMES, C: "four"}
     shard.check()
 
 

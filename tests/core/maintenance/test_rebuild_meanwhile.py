@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from persist_core.contents.batch import BatchDescription
-from persist_core.errors import RunFailed
 from persist_core.maintenance.hidden import end, kept_generations
 from tests.core.maintenance.rebuilt_shard import A, B, C, made, names, ok, rebuilt
 from tests.core.protocol.restored_shard import SHARD
@@ -24,7 +23,25 @@ def test_a_restore_after_a_dry_run_is_not_undone(tmp_path: Path) -> None:
     assert names(shard) == {A: "one", B: "b"}
 
 
-def test_a_generation_given_up_meanwhile_is_not_built_again(tmp_path: Path) -> None:
+def test_a_restore_after_a_dry_swap_back_is_not_undone(tmp_path: Path) -> None:
+    shard = made(tmp_path, is_swapped=True)
+    shard.define(1)
+    before = shard.run(50)
+    shard.drop("3.txt", [ok(C, "later", 3)])
+    shard.run(60)
+    shard.define(0)
+    rebuilt(shard, back_to=-1, is_dry_run=True)
+    shard.define(1)
+    shard.go_back(before)
+    shard.define(0)
+    rebuilt(shard, back_to=-1)
+    assert names(shard)[C] == "three"
+    shard.run(shard.upper() + 10)
+    assert names(shard)[C] == "later"
+    shard.check()
+
+
+def test_a_generation_given_up_meanwhile_is_swapped_in(tmp_path: Path) -> None:
     shard = made(tmp_path, is_swapped=True)
     shard.define(1)
     shard.drop("3.txt", [ok(C, "later", 3)])
@@ -34,10 +51,9 @@ def test_a_generation_given_up_meanwhile_is_not_built_again(tmp_path: Path) -> N
     def give_up(_: BatchDescription) -> None:
         end(shard.client, f"{SHARD}~g3")
 
-    with pytest.raises(RunFailed, match=r"generation 0 \(things~g3\) was given up"):
-        rebuilt(shard, back_to=-1, first=give_up)
-    assert not kept_generations(shard.client, shard.client.state(SHARD))
-    assert shard.client.state(SHARD).origin.generation == 1
+    assert rebuilt(shard, back_to=-1, first=give_up).generation == 2
+    assert names(shard)[C] == "later"
+    assert [each.number for each in kept_generations(shard.client, shard.client.state(SHARD))] == [1]
     shard.check()
 
 
