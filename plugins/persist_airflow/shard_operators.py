@@ -11,10 +11,17 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from persist_airflow.compat import AirflowFailException, BaseOperator, Context, triggered_by
+from persist_airflow.compat import (
+    AirflowFailException,
+    BaseOperator,
+    Context,
+    make_asset,
+    set_event_extra,
+    triggered_by,
+)
 from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.lineage import ReportsLineage, of_correction, of_restore
-from persist_airflow.links import ShardLink
+from persist_airflow.links import ShardLink, shard_uri
 from persist_airflow.operators import writer_of
 from persist_core.config.collection import CollectionConfig
 from persist_core.handles.client import PersistClient
@@ -29,6 +36,8 @@ from persist_core.protocol.delta import MAX_UPDATES
 from persist_core.spark_job.launch import Start, write_batch
 
 MAX_LISTED = 20  # of each list in a result: XComs stay small, the log has more
+COMMITTED = ("restored", "corrected", "swapped", "resolved", "erased", "waiting")
+EVENT_FACTS = ("by", "shard", "status", "upper", "checkpoint_id")
 
 Json = dict[str, Any]
 
@@ -130,8 +139,9 @@ def by(context: Context) -> str:
     return f"{user} ({run})" if user else run
 
 
-def reported(operator: BaseOperator, context: Context, done: Done) -> Json:
-    """Log what was done; what the task returns: the facts, with lists of at most `MAX_LISTED`."""
+def reported(operator: Any, context: Context, done: Done) -> Json:
+    """Log what was done; what the task returns: the facts, with lists of at most `MAX_LISTED`. A commit updates the
+    shard's asset, as a run's does, so that views follow."""
     for line in done.lines:
         operator.log.info("%s", line)
     small: Json = {"by": by(context)}
@@ -140,6 +150,10 @@ def reported(operator: BaseOperator, context: Context, done: Done) -> Json:
         small[name] = value[:MAX_LISTED] if is_long else value
         if is_long:
             small[f"{name}_count"] = len(value)
+    if small.get("status") in COMMITTED:
+        asset = make_asset(shard_uri(operator.persist_conn_id, operator.shard))
+        operator.outlets = [asset]
+        set_event_extra(context, asset, {name: small[name] for name in EVENT_FACTS if name in small})
     return small
 
 

@@ -1,4 +1,5 @@
-"""Seven days of a feed through a real scheduler: columns change on the fourth, a file of the third is corrected."""
+"""Seven days of a feed through a real scheduler, with a view: columns change on the fourth day, a file of the third is
+corrected, and the table gets another key, and the old one again."""
 
 from __future__ import annotations
 
@@ -15,14 +16,15 @@ from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
+from persist_core.maintenance.hidden import generations
 from tests.airflow.fruit import end_ms
 from tests.e2e.test_airflow_scheduler import QUICK_RETRIES, ROOT, follow
 from tests.sampling import is_long
 
-DAG_ID, VIEW_ID = "persist_upsert__prices", "persist_view__totals"
+DAG_ID = "persist_upsert__prices"
 SETTINGS = """
 source: {{path: "{feed}/date={{date:%Y-%m-%d}}/*.jsonl", format: json, rest: more}}
-key: id
+key: {key}
 time: path
 delete: none
 start_date: 2026-01-01
@@ -55,7 +57,7 @@ DAYS: list[list[dict[str, Any]]] = [
     [{"id": 1, "name": "fig", "price": 2**40, "color": "blue", "size": 1.50}],
     [{"id": 4, "name": "lime", "price": 7, "color": "green"}],
     [{"id": 3, "name": "kiwi", "price": 6}],
-    [{"id": 2**40, "name": "pear", "price": 1, "color": None}],
+    [{"id": 2**40, "name": "pear", "price": 1, "color": None}, {"id": 4, "name": "lemon", "price": 2}],
 ]
 CORRECTED = [{"id": 2, "name": "plum", "price": 4, "color": "red"}, {"id": 5, "name": "date", "price": 9}]
 
@@ -80,9 +82,9 @@ def airflow(tmp_path: Path, home: Path) -> Iterator[LocalAirflow]:
     airflow.stop()
 
 
-def define(folder: Path, columns: str) -> None:
+def define(folder: Path, columns: str, key: str = "id") -> None:
     """The file of the collection, with these columns."""
-    (folder / "dags/collections/prices.yaml").write_text(SETTINGS.format(feed=folder / "feed") + columns)
+    (folder / "dags/collections/prices.yaml").write_text(SETTINGS.format(feed=folder / "feed", key=key) + columns)
 
 
 def drop(folder: Path, day: int, rows: list[dict[str, Any]]) -> None:
@@ -92,7 +94,7 @@ def drop(folder: Path, day: int, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def rows_after(days: list[list[dict[str, Any]]], since: int) -> list[dict[str, Any]]:
+def rows_after(days: list[list[dict[str, Any]]], since: int, key: tuple[str, ...]) -> list[dict[str, Any]]:
     """The table in its newest schema: records of days before `since` were read without a column `color`."""
     found = {}
     for day, rows in enumerate(days):
@@ -100,7 +102,8 @@ def rows_after(days: list[list[dict[str, Any]]], since: int) -> list[dict[str, A
             rest = {name: row[name] for name in sorted(row) if name not in ("id", "name", "price")}
             known = {"color": rest.pop("color", None)} if day >= since else {"color": None}
             more = json.dumps(rest, separators=(",", ":")) if rest else None
-            found[row["id"]] = {"id": row["id"], "title": row["name"], "price": row["price"], **known, "more": more}
+            shown = {"id": row["id"], "title": row["name"], "price": row["price"], **known, "more": more}
+            found[tuple(row[name] for name in key)] = shown
     return [found[key] for key in sorted(found)]
 
 
@@ -125,10 +128,19 @@ def wait_for_view(airflow: LocalAirflow, client: PersistClient, upper: int) -> N
         airflow.clock.sleep_ms(500)
 
 
-def shown(client: PersistClient, days: list[list[dict[str, Any]]], since: int) -> None:
+def act(airflow: LocalAirflow, client: PersistClient, **conf: Any) -> None:
+    """Trigger an action that commits; the view follows by itself."""
+    before = client.state("prices").upper.time or 0
+    asked = {"shard": "prices", "confirm": "prices", **conf}
+    airflow.command("dags", "trigger", "persist_actions", "--conf", json.dumps(asked))
+    assert set(follow(airflow, "persist_actions")["persist_actions"]) == {"success"}
+    wait_for_view(airflow, client, before + 1)
+
+
+def shown(client: PersistClient, days: list[list[dict[str, Any]]], since: int, key: tuple[str, ...] = ("id",)) -> None:
     """The table and its view are what the days say."""
-    expected = rows_after(days, since)
-    found = client.open_reader("prices").snapshot().sort_by("id").to_pylist()
+    expected = rows_after(days, since, key)
+    found = client.open_reader("prices").snapshot().sort_by([("id", "ascending"), ("title", "ascending")]).to_pylist()
     assert found == expected
     total = {"n": len(expected), "total": sum(row["price"] for row in expected)}
     assert client.open_reader("totals").snapshot().to_pylist() == [total]
@@ -157,20 +169,28 @@ def test_columns_change_and_a_file_is_corrected(
         for line in ("id is widened", "name is renamed to title", "price is widened", "color (string) is added"):
             assert line in told
         airflow.command("dags", "reserialize")
-        backfill(airflow, client, 3, 6)
-        shown(client, DAYS, since=3)
+        backfill(airflow, client, 3, 5)
+        shown(client, DAYS[:6], since=3)
         assert run_command(["columns", "prices", *files, *there]) == 0
         assert "  size: decimal(18,1)" in capsys.readouterr().out
         old = client.open_reader("prices").snapshot(end_ms(2) - 1, schema=1).sort_by("id").to_pylist()
         assert [row["name"] for row in old] == ["fig", "plum", "kiwi"]
 
         drop(tmp_path, 2, CORRECTED)
-        conf = {"action": "reprocess", "shard": "prices", "from": "2026-01-03", "confirm": "prices"}
-        before = client.state("prices").upper.time or 0
-        airflow.command("dags", "trigger", "persist_actions", "--conf", json.dumps(conf))
-        assert follow(airflow, "persist_actions") == {"persist_actions": ["success"]}
-        airflow.command("dags", "trigger", VIEW_ID)  # an action updates no asset: the view follows at its next run
-        wait_for_view(airflow, client, before + 1)
-        shown(client, [*DAYS[:2], CORRECTED, *DAYS[3:]], since=2)
+        days = [*DAYS[:2], CORRECTED, *DAYS[3:]]
+        act(airflow, client, action="reprocess", **{"from": "2026-01-03"})
+        shown(client, days[:6], since=2)
+
+        define(tmp_path, AFTER, key="[id, title]")
+        act(airflow, client, action="rebuild")
+        shown(client, days[:6], since=0, key=("id", "name"))
+        airflow.command("dags", "reserialize")
+        backfill(airflow, client, 6, 6)
+        shown(client, days, since=0, key=("id", "name"))
+
+        define(tmp_path, AFTER)
+        act(airflow, client, action="rebuild", swap_back=True)
+        shown(client, days, since=2)
+        assert [each["generation"] for each in generations(client, "prices")] == [2, 1, 0]
         for shard in ("prices", "totals"):
             assert fsck(client, shard).is_clean
