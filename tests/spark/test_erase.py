@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from persist_core.cli import rebuild as cli_rebuild
+from persist_core.cli import reprocess as cli_reprocess
 from persist_core.cli.main import run_command
 from persist_core.contents.erased import ErasedList
 from persist_core.contents.key_range import range_of
@@ -185,7 +185,7 @@ def test_an_erasure_while_a_rebuild_begins(
     story.feed("1.jsonl", {"email": ANN, "name": "Ann", "seq": 5}, {"email": "bo@x", "name": "Bo", "seq": 1})
     story.feed("2.jsonl", {"email": ANN, "seq": 6, "op": "D"}, {"email": "bo@x", "name": "Bob", "seq": 2})
     story.feed("3.jsonl", {"email": ANN, "name": "Ann S", "seq": 7})
-    write, erasures = vars(cli_rebuild)["write_batch"], 0
+    write, erasures = vars(cli_reprocess)["write_batch"], 0
 
     def written(*arguments: Any) -> Any:
         nonlocal erasures
@@ -195,7 +195,7 @@ def test_an_erasure_while_a_rebuild_begins(
             story.persist("erase", "people", "--key", ANN, "--reason", "asked")
         return key
 
-    monkeypatch.setattr(cli_rebuild, "write_batch", written)
+    monkeypatch.setattr(cli_reprocess, "write_batch", written)
     (tmp_path / "people.yaml").write_text(SEQUENCE.replace("name: string", "name: json"))
     rebuild = ["rebuild", "people", "--yes", "--collections", str(tmp_path)]
     story.persist(*rebuild, code=5)

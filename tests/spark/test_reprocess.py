@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from persist_core.cli import rebuild as cli_rebuild
 from persist_core.cli import reprocess as cli_reprocess
 from persist_core.cli import run as cli_run
 from persist_core.cli.main import run_command
@@ -43,7 +42,6 @@ def there(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(cli_run, "write_batches", write_all)
     monkeypatch.setattr(cli_reprocess, "write_batch", write)
-    monkeypatch.setattr(cli_rebuild, "write_batch", write)
     return ["--blob-uri", where.blob_uri, "--consensus-uri", where.consensus_uri]
 
 
