@@ -6,7 +6,8 @@
 2. The fork is written by the ordinary stages. What a killed replay has committed stays, and the next one goes on there.
 3. If records get the time of their commit, and a later record wins, the order of the commits decides. Then
    each file is taken in the same turn as the shard took it; a file that is new, by the date in its path.
-4. A file without a date in its path that the shard has not consumed is left to the shard's next run.
+4. A file that the shard has not consumed is left to its next run if its path has no date, or one of a day that is not
+   over at the shard's upper: corrections and swaps move the upper into that day.
 """
 
 from __future__ import annotations
@@ -190,11 +191,14 @@ def turns_of(
             warn()
     uppers = sorted({upper for upper in turn_of.values() if start.upper < upper < end})
     later = [frozenset(name for name in known if turn_of.get(name, end) > upper) for upper in uppers]
-    return [(upper, _held(known, names)) for upper, names in zip((*uppers, end), (*later, frozenset()), strict=True)]
+    due = config.default_until(end)
+    return [
+        (upper, _held(known, names, due)) for upper, names in zip((*uppers, end), (*later, frozenset()), strict=True)
+    ]
 
 
-def _held(known: Collection[str], later: Collection[str]) -> HoldBack:
-    return lambda name, date_ms: name in later or (date_ms is None and name not in known)
+def _held(known: Collection[str], later: Collection[str], due: int) -> HoldBack:
+    return lambda name, date_ms: name in later or (name not in known and (date_ms is None or date_ms >= due))
 
 
 def restores(client: PersistClient, state: ShardState) -> list[tuple[int, Restored]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections import defaultdict
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -94,18 +93,6 @@ def test_a_restore_goes_back_as_a_commit_and_says_who_asked(
     assert "restore of shard fruit, by alice (persist_actions/manual__1)" in logged
     assert f"fruit is as it was at checkpoint {first}" in logged
     assert act(action="restore", shard=SHARD, checkpoint_id=first)["status"] == "up_to_date"
-
-
-def test_only_a_commit_updates_the_asset_of_the_shard(client: PersistClient) -> None:
-    first, *_ = fill(client)
-    for is_dry_run in (True, False):
-        operator = ShardActionOperator(task_id="shard_action", shard=SHARD)
-        asked = context(action="restore", shard=SHARD, checkpoint_id=first, dry_run=is_dry_run)
-        events: dict[Any, Any] = defaultdict(SimpleNamespace)
-        asked["outlet_events"] = events
-        done: Any = operator.execute(asked)
-        assert [asset.uri for asset in operator.outlets] == [] if is_dry_run else ["persist://persist_default/fruit"]
-        assert [event.extra["upper"] for event in events.values()] == [] if is_dry_run else [done["upper"]]
 
 
 def test_forks_and_dry_runs_leave_the_shard_alone(client: PersistClient) -> None:

@@ -1,10 +1,12 @@
-"""The action `rebuild` of `persist_actions`."""
+"""The action `rebuild` of `persist_actions`, and the asset events of actions."""
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,3 +50,15 @@ def test_a_rebuild_gets_what_the_conf_asks(
     assert (asked[1].back_to, asked[1].is_confirmed, asked[1].is_dry_run, asked[1].takes_back_gone) == (-1, *[True] * 3)
     with pytest.raises(AirflowFailException, match="confirm is 'x'"):
         operator.execute(context("alice", **conf, confirm="x"))
+
+
+def test_only_a_commit_updates_the_asset_of_the_shard(client: PersistClient) -> None:
+    first, *_ = fill(client)
+    for is_dry_run in (True, False):
+        operator = ShardActionOperator(task_id="shard_action", shard=SHARD)
+        asked = context(action="restore", shard=SHARD, checkpoint_id=first, dry_run=is_dry_run)
+        events: dict[Any, Any] = defaultdict(SimpleNamespace)
+        asked["outlet_events"] = events
+        done: Any = operator.execute(asked)
+        assert [asset.uri for asset in operator.outlets] == [] if is_dry_run else ["persist://persist_default/fruit"]
+        assert [event.extra["upper"] for event in events.values()] == [] if is_dry_run else [done["upper"]]

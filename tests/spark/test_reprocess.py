@@ -136,3 +136,54 @@ def test_a_wrong_record_with_a_high_order_does_not_win(tmp_path: Path, there: li
     assert client.manifest(newest).stats.get("late_times", 0) == 0, "the day that the correction has begun is not late"
     report = fsck(client, "things")
     assert report.is_clean, report.violations
+
+
+DAILY = """
+source: {path: "in/date={date:%Y-%m-%d}/*.jsonl", format: json}
+key: id
+columns: {id: bigint, name: string}
+time: {source: path, late: error}
+delete: none
+"""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["reprocess things --from 2026-01-22", "rebuild things"],
+        ["rebuild things", "rebuild things --swap-back"],
+        ["rebuild things", "reprocess things --from 2026-01-22"],
+        ["erase things --key 1 --reason asked", "erase things --key 2 --reason asked"],
+    ],
+)
+def test_the_day_that_is_not_over_is_left_to_its_run(
+    tmp_path: Path, there: list[str], capsys: pytest.CaptureFixture[str], changes: list[str]
+) -> None:
+    """Each change moves the upper by a millisecond, into the next day; its files are neither read early nor late."""
+    (tmp_path / "things.yaml").write_text(DAILY)
+    client = PersistClient(open_location(PersistLocation(there[1], there[3])))
+
+    def drop(day: int, *ids: int) -> None:
+        folder = tmp_path / "in" / f"date=2026-01-{day}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "a.jsonl").write_text("".join(f'{{"id": {each}, "name": "{day}"}}\n' for each in ids))
+
+    def persist(command: str, *more: str) -> None:
+        assert run_command([*command.split(), *more, *there]) == 0, capsys.readouterr().err
+
+    files = ("--collections", str(tmp_path))
+    for day in (21, 22):
+        drop(day, day, 1, 2)
+        persist("run things", "--until", f"2026-01-{day + 1}", *files)
+    drop(23, 23)
+    for number, change in enumerate(changes):
+        if change.startswith("reprocess"):
+            drop(22, 22, 1, 2, 3 + number)
+        persist(change, *(() if change.startswith("erase") else ("--yes", *files)))
+    assert 23 not in client.open_reader("things").snapshot()["id"].to_pylist()
+    drop(23, 23, 24)
+    persist("run things", "--until", "2026-01-24", *files)
+    assert {23, 24} <= set(client.open_reader("things").snapshot()["id"].to_pylist())
+    newest = client.state("things").newest_commit
+    assert newest is not None
+    assert client.manifest(newest).stats.get("late_times", 0) == 0

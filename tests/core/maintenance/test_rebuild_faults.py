@@ -351,17 +351,6 @@ def test_a_rebuild_half_given_up_is_not_taken_for_the_last(shard: Keyed) -> None
     shard.check()
 
 
-def test_a_rebuild_half_given_up_is_built_if_files_changed(shard: Keyed) -> None:
-    rebuilt(shard)
-    shard.feed["2.txt"] = (ok(C, "four", 2),)
-    (shard.folder / "2.txt").write_text("replaced")
-    rebuilt(shard, is_dry_run=True)
-    drop(shard.client, REBUILD, is_forced=True)
-    assert rebuilt(shard).generation == 2
-    assert names(shard) == {**NAMES, C: "four"}
-    shard.check()
-
-
 def test_a_swap_whose_rebuild_is_given_up_meanwhile_is_refused(shard: Keyed) -> None:
     def given_up(*_: object) -> None:
         give_up_rebuild(shard.client, SHARD)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from persist_core.contents.batch import BatchDescription
+from persist_core.maintenance.drop import drop
 from persist_core.maintenance.hidden import end, kept_generations
 from tests.core.maintenance.rebuilt_shard import A, B, C, made, names, ok, rebuilt
 from tests.core.protocol.restored_shard import SHARD
@@ -66,3 +67,15 @@ def test_a_killed_swap_back_answers_only_for_its_generation(tmp_path: Path, monk
             rebuilt(shard, back_to=0)
     assert shard.client.state(SHARD).origin.generation == 3
     assert rebuilt(shard, back_to=2).generation == 4
+
+
+def test_a_rebuild_half_given_up_is_built_if_files_changed(tmp_path: Path) -> None:
+    shard = made(tmp_path)
+    rebuilt(shard)
+    shard.feed["2.txt"] = (ok(C, "four", 2),)
+    (shard.folder / "2.txt").write_text("replaced")
+    rebuilt(shard, is_dry_run=True)
+    drop(shard.client, f"{SHARD}~rebuild", is_forced=True)
+    assert rebuilt(shard).generation == 2
+    assert names(shard) == {A: "one", B: "b", C: "four"}
+    shard.check()
