@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from persist_core.contents.batch import BatchCounts, BatchManifest, Part, PartKind, Run
 from persist_core.contents.key_range import KeyRange, exactly, key_at
-from persist_core.schema import CollectionSchema, Column
+from persist_core.schema import INHERITED, CollectionSchema, Column
 from persist_spark import frame, session
 from persist_spark.upsert import batch as upsert_batch
 from persist_spark.upsert import lookup
 from persist_spark.upsert.look import MAX_CUTS, cuts_of, look_at
 from persist_spark.upsert.lookup import committed_updates, expects_few_files
-from persist_spark.upsert.plan import persistent_upsert
+from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
 from tests.oracle.consolidate import NOT_SENT
 from tests.oracle.upsert import (
     TOMBSTONE,
@@ -51,6 +53,19 @@ class _Plans:
     thorough: list[bool] = field(default_factory=list)
     inheriting: list[bool] = field(default_factory=list)
     keyed: list[bool] = field(default_factory=list)
+    made: list[PlannedUpsert] = field(default_factory=list)
+
+    def newest_reads(self, column: str) -> bool:
+        """True if the newest plan reads such a column of a file."""
+        updates = self.made[-1].updates
+        name = "spark.sql.maxMetadataStringLength"
+        updates.sparkSession.conf.set(name, "100000")
+        with contextlib.redirect_stdout(io.StringIO()) as shown:
+            updates.explain("formatted")
+        updates.sparkSession.conf.unset(name)
+        schemas = [line for line in shown.getvalue().splitlines() if line.startswith("ReadSchema: ")]
+        assert schemas
+        return any(column in schema for schema in schemas)
 
 
 @pytest.fixture
@@ -61,7 +76,8 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> _Plans:
     def planned(*arguments: Any, **options: Any) -> Any:
         seen.thorough.append(options["is_thorough"])
         seen.inheriting.append(options["inherits"])
-        return persistent_upsert(*arguments, **options)
+        seen.made.append(persistent_upsert(*arguments, **options))
+        return seen.made[-1]
 
     def committed(*arguments: Any, **options: Any) -> Any:
         seen.keyed.append(options["slots"] is not None)
@@ -139,9 +155,11 @@ def test_only_batches_that_meet_a_value_left_out_have_registers(
 
     assert commit(10, (1, ("one", 1, 0.5)), (2, ("two", 2, 0.5))) == [False]
     assert commit(20, (1, ("other", 1, 0.5))) == [False]
+    assert not plans.newest_reads(INHERITED)
     unsent = (1, (NOT_SENT, 3, 0.25))
     assert commit(30, unsent) == ([True] if looks else [False, True])
     assert rows() == {1: "other", 2: "two"}
+    assert plans.newest_reads(INHERITED)
     assert commit(40, (1, ("one", 4, 0.5)), (2, ("two", 9, 0.5))) == [True]  # of what the shard holds
     assert rows() == {1: "one", 2: "two"}
 

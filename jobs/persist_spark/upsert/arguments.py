@@ -156,11 +156,12 @@ class Arguments:
         """True if the plan has no registers, though a column inherits."""
         return self.schema.inherits and not self.inherits
 
-    def inherited(self, stored: str, where: str = "true") -> list[str]:
-        """The column for `stored`, SQL for `INHERITED`, of rows for which `where` is true."""
+    def inherited(self, stored: str | None = None, where: str = "true") -> list[str]:
+        """The column for `INHERITED` of records; or of what is stored, by the SQL `stored`, if `where` is true."""
         if self.guesses:
-            return [f"{where} AND {INHERITED} IS NOT NULL AS is_partial"]
-        return [f"CASE WHEN {where} THEN {stored} END AS inherited"] if self.inherits else []
+            # Manifests say that nothing stored has inherited: so its many columns are not read.
+            return [f"{'false' if stored else f'{INHERITED} IS NOT NULL'} AS is_partial"]
+        return [f"CASE WHEN {where} THEN {stored or INHERITED} END AS inherited"] if self.inherits else []
 
     @property
     def has_marks(self) -> bool:

@@ -174,10 +174,10 @@ def persistent_upsert(
     what to do if a record's time lies before `lower`: it was never consumed and is lifted or made an err; or
     (`persisted`: the caller redelivers) it is dropped and counted. `may_stash=False` promises that no time lies at or
     after `upper`, and leaves out the columns that only the stash has. `is_thorough`: expand truncates and break ties;
-    `state` then has to hold *all* slots. `inherits=False` guesses that nothing here was left out. `in_one_task`: all of
-    this is so little that one task does it, without an exchange. `seen`: drain in `sequence` order, after this; `state`
-    then has the column `ORDER`. `eras`: the orders come from Debezium's `order: auto`, of which two may not be
-    comparable. `watched`: see `persist_spark.upsert.warnings`.
+    `state` then has to hold *all* slots. `inherits=False` guesses that no record leaves out a value, and promises that
+    no stored row has inherited one. `in_one_task`: this is so little that one task does it, without an exchange.
+    `seen`: drain in `sequence` order, after this; `state` then has the column `ORDER`. `eras`: the orders come from
+    Debezium's `order: auto`, of which two may not be comparable. `watched`: see `persist_spark.upsert.warnings`.
 
     Raises `BadBounds` if `as_of_frontier` is not before `upper`.
     """
@@ -251,7 +251,7 @@ def _arrivals(records: DataFrame, arguments: Arguments, *, stashed: bool = False
         f"{arguments.placed(ORDER)} AS ord",
         f"CASE WHEN {OP} = 'u' AND {ERR_KIND} IS NULL THEN {arguments.value_struct} END AS value",
         _ERR,
-        *arguments.inherited(INHERITED),
+        *arguments.inherited(),
         *(arguments.marks() if stashed else arguments.marks(MARKS)),
     )
 
