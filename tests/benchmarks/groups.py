@@ -14,7 +14,7 @@ import json
 import random
 import sys
 import tempfile
-from datetime import datetime
+from datetime import date, datetime, timedelta
 from pathlib import Path
 
 from persist_airflow.embedded.home import LocalAirflow
@@ -50,20 +50,24 @@ globals().update(build_dags(Path(__file__).parent / "collections", dag_args=unti
 
 def write_project(folder: Path, collections: int) -> None:
     """The group's collections and one without a group, with two days of input each."""
-    draw = random.Random(7)
     (folder / "dags" / "collections").mkdir(parents=True)
     (folder / "dags" / "dags.py").write_text(DAG_FILE)
     (folder / "dags" / "persist.yaml").write_text("groups: {bench: {collections: [t*]}}\n")
     for name in ("alone", *(f"t{number:03}" for number in range(collections))):
         feed = folder / "feed" / name
         (folder / "dags" / "collections" / f"{name}.yaml").write_text(COLLECTION.format(feed=feed))
-        for day, keys in enumerate((range(KEYS), [draw.randrange(KEYS) for _ in range(EVENTS)]), start=1):
-            path = feed / f"date=2026-01-0{day}" / "part.jsonl"
-            path.parent.mkdir(parents=True)
-            rows = (
-                {"id": key, "name": f"n{key}", "amount": f"{draw.randrange(9999)}.50", "city": "Oslo"} for key in keys
-            )
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        for day in range(2):
+            write_feed(feed, day)
+
+
+def write_feed(feed: Path, day: int) -> None:
+    """The input of one day, from 0 on: all keys on the first one."""
+    draw = random.Random(f"{feed.name} {day}")
+    keys = [draw.randrange(KEYS) for _ in range(EVENTS)] if day else range(KEYS)
+    path = feed / f"date={date(2026, 1, 1) + timedelta(day)}" / "part.jsonl"
+    path.parent.mkdir(parents=True)
+    rows = ({"id": key, "name": f"n{key}", "amount": f"{draw.randrange(9999)}.50", "city": "Oslo"} for key in keys)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def backfill(airflow: LocalAirflow, dag_id: str, day: int) -> tuple[float, float]:

@@ -1,0 +1,107 @@
+"""Small commits of many collections in one Spark: processor seconds of each, and the heap that is left.
+
+    python -m tests.benchmarks.commits --collections 20 --days 20     (or: make bench BENCH=commits)
+
+Each collection has 10,000 keys from its first day, and gets 1,000 events on each later one, four collections side by
+side, as `persist run --all` does it. A line for each day: processor seconds of a write job (this process and the JVM),
+and of mint, append and checkpoint together; the heap in use after a full collection. The last line has the two ratios:
+processor time of the last day to the third, and heap after the last day to the heap after a tenth of the days.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import click
+
+from persist_core.config.collection import CollectionConfig, load_collection
+from persist_core.handles.client import PersistClient
+from persist_core.keys import manifest_key
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
+from persist_core.protocol import stages
+from persist_core.protocol.stages import Minted
+from persist_core.shard.state import Committed
+from persist_core.spark_job.process import SMALL_JVM
+from persist_core.spark_job.spec import JobSpec
+from persist_core.time_text import DAY_MS, parse_time
+from persist_spark.__main__ import SIDE_BY_SIDE
+from persist_spark.upsert.job import run_write_job
+from tests.benchmarks.groups import COLLECTION, write_feed
+from tests.benchmarks.sessions import session
+from tests.benchmarks.turns import usage
+
+FIRST_MS = parse_time("2026-01-01")
+
+
+class Commits:
+    """Collections of one location, and the Spark that writes them."""
+
+    def __init__(self, folder: Path, collections: int) -> None:
+        self.folder, self.spark = folder, session(2, "1g", {"spark.driver.extraJavaOptions": " ".join(SMALL_JVM)})
+        self.location = open_location(PersistLocation(f"file://{folder}/blob", f"sqlite:///{folder}/consensus.db"))
+        self.client = PersistClient(self.location)
+        self.configs = [self._config(f"t{number:03}") for number in range(collections)]
+
+    def _config(self, name: str) -> CollectionConfig:
+        path = self.folder / f"{name}.yaml"
+        path.write_text(COLLECTION.format(feed=self.folder / "feed" / name))
+        return load_collection(path)
+
+    def day(self, number: int) -> tuple[float, float]:
+        """One commit of each: processor seconds of their write jobs, and of the rest."""
+        for config in self.configs:
+            write_feed(self.folder / "feed" / config.name, number)
+        began_s = usage().processor_s
+        specs = [self._spec(config, FIRST_MS + (number + 1) * DAY_MS) for config in self.configs]
+        minted_s = usage().processor_s
+        with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+            list(pool.map(lambda spec: run_write_job(self.spark, spec, self.location), specs))
+        written_s = usage().processor_s
+        for spec in specs:
+            key = manifest_key(spec.description.shard, spec.attempt)
+            assert isinstance(stages.append(self.client, spec.description, key), Committed)
+            stages.checkpoint(self.client, spec.collection)
+        return written_s - minted_s, usage().processor_s - written_s + minted_s - began_s
+
+    def _spec(self, config: CollectionConfig, until: int) -> JobSpec:
+        minted = stages.mint(self.client, config, until=until, writer="benchmark")
+        assert isinstance(minted, Minted)
+        return JobSpec(minted.description, config, self.client.ids.uuid7())
+
+    def heap_bytes(self) -> int:
+        """The heap in use, without garbage."""
+        context: Any = self.spark.sparkContext
+        runtime = context._jvm.java.lang.Runtime.getRuntime()
+        runtime.gc()
+        return int(runtime.totalMemory() - runtime.freeMemory())
+
+
+@click.command(help=__doc__)
+@click.option("--collections", default=20, show_default=True)
+@click.option("--days", default=20, show_default=True, help="At least four.")
+def main(collections: int, days: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="persist-bench-") as folder:
+        commits = Commits(Path(folder), collections)
+        writes, heaps = [], []
+        for number in range(days):
+            write_s, rest_s = commits.day(number)
+            writes.append(write_s / collections)
+            heaps.append(commits.heap_bytes())
+            click.echo(
+                f"day {number + 1:3}, {(number + 1) * collections:5} commits: {writes[-1]:.2f} CPU-s to write,"
+                f" {rest_s / collections:.3f} for the rest; heap {heaps[-1] >> 20} MB"
+            )
+        tenth = max(2, days // 10)
+        click.echo(
+            f"CPU of the last day / the third: {writes[-1] / writes[2]:.2f}; heap after {days * collections} commits /"
+            f" after {tenth * collections}: {heaps[-1] / heaps[tenth - 1]:.2f}"
+        )
+        commits.spark.stop()
+
+
+if __name__ == "__main__":
+    main()
