@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core import schema as core
+from persist_core.contents.key_range import Key, Scalar, value_at
 from persist_core.keys import PART
 from persist_core.schema import (
     DIFF,
@@ -72,6 +73,30 @@ def spark_type(type_name: str) -> T.DataType:
 def quoted(name: str) -> str:
     """`name` as an SQL identifier: dots and backticks in it have no meaning to Spark."""
     return "`" + name.replace("`", "``") + "`"
+
+
+def at_or_after(bound: Key, key: Sequence[core.Column]) -> str:
+    """SQL that is true for the keys that are not before a bound, which may have fewer scalars than the key."""
+    found = "true"
+    for scalar, column in reversed(list(zip(bound, key, strict=False))):
+        name, value = quoted(column.name), literal(scalar, column)
+        found = f"({name} > {value} OR ({name} = {value} AND {found}))"
+    return found
+
+
+def literal(scalar: Scalar, column: core.Column) -> str:
+    """SQL for the value of a key column that a scalar stands for."""
+    match column.type:
+        case "date":
+            return f"date_from_unix_date({scalar})"
+        case "timestamp":
+            return f"timestamp_micros(CAST('{scalar}' AS BIGINT))"
+        case "string":
+            return f"CAST(X'{str(scalar).encode().hex()}' AS STRING)"
+        case "binary":
+            return f"X'{scalar}'"
+        case other:  # a number or a boolean
+            return f"CAST('{value_at(scalar, column)!s}' AS {other})"
 
 
 def passed(*numbers: int) -> list[str]:

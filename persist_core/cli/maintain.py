@@ -16,6 +16,7 @@ from rich.progress import Progress as Bar
 from persist_core.cli import output
 from persist_core.cli.output import Columns
 from persist_core.cli.session import Session, with_session
+from persist_core.compaction.steps import BUDGET_BYTES
 from persist_core.contents.stats import show_bytes
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, MAX_KEYS, Collected, collect, garbage
 from persist_core.gc.sweep import unfinished_uploads
@@ -60,10 +61,17 @@ _COPIED: Columns[Copied] = (
 @click.option(
     "--max-merges", type=click.IntRange(min=0), default=MAX_MERGES, show_default=True, help="Merges of each shard."
 )
+@click.option(
+    "--max-merge-bytes",
+    type=click.IntRange(min=1),
+    default=BUDGET_BYTES,
+    show_default=True,
+    help="Bytes that one merge rewrites, if they are more than a 20th of the shard; a larger one is done in steps.",
+)
 @click.option("--master", help="Spark master, or sc://host:port, that does merges of more than --max-rows rows.")
 @with_session
 def maintain_command(
-    session: Session, names: tuple[str, ...], max_rows: int, max_merges: int, master: str | None
+    session: Session, names: tuple[str, ...], max_rows: int, max_merges: int, max_merge_bytes: int, master: str | None
 ) -> None:
     """Expire leases, advance since, merge batches and collect garbage, for the shards NAME (default: all).
 
@@ -76,7 +84,14 @@ def maintain_command(
         for name in names or session.client.shards():
             with tries.one():
                 done.append(
-                    maintain(session.client, name, max_rows=max_rows, max_merges=max_merges, merge_elsewhere=by_spark)
+                    maintain(
+                        session.client,
+                        name,
+                        max_rows=max_rows,
+                        max_merges=max_merges,
+                        budget_bytes=max_merge_bytes,
+                        merge_elsewhere=by_spark,
+                    )
                 )
     output.print_records(done, _MAINTAINED, as_json=session.as_json, empty=session.no_shards)
     tries.end()

@@ -66,8 +66,10 @@ class RunFiles:
                 self._stage(kind, table)
         self._waiting.clear()
 
-    def batch_counts(self, errs: pa.Table, carried: Sequence[Part]) -> BatchCounts:
-        """The counts of the run, `carried` files included."""
+    def batch_counts(
+        self, errs: pa.Table, carried: Sequence[Part], with_errs_of: Sequence[BatchCounts] = ()
+    ) -> BatchCounts:
+        """The counts of the run: of new files, of `carried` ones, and of the errs of batches whose errs are carried."""
         rows = dict(self.counts)
         for part in carried:
             rows[part.kind] += part.rows or 0
@@ -75,8 +77,8 @@ class RunFiles:
         return BatchCounts(
             rows[PartKind.INSERTIONS],
             rows[PartKind.RETRACTIONS],
-            inserted,
-            len(errs) - inserted,
+            inserted + sum(counts.err_insertions for counts in with_errs_of),
+            len(errs) - inserted + sum(counts.err_retractions for counts in with_errs_of),
             rows[PartKind.HISTORY],
         )
 

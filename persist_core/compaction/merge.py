@@ -15,6 +15,11 @@ Two kinds of files go into the run as they are. *Insertions* of a run whose rang
 keys rise with time, only what is new is rewritten. *History*, which is append-only by nature, as long as it has few
 small files; then those are merged with what is rewritten anyway. So a shard that keeps all its history rewrites each of
 its rows only logarithmically often.
+
+A merge of more than its budget is done in steps (`steps`). Each is a merge like any other: the first puts one run in
+the place of all inputs, and the next ones replace that run. From the key `until` on, a run of a step has the updates of
+its inputs as they were, in whichever files: to every reader they add up to the same. So a merge may stop between steps,
+for any time, and no step depends on where the one before has ended, but for the work that it finds done.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -31,12 +37,14 @@ import pyarrow.compute as pc
 
 from persist_core.compaction.files import MIN_FILE_BYTES, RunFiles, rows_per_file
 from persist_core.compaction.spill import SAMPLED, Spill
+from persist_core.compaction.steps import BUDGET_BYTES, alone, budget_of, end_of_step
 from persist_core.contents import pieces
-from persist_core.contents.batch import BatchCounts, BatchManifest, HollowBatch, Part, PartKind, Run, SourceFrontier
-from persist_core.contents.key_range import meets_any
+from persist_core.contents.batch import BatchCounts, BatchManifest, HollowBatch, Part, PartKind, SourceFrontier
+from persist_core.contents.key_range import Key, KeyRange, is_within
 from persist_core.contents.parts import ERR_IDENTITY, errs_schema, history_schema, updates_schema
 from persist_core.contents.pieces import Piece
 from persist_core.contents.row_versions import Versions, at_time, fold_errs, resolve, sum_diffs
+from persist_core.contents.run import Run
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.handles.load import read_part, read_part_batches
@@ -56,7 +64,8 @@ CARRIED_SHARE = 2  # a file is then carried over if it has at least this many ti
 class Merge:
     """The input of a merge: neighbors of one shard, oldest first, with their manifests; and what may be given up.
 
-    `is_bottom`: nothing lies below the inputs. `since` and `era`: the shard's, when the merge was planned.
+    One partial run alone is the input of the next step. `is_bottom`: nothing lies below the inputs. `since` and `era`:
+    the shard's, when the merge was planned. A step rewrites at most `budget_bytes` of files.
     """
 
     shard: str
@@ -65,22 +74,34 @@ class Merge:
     since: int
     is_bottom: bool
     era: int
+    budget_bytes: int = BUDGET_BYTES
     min_file_bytes: int = MIN_FILE_BYTES
     max_history_files: int = MAX_HISTORY_FILES
     sampled: int = SAMPLED
 
     @classmethod
-    def of(cls, client: PersistClient, state: ShardState, inputs: Sequence[HollowBatch]) -> Merge:
-        """Read the manifests of `inputs`. Raises `InvalidInput` unless they are neighbors in `state`, and two or more;
-        `CorruptArtifact` naming a manifest that is missing or damaged."""
+    def of(
+        cls,
+        client: PersistClient,
+        state: ShardState,
+        inputs: Sequence[HollowBatch],
+        *,
+        budget_bytes: int = BUDGET_BYTES,
+    ) -> Merge:
+        """Read the manifests of `inputs`. Raises `InvalidInput` unless they are neighbors in `state`, and two or more,
+        or a partial run; `CorruptArtifact` naming a manifest that is missing or damaged.
+
+        `budget_bytes`: what a step may rewrite, unless `BUDGET_SHARE` of the shard is more."""
         batches = state.batches
         first = batches.index(inputs[0]) if inputs and inputs[0] in batches else 0
-        if len(inputs) < 2 or batches[first : first + len(inputs)] != tuple(inputs):
+        is_enough = len(inputs) > 1 or any(batch.is_partial for batch in inputs)
+        if not is_enough or batches[first : first + len(inputs)] != tuple(inputs):
             raise InvalidInput(f"shard {state.shard}: {len(inputs)} batches to merge are not neighbors in its state")
         if state.since.time is None:
             raise InvalidInput(f"shard {state.shard} is dropped; there is nothing to merge")
         manifests = client.manifests(inputs)
-        return cls(state.shard, tuple(inputs), tuple(manifests), state.since.time, first == 0, state.era)
+        budget = budget_of(sum(batch.size_bytes for batch in batches), budget_bytes)
+        return cls(state.shard, tuple(inputs), tuple(manifests), state.since.time, first == 0, state.era, budget)
 
     @property
     def schema(self) -> CollectionSchema:
@@ -89,8 +110,57 @@ class Merge:
 
     @property
     def rows(self) -> int:
-        """At most how many rows the merge reads."""
-        return sum(batch.counts.rows + batch.counts.history for batch in self.inputs)
+        """How many rows the merge reads, errs aside."""
+        return sum(part.rows or 0 for part in self._read)
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of the files that it reads, errs aside."""
+        return sum(part.size_bytes for part in self._read)
+
+    @property
+    def _read(self) -> Iterator[Part]:
+        kept = {part.key for part in self.carried}
+        found = [*self._oks, *(part for _, _, part in self.history())]
+        return (part for part in found if part.key not in kept)
+
+    @property
+    def _oks(self) -> list[Part]:
+        return [part for manifest in self.manifests for part in manifest.parts if part.kind in pieces.OKS]
+
+    @property
+    def _merged_to(self) -> Key:
+        """The keys before this one have been merged by the steps before."""
+        run = self.manifests[0].run
+        return (run.merged_to or ()) if run and len(self.inputs) == 1 else ()
+
+    @cached_property
+    def until(self) -> Key | None:
+        """The first key that is not merged in this step; `None` if it is the last step, or the only one.
+
+        Files of another shard are rewritten in one step, as are rows without a key, and files without a count.
+        """
+        parts = [part for manifest in self.manifests for part in manifest.parts]
+        if not self.schema.key or any(not self._is_own(part) or part.rows is None for part in parts):
+            return None
+        return end_of_step([(part.keys, part.size_bytes) for part in self._due], self.budget_bytes, self._merged_to)
+
+    @cached_property
+    def _due(self) -> list[Part]:
+        """The files of oks that this step or later ones rewrite."""
+        if not self.schema.key:
+            return self._oks
+        runs = {part.key for manifest in self.manifests if manifest.run for part in manifest.parts}
+        is_alone, rest = alone(part.keys for part in self._oks), KeyRange(self._merged_to)
+        kept = {part.key for part, lies in zip(self._oks, is_alone, strict=True) if lies and self._is_done(part, runs)}
+        return [part for part in self._oks if part.key not in kept and rest.meets(part.keys)]
+
+    def _is_done(self, part: Part, runs: Collection[str]) -> bool:
+        """True for insertions of a run that are not in much smaller files than new ones."""
+        return part.kind is PartKind.INSERTIONS and part.key in runs and not _is_small(part, self.file_rows)
+
+    def _is_own(self, part: Part) -> bool:
+        return owner_of(part.key) == self.shard
 
     def history(self) -> Iterator[tuple[HollowBatch, BatchManifest, Part]]:
         """The files of history that hold anything later than `since`."""
@@ -99,29 +169,22 @@ class Merge:
                 if part.kind is PartKind.HISTORY and not (part.last_time is not None and part.last_time <= self.since):
                     yield batch, manifest, part
 
-    @property
+    @cached_property
     def file_rows(self) -> int:
         """How many rows a new file of the run holds."""
         return rows_per_file([part for manifest in self.manifests for part in manifest.parts], self.min_file_bytes)
 
+    @cached_property
     def carried(self) -> tuple[Part, ...]:
         """The files that go into the run as they are.
 
         Files of another shard (in a fork, which may clip them) are always rewritten.
         """
-        file_rows = self.file_rows
-        found = [*self._untouched(file_rows), *self._old_history(file_rows)]
-        return tuple(part for part in found if owner_of(part.key) == self.shard)
-
-    def _untouched(self, file_rows: int) -> Iterator[Part]:
-        """Insertions of runs that no other input can end, if they are not much smaller than a new file."""
-        oks = [[part for part in manifest.parts if part.kind in pieces.OKS] for manifest in self.manifests]
-        for place, manifest in enumerate(self.manifests):
-            others = [part.keys for other in (*oks[:place], *oks[place + 1 :]) for part in other]
-            for part in oks[place] if manifest.run and manifest.schema.key else ():
-                is_large = part.kind is PartKind.INSERTIONS and not _is_small(part, file_rows)
-                if is_large and not meets_any(part.keys, others):
-                    yield part
+        taken = {part.key for part in self._due if self.until is None or part.keys.begin < self.until}
+        found = [part for part in self._oks if part.key not in taken] if self.schema.key else []
+        if self.until is not None:  # the last step merges the errs
+            found += [part for manifest in self.manifests for part in manifest.parts if part.kind is PartKind.ERRS]
+        return tuple(part for part in (*found, *self._old_history(self.file_rows)) if self._is_own(part))
 
     def _old_history(self, file_rows: int) -> Iterator[Part]:
         """All history, if its small files are few. Else, from the smallest file on, each that is not much larger than
@@ -157,6 +220,21 @@ class Merge:
             if part.key not in kept:
                 yield part, batch.last_time if batch.last_time < manifest.last_time else None
 
+    def resolved(self, updates: pa.Table) -> Versions:
+        """The versions of the keys before `until`, and the updates of the others as they are. Raises as `resolve`."""
+        schema = self.schema
+        if self.until is None:
+            return resolve(updates, schema.key_names)
+        is_later = is_within(updates, [KeyRange(self.until)], schema.key)
+        done, later = resolve(updates.filter(pc.invert(is_later)), schema.key_names), updates.filter(is_later)
+        later = _sorted(later, schema)
+        inserts = pc.greater(later[DIFF], 0)
+        return Versions(
+            pa.concat_tables([done.insertions, later.filter(inserts)]),
+            pa.concat_tables([done.retractions, later.filter(pc.invert(inserts))]),
+            done.history,
+        )
+
     def manifest(self, parts: tuple[Part, ...], counts: BatchCounts) -> BatchManifest:
         """The manifest of the run. Its progress is what its inputs say together, from the newest restore on."""
         sources: dict[str, SourceFrontier] = {}
@@ -165,8 +243,9 @@ class Merge:
             sources = {**({} if each.restored else sources), **each.sources}
             restored = each.restored or restored
         changed = [batch.changed_at for batch in self.inputs if batch.changed_at is not None]
-        run = Run(tuple(batch.manifest_sha256 for batch in self.inputs), self.since, max(changed, default=None))
-        token = hashlib.sha256(json.dumps([self.shard, run.inputs, run.since]).encode()).hexdigest()
+        inputs = tuple(batch.manifest_sha256 for batch in self.inputs)
+        run = Run(inputs, self.since, max(changed, default=None), self.until)
+        token = hashlib.sha256(json.dumps([self.shard, run.inputs, run.since, run.merged_to]).encode()).hexdigest()
         return replace(
             self.manifests[-1],
             shard=self.shard,
@@ -215,25 +294,29 @@ def replace_inputs(client: PersistClient, manifest: BatchManifest, key: str) -> 
     return result
 
 
-def finished(client: PersistClient, merge: Merge, files: RunFiles, carried: Sequence[Part]) -> BatchManifest:
+def finished(client: PersistClient, merge: Merge, files: RunFiles) -> BatchManifest:
     """Stage the errs of a run whose other files are there; what its manifest is."""
-    errs = client.open_reader(merge.shard).read(merge.inputs, errs_schema(merge.schema), pieces.all_errs)
+    if merge.until is not None:
+        before = [manifest.counts for manifest in merge.manifests]
+        errs = errs_schema(merge.schema).empty_table()
+    else:
+        before = []
+        errs = client.open_reader(merge.shard).read(merge.inputs, errs_schema(merge.schema), pieces.all_errs)
     if merge.is_bottom:
         errs = fold_errs(errs, [*merge.schema.key_names, *ERR_IDENTITY], merge.since)
     files.finish(errs)
-    return merge.manifest((*files.parts, *carried), files.batch_counts(errs, carried))
+    return merge.manifest((*files.parts, *merge.carried), files.batch_counts(errs, merge.carried, before))
 
 
 def stage_here(client: PersistClient, merge: Merge, attempt: str, rows_at_once: int = ROWS_AT_ONCE) -> BatchManifest:
     """Stage the parts of the run, and say what its manifest is. Raises as `merge_here` does."""
     schema, reader = merge.schema, client.open_reader(merge.shard)
     files = RunFiles(client, merge.shard, attempt, schema, merge.file_rows)
-    carried = merge.carried()
-    kept = {part.key for part in carried}
+    kept = {part.key for part in merge.carried}
     if not schema.key:
         found: Iterable[tuple[Versions, pa.Table]] = [(_multiset(reader, merge), _history(client, merge, kept))]
     elif merge.rows <= rows_at_once:
-        found = [(resolve(_contents(reader, merge, kept), schema.key_names), _history(client, merge, kept))]
+        found = [(merge.resolved(_contents(reader, merge, kept)), _history(client, merge, kept))]
     else:
         found = _by_ranges(client, merge, kept, rows_at_once)
     for versions, history in found:
@@ -241,7 +324,7 @@ def stage_here(client: PersistClient, merge: Merge, attempt: str, rows_at_once: 
         files.add(PartKind.RETRACTIONS, versions.retractions)
         all_history = pa.concat_tables([versions.history, history])
         files.add(PartKind.HISTORY, _since(_sorted(all_history, schema), merge.since))
-    return finished(client, merge, files, carried)
+    return finished(client, merge, files)
 
 
 def _by_ranges(
@@ -262,7 +345,7 @@ def _by_ranges(
                 spill.add("history", _until(rows, clip))
         for found in spill.ranges(rows_at_once):
             updates = found.get("updates", columns.empty_table())
-            yield resolve(updates, schema.key_names), found.get("history", history_schema(schema).empty_table())
+            yield merge.resolved(updates), found.get("history", history_schema(schema).empty_table())
 
 
 def _contents(reader: ReadHandle, merge: Merge, kept: Collection[str] = ()) -> pa.Table:

@@ -31,8 +31,9 @@ class MaintenanceConfig(ConfigModel):
 
     At most `max_shards` shards a dag run, `max_tasks` of them at the same time. At most `max_merges` merges of a shard,
     up to `max_rows` rows in the task's own process (one or two minutes for 5 million rows of 180 bytes), and
-    larger ones by Spark. GC deletes a file at least `grace_hours` after nothing needs it, and refuses batches that were
-    described more than `intent_hours` ago.
+    larger ones by Spark. A merge that would rewrite more than `max_merge_bytes`, and more than a 20th of the shard, is
+    done in steps, each a merge. GC deletes a file at least `grace_hours` after nothing needs it, and refuses batches
+    that were described more than `intent_hours` ago.
     """
 
     schedule: Schedule = "@hourly"
@@ -41,6 +42,7 @@ class MaintenanceConfig(ConfigModel):
     max_tasks: Annotated[int, Field(ge=1, le=1000)] = 1
     max_merges: Annotated[int, Field(ge=0, le=1000)] = 16
     max_rows: Annotated[int, Field(ge=0)] = 5_000_000
+    max_merge_bytes: Annotated[int, Field(ge=1)] = 2 << 30
     grace_hours: Annotated[int, Field(ge=1, le=8760)] = 24
     intent_hours: Annotated[int, Field(ge=1, le=8760)] = 72
 

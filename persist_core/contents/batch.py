@@ -18,6 +18,7 @@ from typing import Any
 from persist_core.contents.err_groups import ErrGroup
 from persist_core.contents.key_range import Key, KeyRange
 from persist_core.contents.operator_state import OperatorState, StateArtifact, chain_digest
+from persist_core.contents.run import Run
 from persist_core.contents.stats import BatchWarning
 from persist_core.errors import BadBounds, CorruptArtifact, InvalidInput
 from persist_core.keys import check_key_name
@@ -192,25 +193,13 @@ class BatchDescription:
 
 
 @dataclass(frozen=True)
-class Run:
-    """The facts that make a batch a run: it was merged from neighbors (docs/storage.md).
-
-    `inputs`: the digests of their manifests, oldest first. What ended at or before `since` may be missing. Nothing
-    changed after `changed_at` (`None`: nothing ever did), so a reader of changes can pass the run over.
-    """
-
-    inputs: tuple[str, ...]
-    since: int
-    changed_at: int | None
-
-
-@dataclass(frozen=True)
 class HollowBatch:
     """A batch as the state holds it: bounds, where its manifest is and its digest, counts and bytes of its parts.
 
     An empty batch may stand for several that were appended one after the other. Its manifest is then the newest one's.
     `upper` is lower than the manifest's for a run that a fork shares up to its checkpoint: what is later is not there.
     `run_changed_at` is a run's `Run.changed_at`, or the `changed_at` of a batch from which keys were erased.
+    `is_partial`: a run of a merge that has more steps to do.
     """
 
     lower: int
@@ -220,6 +209,7 @@ class HollowBatch:
     counts: BatchCounts
     size_bytes: int
     run_changed_at: int | None = None
+    is_partial: bool = False
 
     @property
     def last_time(self) -> int:
@@ -326,7 +316,16 @@ class BatchManifest:
     def hollow(self, manifest_key: str) -> HollowBatch:
         """The state's record of it."""
         changed_at = self.run.changed_at if self.run else self.changed_at
-        return HollowBatch(self.lower, self.upper, manifest_key, self.sha256, self.counts, self.size_bytes, changed_at)
+        return HollowBatch(
+            self.lower,
+            self.upper,
+            manifest_key,
+            self.sha256,
+            self.counts,
+            self.size_bytes,
+            changed_at,
+            is_partial=self.run is not None and self.run.merged_to is not None,
+        )
 
     def encode(self) -> bytes:
         """Sealed JSON: equal manifests give equal bytes."""
@@ -357,7 +356,7 @@ class BatchManifest:
                     ),
                     "err_groups": tuple(ErrGroup(**group) for group in body["err_groups"]),
                     "restored": Restored.from_json(body["restored"]) if body["restored"] else None,
-                    "run": Run(**{**body["run"], "inputs": tuple(body["run"]["inputs"])}) if body["run"] else None,
+                    "run": Run.from_json(body["run"]) if body["run"] else None,
                 }
             )
         except (ValueError, KeyError, TypeError) as error:

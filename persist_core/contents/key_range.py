@@ -38,12 +38,35 @@ _LAST_CHARACTER, _SURROGATES = 0x10FFFF, range(0xD800, 0xE000)
 _INTEGERS = {"date": pa.int32(), "timestamp": pa.int64()}
 
 
+class _Beyond:
+    """A scalar after all others: it ends the keys that begin with a bound."""
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+    def __gt__(self, other: object) -> bool:
+        return self is not other
+
+
+_BEYOND = _Beyond()
+
+
 @dataclass(frozen=True)
 class KeyRange:
     """The keys from `first` to `last`, both included."""
 
     first: Key | None = None
     last: Key | None = None
+
+    @property
+    def begin(self) -> Key:
+        """A tuple that no key in it is before, to be compared with keys and with an `end`."""
+        return self.first or ()
+
+    @property
+    def end(self) -> tuple[Any, ...]:
+        """A tuple that all keys in it are before, and those with other scalars after the same first ones."""
+        return (*(self.last or ()), _BEYOND)
 
     def meets(self, other: KeyRange) -> bool:
         """True if a key can be in both."""
@@ -88,11 +111,9 @@ def range_of(table: pa.Table, key: Sequence[Column]) -> KeyRange:
 
 def spanning(ranges: Sequence[KeyRange]) -> KeyRange:
     """The least range that holds all of these; no bounds for none."""
-    firsts, lasts = [each.first for each in ranges], [each.last for each in ranges]
-    return KeyRange(
-        min((key for key in firsts if key is not None), default=None) if None not in firsts else None,
-        max((key for key in lasts if key is not None), default=None) if None not in lasts else None,
-    )
+    lowest = min(ranges, key=lambda each: each.begin, default=EVERYTHING)
+    highest = max(ranges, key=lambda each: each.end, default=EVERYTHING)
+    return KeyRange(lowest.first, highest.last)
 
 
 def key_at(table: pa.Table, row: int, key: Sequence[Column]) -> Key:

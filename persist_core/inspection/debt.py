@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from persist_core.compaction.due import next_merge
 from persist_core.contents.batch import HollowBatch
+from persist_core.keys import owner_of
 from persist_core.shard.history import advance_since, show_history
 from persist_core.shard.state import ShardState
 
@@ -23,7 +24,7 @@ class DueMerge:
     rows: int
 
     def __str__(self) -> str:
-        return f"a merge of {self.batches} batches, {self.rows} rows"
+        return f"a merge of {self.batches} batches, {self.rows} rows" if self.batches > 1 else "the rest of a merge"
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,17 @@ def debt_of(state: ShardState, *, now_ms: int) -> Debt:
 
 
 def merge_due(state: ShardState) -> tuple[HollowBatch, ...] | None:
-    """The batches to merge next, oldest first; `None` if nothing is due, as in a dropped shard.
+    """The batches to merge next, oldest first; `None` if nothing is due, as in a dropped shard. A merge that has begun
+    goes on first; but not in a fork, which shares its files.
 
     Batches from before and after a column was dropped are not merged while history from before it is kept.
     """
     is_over = state.is_dropped or state.origin.moved_to is not None
     if is_over:
         return None
+    for batch in state.batches:
+        if batch.is_partial and owner_of(batch.manifest_key) == state.shard:
+            return (batch,)
     since = state.since.time
     borders = [border for border in state.schemas.borders() if since is not None and since < border]
     groups = itertools.groupby(state.batches, key=lambda batch: sum(border <= batch.lower for border in borders))
@@ -92,5 +97,5 @@ def merge_due(state: ShardState) -> tuple[HollowBatch, ...] | None:
 
 
 def rows_to_merge(batches: tuple[HollowBatch, ...]) -> int:
-    """The rows of a merge, without history: it is mostly carried over as files."""
+    """At most the rows of a merge, without history: it is mostly carried over as files. A step merges fewer."""
     return sum(batch.counts.rows for batch in batches)

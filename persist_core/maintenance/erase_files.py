@@ -16,6 +16,7 @@ from persist_core.contents.batch import BatchManifest, HollowBatch, Part, PartKi
 from persist_core.contents.key_range import EVERYTHING, KeyRange, key_at, range_of
 from persist_core.contents.operator_state import OrderKey, StateArtifact
 from persist_core.contents.parts import PARQUET
+from persist_core.contents.run import Run
 from persist_core.handles.client import PersistClient
 from persist_core.handles.load import load_part
 from persist_core.keys import owner_of, part_key
@@ -102,7 +103,7 @@ class Rewriting:
             name: replace(state, artifacts=tuple(self._saved(name, each, is_commit) for each in state.artifacts))
             for name, state in manifest.operators.items()
         }
-        after = replace(manifest, parts=tuple(parts), operators=operators)
+        after = replace(manifest, parts=tuple(parts), operators=operators, run=self._begun_again(manifest.run))
         after = self._without_samples(after, is_of_keys)
         if after == manifest:
             return None
@@ -139,6 +140,11 @@ class Rewriting:
     def _named(self, part: Part) -> Part:
         """A file that stays, without bounds that are a key."""
         return replace(part, first_key=None, last_key=None) if self.sought.is_bound(part.keys) else part
+
+    def _begun_again(self, run: Run | None) -> Run | None:
+        """A merge that has reached a key begins again: only work is lost."""
+        is_there = run is not None and run.merged_to is not None and self.sought.is_bound(KeyRange(run.merged_to))
+        return replace(run, merged_to=()) if run is not None and is_there else run
 
     def _owned(self, manifest: BatchManifest) -> BatchManifest:
         """With copies of files of another shard: GC there knows only of the manifests that a fork shares."""

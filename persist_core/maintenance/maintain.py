@@ -16,10 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from persist_core.compaction.merge import Merge, merge_here
+from persist_core.compaction.steps import BUDGET_BYTES
 from persist_core.errors import PersistError
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, MAX_KEYS, Collected, collect, due_since_ms
 from persist_core.handles.client import PersistClient
-from persist_core.inspection.debt import Debt, debt_of, merge_due, rows_to_merge
+from persist_core.inspection.debt import Debt, debt_of, merge_due
 from persist_core.maintenance.erase_objects import finish
 from persist_core.maintenance.hidden import tidy
 from persist_core.shard.replace import NotReplaced, Replaced
@@ -42,7 +43,7 @@ class Maintained:
     """The result of maintaining one shard, and what is still due.
 
     `since` advanced by `since_advanced_ms`; `held_by` is the reader or holder that keeps it from following the upper as
-    the history says. `merges` read `rows`, without history. `lost_merges`: another merge had their batches
+    the history says. `merges` read `rows`. `lost_merges`: another merge had their batches
     replaced meanwhile. `collected` is what GC did. `untidy`: why hidden shards whose time is over are still there.
     `erased`: objects deleted that an erasure had left for readers.
     """
@@ -92,6 +93,7 @@ def maintain(
     *,
     max_rows: int = MAX_ROWS,
     max_merges: int = MAX_MERGES,
+    budget_bytes: int = BUDGET_BYTES,
     merge_elsewhere: MergeElsewhere | None = None,
     grace_ms: int = GRACE_MS,
     intent_ms: int = INTENT_MS,
@@ -99,6 +101,7 @@ def maintain(
 ) -> Maintained:
     """Do what is due: at most `max_merges` merges, and GC (`gc.collect`) of at most `max_keys` keys.
 
+    A merge that would rewrite more than `budget_bytes` is done in steps, which count as merges (`compaction.steps`).
     A merge of more than `max_rows` rows goes to `merge_elsewhere`; without it, it stays due. Raises `ShardNotFound`,
     and what a merge raises; what was done before stays done.
     """
@@ -108,15 +111,17 @@ def maintain(
     before, merges, lost, rows = len(state.batches), 0, 0, 0
     while merges + lost < max_merges:
         due = merge_due(state)
-        if due is None or (rows_to_merge(due) > max_rows and merge_elsewhere is None):
+        if due is None:
             break
-        merge = Merge.of(client, state, due)
-        if rows_to_merge(due) > max_rows and merge_elsewhere is not None:
+        merge = Merge.of(client, state, due, budget_bytes=budget_bytes)
+        if merge.rows <= max_rows:
+            result = merge_here(client, merge, attempt=client.ids.uuid7())
+        elif merge_elsewhere is not None:
             result = merge_elsewhere(merge)
         else:
-            result = merge_here(client, merge, attempt=client.ids.uuid7())
+            break
         if isinstance(result, Replaced):
-            merges, rows = merges + 1, rows + rows_to_merge(due)
+            merges, rows = merges + 1, rows + merge.rows
         else:
             lost += 1
         state = client.state(shard)

@@ -38,7 +38,7 @@ _CONTROLS = dict(zip("bfnrt", "\b\f\n\r\t", strict=True))
 _TAIL = re.compile(r"(\\(u[0-9a-fA-F]{0,3})?|\ufffd+)$")  # of a text that was cut within a character
 _PARQUET = b"PAR1"
 _RAW = (ERR_KEY, BAD_KEY, ERR_PAYLOAD)
-_BOUNDS = ("first_key", "last_key")
+_BOUNDS = ("first_key", "last_key", "merged_to")
 _TEXTS = ("samples", "sample", "first", "payload")  # for people: to delete one too many costs nothing
 
 
@@ -152,9 +152,9 @@ class Sought:
             return any(self._is_in_json(each) for each in body)
         if not isinstance(body, dict):
             return False
-        bounds = KeyRange(*(tuple(body[name]) if body.get(name) else None for name in _BOUNDS))
+        bounds = {tuple(body[name]) for name in _BOUNDS if body.get(name)}
         said = [body[name] for name in _TEXTS if body.get(name)]
-        is_here = self.is_bound(bounds) or self.is_said(said)
+        is_here = not self._bounds.isdisjoint(bounds) or self.is_said(said)
         return is_here or any(self._is_in_json(each) for each in body.values())
 
 

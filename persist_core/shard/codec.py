@@ -8,8 +8,9 @@ back. Batches are the one part that grows, so each is one line of text, with wha
     upper manifest_sha256 size_bytes insertions retractions err_insertions err_retractions history changed_at attempt
 
 The lower is the upper of the line before (`first_lower` for the first); a closed upper is `-`. `changed_at` is a run's
-`run_changed_at`, else `-`. The attempt stands for the manifest's key; a manifest elsewhere (of another shard, in a
-fork) has its whole key. A batch keeps the line that it was decoded from, so that an append encodes one line, not all.
+`run_changed_at`, else `-`; `+` follows it if the run is partial. The attempt stands for the manifest's key; a manifest
+elsewhere (of another shard, in a fork) has its whole key. A batch keeps the line that it was decoded from, so that an
+append encodes one line, not all.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ STATE_VERSION = 1
 _STATE = "shard_state"
 _FIELDS = 10  # of a batch's line
 _CLOSED = _NONE = "-"
+_PARTIAL = "+"
 _LINE = "_line"  # where a batch keeps its shard and its line; not a field, so it is neither compared nor copied
 
 
@@ -144,7 +146,7 @@ def _line(batch: HollowBatch, front: str, back: str) -> str:
     return (
         f"{_CLOSED if batch.upper is None else batch.upper} {batch.manifest_sha256} {batch.size_bytes}"
         f" {counts.insertions} {counts.retractions} {counts.err_insertions} {counts.err_retractions} {counts.history}"
-        f" {_NONE if batch.run_changed_at is None else batch.run_changed_at} {key}"
+        f" {_NONE if batch.run_changed_at is None else batch.run_changed_at}{_PARTIAL * batch.is_partial} {key}"
     )
 
 
@@ -152,13 +154,15 @@ def _batches(shard: str, lower: int, lines: Iterable[str]) -> tuple[HollowBatch,
     front, back = _around_attempt(shard)
     batches = []
     for line in lines:
-        end, sha256, size, *counted, key = line.split(" ", _FIELDS - 1)
+        end, sha256, size, *facts, key = line.split(" ", _FIELDS - 1)
         upper = None if end == _CLOSED else int(end)
         if "/" not in key:
             key = f"{front}{key}{back}"
-        *counts, changed = counted
-        run_changed_at = None if changed == _NONE else int(changed)
-        batch = HollowBatch(lower, upper, key, sha256, BatchCounts(*map(int, counts)), int(size), run_changed_at)
+        *counts, changed = facts
+        time = changed.removesuffix(_PARTIAL)
+        run_changed_at = None if time == _NONE else int(time)
+        counted = BatchCounts(*map(int, counts))
+        batch = HollowBatch(lower, upper, key, sha256, counted, int(size), run_changed_at, time != changed)
         vars(batch)[_LINE] = shard, line
         batches.append(batch)
         lower = -1 if upper is None else upper  # nothing follows a closed batch

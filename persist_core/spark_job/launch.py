@@ -186,9 +186,10 @@ def merge_spec(merge: Merge, attempt: str) -> JobSpec:
         parent_id=None,
         writer="compaction",
         input_files=sum(len(manifest.parts) for manifest in merge.manifests),
-        input_bytes=sum(batch.size_bytes for batch in merge.inputs),
+        input_bytes=merge.size_bytes,
     )
-    return JobSpec(description, MergeInputs(name=merge.shard, inputs=digests), attempt)
+    inputs = MergeInputs(name=merge.shard, inputs=digests, budget_bytes=merge.budget_bytes)
+    return JobSpec(description, inputs, attempt)
 
 
 def merge_by_job(client: PersistClient, start: Start, merge: Merge) -> Replaced | NotReplaced:

@@ -33,13 +33,14 @@ SMALL_INPUT_BYTES = 64 << 20  # up to here the JVM's start-up costs more than it
 
 
 class MergeInputs(BaseModel):
-    """The input of a merge job: neighbors of the shard `name`, by the digests of their manifests,
-    oldest first."""
+    """The input of a merge job: neighbors of the shard `name`, by the digests of their manifests, oldest first; and how
+    many bytes a step of it may rewrite."""
 
     model_config = ConfigDict(frozen=True)
 
     name: str
     inputs: tuple[str, ...]
+    budget_bytes: int
 
 
 # field -> what it holds

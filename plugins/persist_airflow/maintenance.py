@@ -22,6 +22,7 @@ from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.location_dag import location_dag
 from persist_airflow.metrics import count, export, measured, report_shards
 from persist_airflow.spark import SparkJobOperator
+from persist_core.compaction.steps import BUDGET_BYTES
 from persist_core.config.project import MaintenanceConfig, ProjectConfig, load_project
 from persist_core.errors import Corruption
 from persist_core.gc.collect import GRACE_MS, INTENT_MS
@@ -104,6 +105,7 @@ class MaintainShardOperator(SparkJobOperator):
     :param shard: its name (templated)
     :param max_rows: of one merge in this process
     :param max_merges: of one task
+    :param max_merge_bytes: that one merge rewrites; one of more, and of more than a 20th of the shard, is done in steps
     :param grace_ms: the least time that a file stays after nothing needs it
     :param intent_ms: longer than the longest dag run: a batch that was described earlier may be refused
     """
@@ -115,6 +117,7 @@ class MaintainShardOperator(SparkJobOperator):
         *,
         max_rows: int = MAX_ROWS,
         max_merges: int = MAX_MERGES,
+        max_merge_bytes: int = BUDGET_BYTES,
         grace_ms: int = GRACE_MS,
         intent_ms: int = INTENT_MS,
         **kwargs: Any,
@@ -122,6 +125,7 @@ class MaintainShardOperator(SparkJobOperator):
         super().__init__(**kwargs)
         self.max_rows = max_rows
         self.max_merges = max_merges
+        self.max_merge_bytes = max_merge_bytes
         self.grace_ms = grace_ms
         self.intent_ms = intent_ms
 
@@ -138,6 +142,7 @@ class MaintainShardOperator(SparkJobOperator):
                 self.shard,
                 max_rows=self.max_rows,
                 max_merges=self.max_merges,
+                budget_bytes=self.max_merge_bytes,
                 merge_elsewhere=lambda merge: self.run_jobs(context, lambda start: merge_by_job(client, start, merge)),
                 grace_ms=self.grace_ms,
                 intent_ms=self.intent_ms,
@@ -191,6 +196,7 @@ def build_maintenance_dag(
             persist_conn_id=persist_conn_id,
             max_rows=config.max_rows,
             max_merges=config.max_merges,
+            max_merge_bytes=config.max_merge_bytes,
             grace_ms=config.grace_hours * HOUR_MS,
             intent_ms=config.intent_hours * HOUR_MS,
             spark_conn_id=spark_conn_id,

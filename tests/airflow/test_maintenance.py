@@ -135,14 +135,15 @@ def test_a_large_merge_is_a_spark_job(client: PersistClient, monkeypatch: pytest
 
 
 def test_the_configuration_reaches_the_tasks(tmp_path: Path) -> None:
-    settings = MaintenanceConfig(pool="slow", max_tasks=3, max_rows=7, max_merges=2, max_shards=5)
+    settings = MaintenanceConfig(pool="slow", max_tasks=3, max_rows=7, max_merges=2, max_shards=5, max_merge_bytes=9)
     dag: Any = build_maintenance_dag(ProjectConfig(maintenance=settings), default_args={"retries": 4})
     listing, mapped = dag.get_task("list_shards"), dag.get_task("maintain_shard")
     assert (dag.max_active_runs, dag.catchup, listing.max_shards) == (1, False, 5)
     assert (mapped.pool, mapped.max_active_tis_per_dag, mapped.priority_weight, mapped.retries) == ("slow", 3, 0, 4)
-    assert {name: mapped.partial_kwargs[name] for name in ("max_rows", "max_merges")} == {
+    assert {name: mapped.partial_kwargs[name] for name in ("max_rows", "max_merges", "max_merge_bytes")} == {
         "max_rows": 7,
         "max_merges": 2,
+        "max_merge_bytes": 9,
     }
     wrong = tmp_path / "persist.yaml"
     wrong.write_text("maintenance: {scheduel: '@daily'}\n")

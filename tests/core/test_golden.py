@@ -32,6 +32,7 @@ from persist_core.contents.batch import (
 from persist_core.contents.erased import ErasedKey, ErasedList, Erasure
 from persist_core.contents.err_groups import ErrGroup
 from persist_core.contents.operator_state import OperatorState, StateArtifact
+from persist_core.contents.run import Run
 from persist_core.contents.stats import DryRun
 from persist_core.errors import CorruptArtifact
 from persist_core.gc.garbage_list import Garbage, GarbageList
@@ -96,6 +97,7 @@ MANIFEST = BatchManifest(
     stats={"eligible": 1},
     err_groups=(ErrGroup("value", "column 'n' is '...'; expected int", 2, "", "a.jsonl, line 1", "{}"),),
     restored=Restored("orders", A, 9, Correction(7, None, 5, "prices in cents")),
+    run=Run(("a" * 64,), 9, 10, (7, "é")),
     era=3,
 )
 CHECKPOINT = CheckpointManifest(

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from persist_core.contents.batch import BatchCounts, BatchManifest, Part, PartKind, Run
+from persist_core.contents.batch import BatchCounts, BatchManifest, Part, PartKind
 from persist_core.contents.key_range import KeyRange, exactly, key_at
+from persist_core.contents.run import Run
 from persist_core.schema import INHERITED, CollectionSchema, Column
 from persist_spark import frame, session
 from persist_spark.upsert import batch as upsert_batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -57,8 +57,10 @@ class SparkHistory(History):
         staged = stage_merge(self.spark, self.client, merge, attempt)
         here = stage_here(self.client, merge, self.client.ids.uuid7(), self.chance.choice([7, 10**6]))
         assert (staged.counts, staged.run, staged.token) == (here.counts, here.run, here.token)
-        assert held(self.client, staged) == held(self.client, here)
-        for kind in ("insertions", "retractions", "history") if self.schema.key else ():
+        carried = {part.key for part in merge.carried}
+        assert held(self.client, staged, carried) == held(self.client, here, carried)
+        kinds = ("insertions", "retractions", "history")
+        for kind in kinds if self.schema.key and staged.run and staged.run.merged_to is None else ():
             bounds = [part.keys for part in staged.parts if part.kind == kind]
             ids = sorted((int(each.first[0]), int(each.last[0])) for each in bounds if each.first and each.last)
             assert len(ids) == len(bounds)
@@ -68,14 +70,14 @@ class SparkHistory(History):
         self.merges += 1
 
 
-def held(client: PersistClient, manifest: BatchManifest) -> Counter[str]:
-    """The rows of every kind that a manifest's parts hold."""
+def held(client: PersistClient, manifest: BatchManifest, carried: Collection[str]) -> Counter[str]:
+    """The rows of every kind that a manifest's parts hold; new ones are sorted."""
     found: Counter[str] = Counter()
     columns = {kind: part_schema(manifest.schema) for kind in PartKind}
     columns[PartKind.HISTORY] = history_schema(manifest.schema)
     for part in manifest.parts:
         table = read_part(client.blob, part, columns[part.kind])
-        if manifest.schema.key and part.kind != "errs":
+        if manifest.schema.key and part.kind != "errs" and part.key not in carried:
             names = list(manifest.schema.key_names)
             ordered = table.sort_by([(name, "ascending") for name in names])
             assert table.select(names).equals(ordered.select(names))
@@ -100,6 +102,26 @@ def test_a_job_merges_as_one_process_does(
         each.check()
     assert history.merges > 2
     assert not schema.key or any(each.merges for each in history.forks)
+
+
+def test_a_job_merges_in_steps_as_one_process_does(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SparkHistory, "spark", spark, raising=False)
+    sizes = {"min_file_bytes": 1, "budget_bytes": 12_000}
+    history = SparkHistory(OpenLocation(FileBlob(tmp_path), MemConsensus()), KEYED, seed=8, sizes=sizes, ids=16)
+    while len(history.state.batches) < 6:
+        history.append()
+    history.merge_these(history.state.batches)
+    while history.state.batches[0].is_partial:
+        history.steps += 1
+        history.append()
+        time = (history.state.upper.time or 0) - 1
+        found = persist_spark.snapshot(spark, history.client.location, history.shard, time)
+        assert rows_of(found) == history.expected.snapshot(time)
+        history.merge_these(history.state.batches[:1])
+    assert history.steps > 2
+    history.check()
 
 
 def test_a_merger_stages_by_a_job_and_puts_in_place(spark: SparkSession, tmp_path: Path) -> None:

@@ -33,21 +33,22 @@ def run_merge_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
     `CorruptArtifact` for a damaged file. Nothing is changed in any case.
     """
     client, shard = PersistClient(location), spec.description.shard
-    wanted = spec.config.inputs if isinstance(spec.config, MergeInputs) else ()
+    assert isinstance(spec.config, MergeInputs)
+    wanted = spec.config.inputs
     state = client.state(shard)
     inputs = [batch for batch in state.batches if batch.manifest_sha256 in wanted]
     if tuple(batch.manifest_sha256 for batch in inputs) != wanted:
         raise OutdatedDescription(f"shard {shard}: another merge has replaced some of the batches to merge")
     with own_session(spark, spec) as own:
-        return stage_merge(own, client, Merge.of(client, state, inputs), spec.attempt)
+        merge = Merge.of(client, state, inputs, budget_bytes=spec.config.budget_bytes)
+        return stage_merge(own, client, merge, spec.attempt)
 
 
 def stage_merge(spark: SparkSession, client: PersistClient, merge: Merge, attempt: str) -> BatchManifest:
     """Stage the run of a merge under `attempt`, a fresh UUIDv7, in a session of our own. Raises as `run_merge_job`."""
     blob, schema = client.blob, merge.schema
     check_sizes(blob, part_sizes(merge.manifests))
-    file_rows, carried = merge.file_rows, merge.carried()
-    kept = {part.key for part in carried}
+    file_rows, kept = merge.file_rows, {part.key for part in merge.carried}
     chosen = list(merge.contents(kept))
     expected = [piece.part.rows for piece in chosen if piece.through is None]
     is_counted = len(expected) == len(chosen) and bool(schema.key)
@@ -64,14 +65,14 @@ def stage_merge(spark: SparkSession, client: PersistClient, merge: Merge, attemp
                 f" {sum(rows or 0 for rows in expected)}. Nothing was changed; run `persist fsck {merge.shard}`"
             )
 
-    progress.enter("plan", f"{len(merge.inputs)} batches, {sum(batch.counts.rows for batch in merge.inputs)} updates")
-    ranges = math.ceil(sum(batch.counts.rows for batch in merge.inputs) / file_rows) or 1
+    progress.enter("plan", f"{len(merge.inputs)} batches, {merge.rows} updates")
+    ranges = math.ceil(merge.rows / file_rows) or 1
     files = RunFiles(client, merge.shard, attempt, schema, file_rows)
-    use(spark, {**stage_settings(sum(batch.size_bytes for batch in merge.inputs)), **listing(blob)})
+    use(spark, {**stage_settings(merge.size_bytes), **listing(blob)})
     planned = plan_merge(spark, blob, merge, kept, ranges=ranges)
     if planned is not None:
         staged, _, merged = stage_files(blob, merge.shard, attempt, schema, lambda _: planned, check=check)
         files.adopt([file.part() for file in staged], merged.counts)
-    manifest = finished(client, merge, files, carried)
+    manifest = finished(client, merge, files)
     stage_manifest(blob, manifest, attempt)
     return manifest

@@ -27,13 +27,14 @@ from persist_core.keys import PART
 from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
 from persist_spark.counted import as_json
-from persist_spark.frame import ERR_COLUMNS, ORDER, inherited_fields, order_type, part_type, quoted
+from persist_spark.frame import ERR_COLUMNS, ORDER, at_or_after, inherited_fields, order_type, part_type, quoted
 from persist_spark.read.parts import File, scan, scan_pieces
 from persist_spark.stage import StateRows
 
 _IS_OLD = "_persist_is_old"  # boolean: the row is a version from the history of an input, resolved long ago
 _NEXT_TIME, _NEXT_DIFF, _DIFF_BEFORE = "_persist_next_time", "_persist_next_diff", "_persist_diff_before"
 _BROKEN = "_persist_broken"
+_IS_LATER = "_persist_is_later"  # boolean: an update of a key that a later step merges
 
 
 @dataclass(frozen=True)
@@ -90,20 +91,22 @@ def _keyed(merge: Merge, contents: DataFrame | None, history: DataFrame | None, 
     key = [quoted(name) for name in merge.schema.key_names]
     moved = functools.reduce(DataFrame.union, sides).repartitionByRange(ranges, *key)
     window = Window.partitionBy(*key, _IS_OLD).orderBy(TIME, DIFF)
+    is_later = "false" if merge.until is None else f"NOT {_IS_OLD} AND {at_or_after(merge.until, merge.schema.key)}"
     seen = moved.select(
         "*",
+        F.expr(is_later).alias(_IS_LATER),
         F.lead(TIME).over(window).alias(_NEXT_TIME),
         F.lead(DIFF).over(window).alias(_NEXT_DIFF),
         F.lag(DIFF).over(window).alias(_DIFF_BEFORE),
     )
-    ended = f"CASE WHEN {_IS_OLD} THEN {ENDED} WHEN {DIFF} > 0 THEN {_NEXT_TIME} END"
+    ended = f"CASE WHEN {_IS_OLD} THEN {ENDED} WHEN {DIFF} > 0 AND NOT {_IS_LATER} THEN {_NEXT_TIME} END"
     kind = (
         f"CASE WHEN ({_IS_OLD} OR {DIFF} > 0) AND {ended} IS NOT NULL"
         f" THEN CASE WHEN {ended} > {merge.since}L THEN '{PartKind.HISTORY}' END"
         f" WHEN {DIFF} > 0 THEN '{PartKind.INSERTIONS}'"
-        f" WHEN {_DIFF_BEFORE} IS NULL THEN '{PartKind.RETRACTIONS}' END"
+        f" WHEN {_DIFF_BEFORE} IS NULL OR {_IS_LATER} THEN '{PartKind.RETRACTIONS}' END"
     )
-    broken = f"NOT {_IS_OLD} AND (abs({DIFF}) != 1 OR coalesce({_DIFF_BEFORE} != -{DIFF}, false))"
+    broken = f"NOT {_IS_OLD} AND NOT {_IS_LATER} AND (abs({DIFF}) != 1 OR coalesce({_DIFF_BEFORE} != -{DIFF}, false))"
     return seen.selectExpr(
         *_user_columns(merge.schema),
         TIME,

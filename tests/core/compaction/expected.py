@@ -17,13 +17,14 @@ class Expected:
     """All updates ever committed, with time and diff; an err's row is (key..., kind, message, key bytes, payload,
     position).
 
-    `orders`: in `sequence` order, of each insertion, by row and time.
+    `orders`: in `sequence` order, of each insertion, by row and time. `ids`: keys have so many different ones.
     """
 
     schema: CollectionSchema
     oks: list[tuple[Row, int, int]] = field(default_factory=list)
     errs: list[tuple[Row, int, int]] = field(default_factory=list)
     orders: dict[tuple[Row, int], int] = field(default_factory=dict)
+    ids: int = 4
 
     def order(self, updates: list[tuple[Row, int, int]], row: Row, time: int) -> int:
         """The order of a row as of `time`: its newest insertion's."""
@@ -63,4 +64,5 @@ class Expected:
             [each for each in self.oks if each[1] < upper],
             [each for each in self.errs if each[1] < upper],
             dict(self.orders),
+            self.ids,
         )

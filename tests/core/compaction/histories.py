@@ -63,16 +63,17 @@ class History:
         shard: str = "s",
         origin: History | None = None,
         sizes: Mapping[str, Any] | None = None,
+        ids: int = 4,
     ) -> None:
         self.sizes: Mapping[str, Any] = origin.sizes if origin else sizes or {}  # of merges
         self.chance = random.Random(f"{shard} {seed}")
         self.client: PersistClient = origin.client if origin else _client(location, seed)
         self.shard, self.schema, self.seed = shard, schema, seed
-        self.expected = Expected(schema)
+        self.expected = Expected(schema, ids=ids)
         self.checkpoints: list[tuple[str, int]] = []
         self.forks: list[History] = []
         self.old_readers: list[FrozenReader] = []
-        self.merges = 0
+        self.merges = self.steps = 0
         self.client.ensure_shard(shard)
 
     @property
@@ -140,9 +141,13 @@ class History:
             self.checkpoints.append((commit.checkpoint_id, commit.upper))
 
     def merge(self) -> None:
-        """Any neighbors, at any level."""
+        """Any neighbors, at any level, or a step more of a merge."""
         batches = self.state.batches
-        if len(batches) > 1:
+        begun = [batch for batch in batches if batch.is_partial]
+        if begun and self.chance.random() < 0.7:
+            self.steps += 1
+            self.merge_these((self.chance.choice(begun),))
+        elif len(batches) > 1:
             count = self.chance.randrange(2, len(batches) + 1)
             first = self.chance.randrange(len(batches) - count + 1)
             self.merge_these(batches[first : first + count])
@@ -275,7 +280,7 @@ class History:
             assert found == expected.order(expected.oks, there, end), (self.shard, there)
 
     def _some_keys(self) -> list[KeyRange]:
-        number = self.chance.randrange(5)
+        number = self.chance.randrange(self.expected.ids + 1)
         return self.chance.choice([[exactly((number, ""))], [KeyRange((number,), None), KeyRange(None, (0, "ü"))], []])
 
 
@@ -307,8 +312,9 @@ def _keyed_updates(chance: random.Random, expected: Expected, times: range) -> t
     for err in expected.errors(times.start - 1):
         held[err[:2] if err[0] is not None else (err[4],)] = (errs, err[:-1])
     for time in times:
-        for _ in range(chance.randrange(5)):
-            slot: Row = (chance.randrange(4), chance.choice(["", "ü"])) if chance.random() < 0.9 else (b"bad",)
+        for _ in range(chance.randrange(5 * expected.ids // 4)):
+            is_bad = chance.random() >= 0.9
+            slot: Row = (b"bad",) if is_bad else (chance.randrange(expected.ids), chance.choice(["", "ü"]))
             if any(at == time and self_slot == slot for self_slot, at in _touched(oks, errs)):
                 continue
             before = held.pop(slot, None)

@@ -1,6 +1,6 @@
 """A process that merges the first batches of a shard and kills itself by SIGKILL before its `number`-th write.
 
-python -m tests.core.compaction.kill_driver FOLDER NUMBER
+python -m tests.core.compaction.kill_driver FOLDER NUMBER [steps]
 
 Writes go to blob storage and to consensus; they are counted from 0.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,15 @@ def opened(folder: Path) -> OpenLocation:
 def merge(client: PersistClient) -> None:
     state = client.state(SHARD)
     merge_here(client, Merge.of(client, state, state.batches[INPUTS]), attempt=client.ids.uuid7(), rows_at_once=5)
+
+
+def merge_in_steps(client: PersistClient) -> None:
+    """Merge all batches, as many steps as it takes; or do the rest of such a merge."""
+    while len(client.state(SHARD).batches) > 1 or client.state(SHARD).batches[0].is_partial:
+        state = client.state(SHARD)
+        chosen = Merge.of(client, state, [each for each in state.batches if each.is_partial] or state.batches)
+        step = replace(chosen, budget_bytes=1, min_file_bytes=1)
+        merge_here(client, step, attempt=client.ids.uuid7(), rows_at_once=5)
 
 
 def count_writes(client: PersistClient, die_before: int | None = None) -> list[str]:
@@ -49,5 +59,5 @@ def count_writes(client: PersistClient, die_before: int | None = None) -> list[s
 if __name__ == "__main__":
     client = PersistClient(opened(Path(sys.argv[1])))
     count_writes(client, int(sys.argv[2]))
-    merge(client)
+    (merge_in_steps if sys.argv[3:] else merge)(client)
     os.kill(os.getpid(), signal.SIGKILL)

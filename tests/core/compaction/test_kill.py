@@ -10,7 +10,7 @@ from pathlib import Path
 
 from persist_core.handles.client import PersistClient
 from tests.core.compaction.histories import KEYED, History
-from tests.core.compaction.kill_driver import INPUTS, SHARD, count_writes, merge, opened
+from tests.core.compaction.kill_driver import INPUTS, SHARD, count_writes, merge, merge_in_steps, opened
 from tests.virtual import ManualClock, SeededIds
 
 BATCHES = 7
@@ -30,12 +30,7 @@ def test_kill_9_at_every_write(tmp_path: Path) -> None:
     assert writes[-1] == "compare_and_set"
     assert len(writes) >= 5, "parts of several kinds, the manifest, the state"
     points = [1, len(writes) - 2, len(writes) - 1, len(writes)]
-    killed = {
-        point: subprocess.Popen(
-            [sys.executable, "-m", "tests.core.compaction.kill_driver", str(copied(tmp_path, str(point))), str(point)]
-        )
-        for point in points
-    }
+    killed = {point: started(copied(tmp_path, str(point)), point) for point in points}
     for point, process in killed.items():
         assert process.wait(SECONDS) == -signal.SIGKILL
         clock = ManualClock(1_700_000_000_000)
@@ -50,6 +45,34 @@ def test_kill_9_at_every_write(tmp_path: Path) -> None:
         history.check()
         history.expected = history.expected.until(history.client.state(SHARD).batches[-1].lower)
         history.client.location.close()
+
+
+def test_kill_9_in_a_step_and_between_steps(tmp_path: Path) -> None:
+    history = History(opened(tmp_path / "whole"), KEYED, seed=4, ids=12)
+    while len(history.state.batches) < BATCHES:
+        history.append()
+    history.client.location.close()
+    counted = PersistClient(opened(copied(tmp_path, "counted")))
+    writes = count_writes(counted)
+    merge_in_steps(counted)
+    counted.location.close()
+    ends = [number for number, name in enumerate(writes) if name == "compare_and_set"]
+    assert len(ends) > 5, "steps"
+    points = [ends[2] - 1, ends[2], ends[2] + 1, ends[-1]]
+    killed = {point: started(copied(tmp_path, str(point)), str(point), "steps") for point in points}
+    for point, process in killed.items():
+        assert process.wait(SECONDS) == -signal.SIGKILL
+        clock = ManualClock(1_700_000_000_000)
+        history.client = PersistClient(opened(tmp_path / str(point)), clock, SeededIds(99, clock))
+        assert history.state.batches[0].is_partial
+        history.check()
+        merge_in_steps(history.client)
+        history.check()
+        history.client.location.close()
+
+
+def started(*arguments: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "tests.core.compaction.kill_driver", *map(str, arguments)])
 
 
 def copied(folder: Path, name: str) -> Path:

@@ -44,6 +44,14 @@ def test_any_merges_change_no_answer(schema: CollectionSchema, seed: int) -> Non
     check_history(OpenLocation(MemBlob(), MemConsensus()), schema, seed, STEPS, sizes)
 
 
+@pytest.mark.parametrize("seed", range(SEEDS // 2))
+def test_merges_in_steps_change_no_answer(seed: int) -> None:
+    schema = SEQUENCED if seed % 2 else KEYED
+    sizes = {"min_file_bytes": 1, "sampled": 1, "budget_bytes": 1 if seed % 4 < 2 else 20_000}
+    history = check_history(OpenLocation(MemBlob(), MemConsensus()), schema, seed, STEPS // 2, sizes, ids=16)
+    assert seed > 4 or history.steps > 20
+
+
 @SCHEMAS
 def test_any_merges_change_no_answer_of_files(schema: CollectionSchema, tmp_path: Path) -> None:
     location = open_location(PersistLocation(f"file://{tmp_path}/data", f"sqlite:///{tmp_path}/consensus.db"))
@@ -80,9 +88,11 @@ def test_a_history_in_sequence_order_finds_a_planted_defect(
         check_history(OpenLocation(MemBlob(), MemConsensus()), SEQUENCED, seed=1, steps=STEPS)
 
 
-def check_history(location: OpenLocation, schema: CollectionSchema, seed: int, steps: int, sizes: Any = None) -> None:
+def check_history(
+    location: OpenLocation, schema: CollectionSchema, seed: int, steps: int, sizes: Any = None, ids: int = 4
+) -> History:
     """Random steps, each now and then followed by every read; in the end the shard is closed and merged whole."""
-    history, chance = History(location, schema, seed, sizes=sizes), random.Random(seed)
+    history, chance = History(location, schema, seed, sizes=sizes, ids=ids), random.Random(seed)
     for _ in range(steps):
         each = chance.choice([history, history, *history.forks])
         each.step()
@@ -93,8 +103,12 @@ def check_history(location: OpenLocation, schema: CollectionSchema, seed: int, s
         each.check()
         if len(each.state.batches) > 1:
             each.merge_these(each.state.batches)
+        while each is history and (begun := [batch for batch in each.state.batches if batch.is_partial]):
+            each.steps += 1
+            each.merge_these((begun[0],))
         each.check()
     assert history.merges
+    return history
 
 
 def test_only_what_new_keys_touch_is_rewritten() -> None:

@@ -186,13 +186,31 @@ def few_commits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("schema", [KEYED, SEQUENCED], ids=["log", "sequence"])
 @pytest.mark.parametrize("seed", range(6))
 def test_erased_keys_are_nowhere_and_others_read_as_before(schema: Any, seed: int) -> None:
-    history = Erasing(in_memory(), schema, seed)
+    history = Erasing(in_memory(), schema, seed, sizes={"budget_bytes": 1, "min_file_bytes": 1} if seed > 3 else {})
     for _ in range(40):
         history.step()
     history.erase()
     history.check()
     for fork in history.forks:
         fork.check()
+
+
+def test_the_key_that_a_merge_has_reached_is_erased_too() -> None:
+    history = Erasing(in_memory(), KEYED, 1, sizes={"budget_bytes": 1, "min_file_bytes": 1})
+    for _ in range(6):
+        history.append()
+    history.merge_these(history.state.batches)
+    run = history.client.manifest(history.state.batches[0]).run
+    assert run is not None
+    assert run.merged_to in KEYS
+    keys = [(int(run.merged_to[0]), str(run.merged_to[1]))]
+    erase(history.client, "s", keys, by="me", reason="asked")
+    history.gone(keys)
+    history.check_gone(keys)
+    while history.state.batches[0].is_partial:
+        history.merge_these(history.state.batches[:1])
+        history.check()
+    assert history.merges > 1
 
 
 @pytest.mark.usefixtures("few_commits")

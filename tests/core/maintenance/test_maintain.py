@@ -58,6 +58,33 @@ def test_what_is_too_large_is_owed_and_not_done() -> None:
     assert maintain(made.client, "s", max_merges=0).merges == 0
 
 
+def test_a_large_merge_is_done_in_steps() -> None:
+    made = shard_with(12)
+    merges = [maintain(made.client, "s", max_merges=1, budget_bytes=1)]
+    assert made.state.batches[0].is_partial
+    assert str(merges[0]).endswith(". Still due: the rest of a merge")
+    while made.state.batches[0].is_partial:
+        made.append()
+        merges.append(maintain(made.client, "s", max_merges=1, budget_bytes=1))
+        made.check()
+    assert len(merges) > 2
+
+
+def test_a_fork_does_not_go_on_with_a_merge_of_files_it_shares() -> None:
+    made = shard_with(12)
+    maintain(made.client, "s", max_merges=1, budget_bytes=1)
+    assert made.state.batches[0].is_partial
+    while not made.forks:
+        made.fork()
+    (fork,) = made.forks
+    assert fork.state.batches[0].is_partial
+    assert maintain(fork.client, fork.shard, budget_bytes=1).merges == 0
+    while not maintain(fork.client, fork.shard, budget_bytes=1).merges:
+        fork.append()
+    fork.check()
+    made.check()
+
+
 def test_expired_leases_end() -> None:
     made = shard_with(3)
     made.client.open_leased_reader("s", lease_ms=10)

@@ -46,7 +46,7 @@ FULL = StateVersion(
         ),
         batches=(
             HollowBatch(0, 20, KEY, "aa", BatchCounts(1, 2, 3, 4), 99),
-            HollowBatch(20, 30, "orders/batches/b/manifest.json", "bb", BatchCounts(5, history=2), 100, 27),
+            HollowBatch(20, 30, "orders/batches/b/manifest.json", "bb", BatchCounts(5, history=2), 100, 27, True),
         ),
         commits=(
             Commit("t", "c", 0, 20, KEY, "aa", "id", 1, "dag/run", 3, 6, 0, 99),

@@ -90,7 +90,7 @@ def test_a_job_without_an_answer_has_died(blob: Listed) -> None:
 def test_other_ends_are_no_deaths(blob: Listed, why: str) -> None:
     client, job = PersistClient(OpenLocation(blob, MemConsensus())), spec(1)
     if why == "a merge":
-        job = replace(job, config=MergeInputs(name="t", inputs=()))
+        job = replace(job, config=MergeInputs(name="t", inputs=(), budget_bytes=1))
     died_reading(blob, job, file("a"))
     with stored(blob, job):
         if why == "own error":
