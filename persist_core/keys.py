@@ -36,6 +36,7 @@ from __future__ import annotations
 import posixpath
 import re
 import uuid
+from collections.abc import Callable
 
 from persist_core.errors import InvalidName
 
@@ -90,24 +91,35 @@ def era_in(key: str) -> int:
     return int(key.split("/")[-2])
 
 
-def input_key(shard: str, era: int, sha256: str) -> str:
-    """A frozen input."""
-    return f"{inputs_prefix(shard)}{era}/{sha256}.json"
+def _folder(name: str) -> Callable[[str], str]:
+    """From a shard to the start of all its keys in a folder."""
+    return f"{{}}/{name}/".format
 
 
-def inputs_prefix(shard: str) -> str:
-    """The keys of all frozen inputs of the shard start with this."""
-    return f"{shard}/inputs/"
+def _named(folder: str, ending: str = ".json") -> Callable[[str, str], str]:
+    """From a shard and a name to a key."""
+    return f"{{}}/{folder}/{{}}{ending}".format
 
 
-def ledger_prefix(shard: str) -> str:
-    """The keys of all segments of the shard's ledger start with this."""
-    return f"{shard}/sources/files/"
+def _of_era(folder: str, ending: str = ".json") -> Callable[[str, int, str], str]:
+    """From a shard, the era in which an object was staged, and its digest or id, to its key."""
+    return f"{{}}/{folder}/{{}}/{{}}{ending}".format
 
 
-def ledger_segment_key(shard: str, era: int, sha256: str) -> str:
-    """A segment of the ledger of consumed files; `sha256`: of its stored bytes."""
-    return f"{ledger_prefix(shard)}{era}/{sha256}.json.zst"
+batches_prefix = _folder("batches")
+attempt_prefix = _named("batches", "")  # the folder of one write attempt; nothing else writes there
+manifest_key = _named("batches", f"/{MANIFEST}")
+failure_key = _named("batches", "/failure.json")
+conflicts_prefix, conflict_key = _folder("conflicts"), _named("conflicts")
+conflict_alerts_prefix, conflict_alert_key = _folder("conflict_alerts"), _named("conflict_alerts")
+dry_runs_prefix, dry_run_key = _folder("dry-runs"), _named("dry-runs")
+erased_prefix, erased_key = _folder("erased"), _named("erased")  # GC leaves them alone
+inputs_prefix, input_key = _folder("inputs"), _of_era("inputs")
+ledger_prefix, ledger_segment_key = _folder("sources/files"), _of_era("sources/files", ".json.zst")
+gc_prefix, garbage_list_key = _folder("gc"), _of_era("gc")
+gc_clock_key: Callable[[str], str] = "{}/gc/clock".format
+forks_prefix = _folder("forks")
+fork_key: Callable[[str, str, str], str] = "{}/forks/{}/{}.json".format  # shard, fork, digest
 
 
 def jobs_prefix(shard: str, begin: int) -> str:
@@ -130,103 +142,16 @@ def is_input_copy(key: str) -> bool:
     return key.rpartition("/")[2].startswith(_INPUT_COPY)
 
 
-def batches_prefix(shard: str) -> str:
-    """All keys that write attempts on the shard stage start with this."""
-    return f"{shard}/batches/"
-
-
-def attempt_prefix(shard: str, attempt: str) -> str:
-    """The folder, without a slash at its end, in which one write attempt stages; nothing else writes there."""
-    return f"{batches_prefix(shard)}{attempt}"
-
-
 def part_key(shard: str, attempt: str, kind: str, number: int, suffix: str = "parquet") -> str:
     """An output file of an attempt, in the folder that Spark makes; its kind is a `PartKind` or an operator's name."""
-    return f"{part_folder(shard, attempt)}{kind}/part-{number}.{suffix}"
+    return f"{attempt_prefix(shard, attempt)}/{PART}={kind}/part-{number}.{suffix}"
 
 
-def part_folder(shard: str, attempt: str) -> str:
-    """The keys of all parts of an attempt start with this; the kind follows it."""
-    return f"{attempt_prefix(shard, attempt)}/{PART}="
-
-
-def manifest_key(shard: str, attempt: str) -> str:
-    """The manifest of an attempt."""
-    return f"{attempt_prefix(shard, attempt)}/{MANIFEST}"
-
-
-def attempt_of(manifest: str) -> str | None:
-    """The attempt whose manifest's key this is, or `None` if it has another form."""
-    shard, _, rest = manifest.partition("/")
-    attempt = rest.removeprefix("batches/").removesuffix(f"/{MANIFEST}")
-    return attempt if manifest_key(shard, attempt) == manifest else None
-
-
-def failure_key(shard: str, attempt: str) -> str:
-    """The failure record of an attempt."""
-    return f"{attempt_prefix(shard, attempt)}/failure.json"
-
-
-def attempt_of_failure(record: str) -> str | None:
-    """The attempt whose failure record's key this is, or `None` if it has another form."""
-    shard, _, rest = record.partition("/")
+def attempt_of(key: str, made: Callable[[str, str], str] = manifest_key) -> str | None:
+    """The attempt whose manifest's key (or `failure_key`) this is, or `None` if it has another form."""
+    shard, _, rest = key.partition("/")
     attempt = rest.removeprefix("batches/").partition("/")[0]
-    return attempt if failure_key(shard, attempt) == record else None
-
-
-def dry_run_key(shard: str, attempt: str) -> str:
-    """The report of a dry run (`contents.stats.DryRun`). Its reader deletes it."""
-    return f"{dry_runs_prefix(shard)}{attempt}.json"
-
-
-def dry_runs_prefix(shard: str) -> str:
-    """The keys of all reports of dry runs start with this."""
-    return f"{shard}/dry-runs/"
-
-
-def conflicts_prefix(shard: str) -> str:
-    """The keys of all conflict records of the shard start with this."""
-    return f"{shard}/conflicts/"
-
-
-def conflict_key(shard: str, conflict_id: str) -> str:
-    """The record of one conflict."""
-    return f"{conflicts_prefix(shard)}{conflict_id}.json"
-
-
-def conflict_alerts_prefix(shard: str) -> str:
-    """The keys of all marks of conflicts start with this."""
-    return f"{shard}/conflict_alerts/"
-
-
-def conflict_alert_key(shard: str, conflict_id: str) -> str:
-    """The mark of a conflict whose callbacks were called."""
-    return f"{conflict_alerts_prefix(shard)}{conflict_id}.json"
-
-
-def erased_prefix(shard: str) -> str:
-    """The keys of all lists of erasures of the shard start with this. GC leaves them alone."""
-    return f"{shard}/erased/"
-
-
-def erased_key(shard: str, sha256: str) -> str:
-    """A list of erasures."""
-    return f"{erased_prefix(shard)}{sha256}.json"
-
-
-def gc_prefix(shard: str) -> str:
-    """The keys of GC's own objects start with this."""
-    return f"{shard}/gc/"
-
-
-def garbage_list_key(shard: str, era: int, list_id: str) -> str:
-    """A list of keys that were garbage in an era."""
-    return f"{gc_prefix(shard)}{era}/{list_id}.json"
-
-
-def gc_clock_key(shard: str) -> str:
-    """The key of the object that GC writes to learn the store's time."""
-    return f"{gc_prefix(shard)}clock"
+    return attempt if made(shard, attempt) == key else None
 
 
 def collectable_prefixes(shard: str) -> tuple[str, ...]:
@@ -247,16 +172,6 @@ def collectable_prefixes(shard: str) -> tuple[str, ...]:
 def copy_probe_key(probe_id: str) -> str:
     """The key by which a copier learns whether two blob stores are one. No shard can have its folder's name."""
     return f"_copy/{probe_id}"
-
-
-def forks_prefix(shard: str) -> str:
-    """The keys of all records of forks of the shard start with this."""
-    return f"{shard}/forks/"
-
-
-def fork_key(shard: str, fork: str, sha256: str) -> str:
-    """A record of what `fork` shares with `shard`."""
-    return f"{forks_prefix(shard)}{fork}/{sha256}.json"
 
 
 def fork_in(key: str) -> str:

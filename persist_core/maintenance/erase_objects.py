@@ -17,9 +17,9 @@ from persist_core.handles.load import load_manifest
 from persist_core.keys import (
     CheckpointLayout,
     attempt_of,
-    attempt_of_failure,
     dry_runs_prefix,
     erased_prefix,
+    failure_key,
     hidden_shard,
     is_input_copy,
     owner_of,
@@ -207,7 +207,7 @@ def _readers(client: PersistClient, state: ShardState, era: int) -> tuple[str, .
 
 def _is_by_the_way(shard: str, key: str) -> bool:
     """True for what may hold records in other forms, and is deleted if nothing needs it: copies of input, reports."""
-    return is_input_copy(key) or attempt_of_failure(key) is not None or key.startswith(dry_runs_prefix(shard))
+    return is_input_copy(key) or attempt_of(key, failure_key) is not None or key.startswith(dry_runs_prefix(shard))
 
 
 def _objects(client: PersistClient, shard: str) -> Iterator[tuple[str, bytes]]:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from persist_core.errors import Corruption, PersistError, RejectedRecord, RunFailed, StorageError, TooManyErrors
 from persist_core.handles.client import PersistClient
 from persist_core.ids import time_of_uuid7
-from persist_core.keys import attempt_of_failure, batches_prefix, check_key_name, failure_key
+from persist_core.keys import attempt_of, batches_prefix, check_key_name, failure_key
 from persist_core.location.blob import Blob
 from persist_core.sealed import seal, unseal
 from persist_core.spark_job.causes import ENVIRONMENT, STOPPED, Cause, find_cause
@@ -113,7 +113,7 @@ def newest_rejected(client: PersistClient, shard: str) -> RejectedBatch | None:
     """
     check_key_name(shard)
     listed = client.blob.list_keys_and_metadata(batches_prefix(shard))
-    found = ((attempt_of_failure(file.key), file.key) for file in listed)
+    found = ((attempt_of(file.key, failure_key), file.key) for file in listed)
     failures = sorted(((attempt, key) for attempt, key in found if attempt is not None), reverse=True)
     for attempt, key in failures[:MAX_FAILURES]:  # newest first: attempts are UUIDv7s
         data = client.blob.get(key)
