@@ -50,49 +50,6 @@ from persist_core.clock import Clock
 from persist_core.errors import ConfigError
 from persist_core.time_text import UTC_ZONE
 
-__all__ = [
-    "DAG",
-    "AirflowException",
-    "AirflowFailException",
-    "AirflowNotFoundException",
-    "AirflowSensorTimeout",
-    "AirflowSkipException",
-    "Asset",
-    "BaseEventTrigger",
-    "BaseHook",
-    "BaseNotifier",
-    "BaseOperator",
-    "BaseOperatorLink",
-    "BaseSensorOperator",
-    "BaseTrigger",
-    "Context",
-    "Param",
-    "Stats",
-    "TaskGroup",
-    "TriggerDagRunOperator",
-    "TriggerEvent",
-    "any_asset",
-    "asset_link",
-    "asset_tables",
-    "conf",
-    "defers_by_default",
-    "file_import_error",
-    "form_widgets",
-    "framed_url",
-    "interval_end_ms",
-    "interval_schedule",
-    "is_timeout",
-    "make_asset",
-    "mask_secret",
-    "only_dag_id",
-    "puts_off",
-    "reschedule",
-    "run_ahead",
-    "set_event_extra",
-    "submit_once",
-    "triggered_by",
-]
-
 _ENDED = ("success", "skipped", "failed", "upstream_failed", "removed")
 _TIMEOUTS = ("Trigger timeout", "Trigger/execution timeout")  # on 3.x, and on 2.11
 _BEGUN = ("scheduled", "queued", "running", "restarting", "deferred", "up_for_retry", "up_for_reschedule")

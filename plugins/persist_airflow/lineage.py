@@ -6,8 +6,7 @@
     reprocess the folder of the collection's files, and the shard with what was corrected
 
 1. Nothing of OpenLineage is imported unless the provider is installed and switched on; tasks then cost nothing more.
-2. Facts are read while the task has its client open (`Lineage`), and become OpenLineage's objects when the provider
-   asks for them. A failure to read them is logged, and does not fail the task.
+2. Facts are read while the task has its client open. A failure to read them is logged, and does not fail the task.
 3. Names follow OpenLineage's naming of datasets: a folder is `file` and its path, a shard is the folder of its blobs:
    `file` and its path, or `s3://BUCKET` and its key. Its asset (`persist://CONNECTION/SHARD`) is its symlink.
 """
@@ -16,10 +15,10 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -30,10 +29,12 @@ from persist_core.config.view import ViewConfig
 from persist_core.contents.batch import BatchDescription, BatchManifest
 from persist_core.errors import PersistError
 from persist_core.handles.client import PersistClient
+from persist_core.schema import Column
 from persist_core.shard.state import Commit
 from persist_core.sources.registry import source_of
 
 if TYPE_CHECKING:
+    from airflow.providers.common.compat.openlineage.facet import InputDataset, OutputDataset
     from airflow.providers.openlineage.extractors import OperatorLineage
 
 MAX_LOCATIONS = 100  # files of one event; the number of files is exact
@@ -43,31 +44,11 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Dataset:
-    """One dataset. `columns`: name and type. `rows`, `size_bytes`, `files`: what was read or written of it.
-
-    `locations`: the files that were read of a folder. `sources`: for each column what it is made of, as dataset
-    and column. `asset`: namespace and name of the shard's asset.
-    """
-
-    namespace: str
-    name: str
-    columns: tuple[tuple[str, str], ...] = ()
-    version: str | None = None
-    rows: int | None = None
-    size_bytes: int | None = None
-    files: int | None = None
-    locations: tuple[str, ...] = ()
-    sources: Mapping[str, Sequence[tuple[Dataset, str]]] = field(default_factory=dict)
-    asset: tuple[str, str] | None = None
-
-
-@dataclass(frozen=True)
 class Lineage:
-    """The datasets that one try of a task has read and written so far."""
+    """The datasets that one try of a task has read and written so far, as OpenLineage's objects."""
 
-    inputs: tuple[Dataset, ...] = ()
-    outputs: tuple[Dataset, ...] = ()
+    inputs: tuple[InputDataset, ...] = ()
+    outputs: tuple[OutputDataset, ...] = ()
 
 
 @cache
@@ -90,42 +71,43 @@ class ReportsLineage:
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any]:  # noqa: ARG002 - the provider's signature
         """Inputs and outputs of a try that succeeded. The provider adds its own facets."""
-        return as_openlineage(self.lineage)
+        from airflow.providers.openlineage.extractors import OperatorLineage
+
+        return OperatorLineage(inputs=list(self.lineage.inputs), outputs=list(self.lineage.outputs))
 
     def get_openlineage_facets_on_failure(self, task_instance: Any) -> OperatorLineage[Any, Any]:  # noqa: ARG002 - the provider's signature
         """The inputs of a try that failed; the provider adds the error."""
-        return as_openlineage(replace(self.lineage, outputs=()))
+        from airflow.providers.openlineage.extractors import OperatorLineage
+
+        return OperatorLineage(inputs=list(self.lineage.inputs))
 
 
-@contextmanager
-def harmless() -> Iterator[None]:
-    """Log what goes wrong in the block instead of raising it: lineage must not fail a task that has committed."""
-    try:
-        yield
-    except PersistError as error:
-        _log.warning("no lineage is reported: %s: %s", error.kind, error)
+def _found(read: Callable[[], Lineage], otherwise: Lineage = Lineage()) -> Lineage:
+    """What `read` finds, if lineage is on. An error is logged: lineage must not fail a task that has committed."""
+    if is_on():
+        try:
+            return read()
+        except PersistError as error:
+            _log.warning("no lineage is reported: %s: %s", error.kind, error)
+    return otherwise
 
 
 def of_inputs(client: PersistClient, config: ShardConfig, description: BatchDescription, conn_id: str) -> Lineage:
     """The inputs of a description's batch. Empty if OpenLineage is off, or the description has no input."""
-    found = Lineage()
-    if is_on() and description.input_key is not None:
-        with harmless():
-            found = Lineage(tuple(_inputs(client, config, description, conn_id)))
-    return found
+    key = description.input_key
+    return Lineage() if key is None else _found(lambda: Lineage(tuple(_inputs(client, config, key, conn_id))))
 
 
 def of_commit(
-    client: PersistClient, config: ShardConfig, commit: Commit, conn_id: str, inputs: tuple[Dataset, ...]
+    client: PersistClient, config: ShardConfig, commit: Commit, conn_id: str, inputs: tuple[InputDataset, ...]
 ) -> Lineage:
     """A commit: the shard as it wrote it, made of `inputs`."""
-    found = Lineage(inputs)
-    if is_on():
-        with harmless():
-            manifest = client.manifest(commit)
-            output = _written(client, manifest, conn_id)
-            found = Lineage(inputs, (replace(output, sources=_sources(config, manifest, inputs)),))
-    return found
+
+    def read() -> Lineage:
+        manifest = client.manifest(commit)
+        return Lineage(inputs, (_written(client, manifest, conn_id, _sources(config, manifest, inputs)),))
+
+    return _found(read, Lineage(inputs))
 
 
 def joined(of_each: Iterable[Lineage]) -> Lineage:
@@ -137,84 +119,106 @@ def joined(of_each: Iterable[Lineage]) -> Lineage:
 
 def of_restore(client: PersistClient, shard: str, new_shard: str | None, conn_id: str) -> Lineage:
     """A restore or a fork that was committed."""
-    found = Lineage()
-    if is_on():
-        with harmless():
-            newest = client.state(new_shard or shard).newest_commit
-            if newest is not None:
-                output = _written(client, client.manifest(newest), conn_id)
-                found = Lineage((_of_shard(client, shard, conn_id),) if new_shard else (), (output,))
-    return found
+
+    def read() -> Lineage:
+        newest = client.state(new_shard or shard).newest_commit
+        if newest is None:
+            return Lineage()
+        output = _written(client, client.manifest(newest), conn_id)
+        return Lineage((_of_shard(client, shard, conn_id),) if new_shard else (), (output,))
+
+    return _found(read)
 
 
 def of_correction(client: PersistClient, config: CollectionConfig, commit: Commit, conn_id: str) -> Lineage:
     """A correction: the shard as its commit wrote it, made of the folder of the collection's files."""
-    folder = Dataset(*_name_of_folder(config.source_pattern().root))
-    return of_commit(client, config, commit, conn_id, (folder,))
+    folder = _found(lambda: Lineage((_folder(config.source_pattern().root),)))
+    return of_commit(client, config, commit, conn_id, folder.inputs)
 
 
-def _inputs(
-    client: PersistClient, config: ShardConfig, description: BatchDescription, conn_id: str
-) -> Iterator[Dataset]:
-    for each in source_of(client, config).inputs(str(description.input_key)):
+def _inputs(client: PersistClient, config: ShardConfig, input_key: str, conn_id: str) -> Iterator[InputDataset]:
+    for each in source_of(client, config).inputs(input_key):
         if each.as_of is not None:
-            yield replace(_of_shard(client, each.name, conn_id), version=str(each.as_of))
+            yield _of_shard(client, each.name, conn_id, version=str(each.as_of))
         else:
-            yield Dataset(
-                *_name_of_folder(each.name),
-                size_bytes=each.size_bytes,
-                files=len(each.files),
-                locations=each.files[:MAX_LOCATIONS],
-            )
+            yield _folder(each.name, each.files, each.size_bytes)
 
 
-def _name_of_folder(name: str) -> tuple[str, str]:
-    """Namespace and name of a folder of files."""
+def _folder(name: str, files: Sequence[str] = (), size_bytes: int | None = None) -> InputDataset:
+    """A folder of files, with what was read of it, if that is known."""
+    from airflow.providers.common.compat.openlineage.facet import InputDataset
+    from openlineage.client.generated.base_subset_dataset import InputSubsetInputDatasetFacet, LocationSubsetCondition
+    from openlineage.client.generated.input_statistics_input_dataset import InputStatisticsInputDatasetFacet
+
+    facets: dict[str, Any] = {}
+    if files:
+        subset = LocationSubsetCondition(list(files[:MAX_LOCATIONS]))
+        facets["inputStatistics"] = InputStatisticsInputDatasetFacet(size=size_bytes, fileCount=len(files))
+        facets["subset"] = InputSubsetInputDatasetFacet(subset)
     bucket, _, path = name.removeprefix(S3).partition("/")
-    return (f"{S3}{bucket}", path or "/") if name.startswith(S3) else ("file", name)
+    named = (f"{S3}{bucket}", path or "/") if name.startswith(S3) else ("file", name)
+    return InputDataset(*named, inputFacets=facets)
 
 
-def _of_shard(client: PersistClient, shard: str, conn_id: str) -> Dataset:
-    """The shard's dataset, with its schema."""
+def _of_shard(client: PersistClient, shard: str, conn_id: str, version: str | None = None) -> InputDataset:
+    """A shard that was read, with its schema."""
+    from airflow.providers.common.compat.openlineage.facet import InputDataset
+
     schema = client.state(shard).schema
-    columns = tuple((column.name, column.type) for column in schema.columns) if schema else ()
-    return Dataset(*name_of(client.blob.uri, shard), columns, asset=(f"persist://{conn_id}", shard))
+    columns = schema.columns if schema else ()
+    return InputDataset(*name_of(client.blob.uri, shard), facets=_facets(shard, conn_id, columns, version))
 
 
-def _written(client: PersistClient, manifest: BatchManifest, conn_id: str) -> Dataset:
-    """The shard, and what its commit with this manifest wrote."""
-    return Dataset(
-        *name_of(client.blob.uri, manifest.shard),
-        tuple((column.name, column.type) for column in manifest.schema.columns),
-        version=manifest.checkpoint_id,
-        rows=manifest.counts.rows,
-        size_bytes=manifest.size_bytes,
-        files=len(manifest.parts),
-        asset=(f"persist://{conn_id}", manifest.shard),
+def _written(
+    client: PersistClient,
+    manifest: BatchManifest,
+    conn_id: str,
+    sources: Mapping[str, Sequence[tuple[InputDataset, str]]] = MappingProxyType({}),
+) -> OutputDataset:
+    """The shard, and what its commit with this manifest wrote. `sources`: what each column of a view is made of."""
+    from airflow.providers.common.compat.openlineage.facet import OutputDataset, OutputStatisticsOutputDatasetFacet
+    from openlineage.client.generated.column_lineage_dataset import ColumnLineageDatasetFacet, Fields, InputField
+
+    facets = _facets(manifest.shard, conn_id, manifest.schema.columns, manifest.checkpoint_id)
+    if sources:
+        fields = {
+            name: Fields([InputField(source.namespace, source.name, column) for source, column in found])
+            for name, found in sources.items()
+        }
+        facets["columnLineage"] = ColumnLineageDatasetFacet(fields)
+    statistics = OutputStatisticsOutputDatasetFacet(
+        rowCount=manifest.counts.rows, size=manifest.size_bytes, fileCount=len(manifest.parts)
     )
+    named = name_of(client.blob.uri, manifest.shard)
+    return OutputDataset(*named, facets=facets, outputFacets={"outputStatistics": statistics})
 
 
 def name_of(blob_uri: str, shard: str) -> tuple[str, str]:
     """Namespace and name of a shard's dataset in the location of this blob URI, credentials and parameters left out."""
     uri = urlsplit(blob_uri)
-    path = unquote(uri.path).strip("/")
+    path = "/".join(filter(None, (unquote(uri.path).strip("/"), shard)))
     if uri.scheme == "file":
-        return "file", "/" + "/".join(filter(None, (path, shard)))
-    if uri.scheme == "s3":
-        return f"s3://{uri.netloc}", "/".join(filter(None, (path, shard)))
-    return uri.scheme, "/".join(filter(None, (path, shard)))
+        return "file", f"/{path}"
+    return (f"s3://{uri.netloc}" if uri.scheme == "s3" else uri.scheme), path
 
 
 def _sources(
-    config: ShardConfig, manifest: BatchManifest, inputs: tuple[Dataset, ...]
-) -> dict[str, list[tuple[Dataset, str]]]:
+    config: ShardConfig, manifest: BatchManifest, inputs: tuple[InputDataset, ...]
+) -> dict[str, list[tuple[InputDataset, str]]]:
     """For each column of a view, the columns of its inputs; nothing for other shards, and for views by a function."""
     if not isinstance(config, ViewConfig) or config.query is None:
         return {}
     from persist_core.config.view_query import column_sources
 
-    by_shard = {each.asset[1]: each for each in inputs if each.asset is not None}
-    columns_of = {shard: [name for name, _ in each.columns] for shard, each in by_shard.items()}
+    facets: dict[str, Any] = {each.name: each.facets for each in inputs}
+    by_shard = {
+        facets[each.name]["symlinks"].identifiers[0].name: each for each in inputs if "symlinks" in facets[each.name]
+    }
+    columns_of = {
+        shard: [field.name for field in facets[each.name]["schema"].fields]
+        for shard, each in by_shard.items()
+        if "schema" in facets[each.name]
+    }
     found = {output.lower(): sources for output, sources in column_sources(config.query, columns_of).items()}
     names = [column.name for column in manifest.schema.columns]
     return {
@@ -224,69 +228,16 @@ def _sources(
     }
 
 
-def as_openlineage(found: Lineage) -> OperatorLineage[Any, Any]:
-    """The datasets as OpenLineage's objects."""
-    from airflow.providers.openlineage.extractors import OperatorLineage
+def _facets(shard: str, conn_id: str, columns: Iterable[Column], version: str | None) -> dict[str, Any]:
+    """The facets that shards have as inputs and as outputs."""
+    from openlineage.client.generated.dataset_version_dataset import DatasetVersionDatasetFacet
+    from openlineage.client.generated.schema_dataset import SchemaDatasetFacet, SchemaDatasetFacetFields
+    from openlineage.client.generated.symlinks_dataset import Identifier, SymlinksDatasetFacet
 
-    return OperatorLineage(
-        inputs=[_input_dataset(each) for each in found.inputs],
-        outputs=[_output_dataset(each) for each in found.outputs],
-    )
-
-
-def _input_dataset(read: Dataset) -> Any:
-    from airflow.providers.common.compat.openlineage.facet import InputDataset
-    from openlineage.client.generated.base_subset_dataset import InputSubsetInputDatasetFacet, LocationSubsetCondition
-    from openlineage.client.generated.input_statistics_input_dataset import InputStatisticsInputDatasetFacet
-
-    facets: dict[str, Any] = {}
-    if read.files is not None:
-        facets["inputStatistics"] = InputStatisticsInputDatasetFacet(size=read.size_bytes, fileCount=read.files)
-    if read.locations:
-        facets["subset"] = InputSubsetInputDatasetFacet(LocationSubsetCondition(list(read.locations)))
-    return InputDataset(read.namespace, read.name, facets=_facets(read), inputFacets=facets)
-
-
-def _output_dataset(written: Dataset) -> Any:
-    from airflow.providers.common.compat.openlineage.facet import OutputDataset, OutputStatisticsOutputDatasetFacet
-
-    statistics = OutputStatisticsOutputDatasetFacet(
-        rowCount=written.rows, size=written.size_bytes, fileCount=written.files
-    )
-    return OutputDataset(
-        written.namespace, written.name, facets=_facets(written), outputFacets={"outputStatistics": statistics}
-    )
-
-
-def _facets(of: Dataset) -> dict[str, Any]:
-    """The facets that inputs and outputs share."""
-    from openlineage.client.generated import (
-        column_lineage_dataset,
-        dataset_version_dataset,
-        schema_dataset,
-        symlinks_dataset,
-    )
-
-    facets: dict[str, Any] = {}
-    if of.columns:
-        fields = [schema_dataset.SchemaDatasetFacetFields(name, type_name) for name, type_name in of.columns]
-        facets["schema"] = schema_dataset.SchemaDatasetFacet(fields)
-    if of.version is not None:
-        facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(of.version)
-    if of.asset is not None:
-        facets["symlinks"] = symlinks_dataset.SymlinksDatasetFacet(
-            [symlinks_dataset.Identifier(*of.asset, SYMLINK_TYPE)]
-        )
-    if of.sources:
-        facets["columnLineage"] = column_lineage_dataset.ColumnLineageDatasetFacet(
-            {
-                name: column_lineage_dataset.Fields(
-                    [
-                        column_lineage_dataset.InputField(source.namespace, source.name, column)
-                        for source, column in sources
-                    ]
-                )
-                for name, sources in of.sources.items()
-            }
-        )
-    return facets
+    fields = [SchemaDatasetFacetFields(column.name, column.type) for column in columns]
+    asset = Identifier(f"persist://{conn_id}", shard, SYMLINK_TYPE)
+    return {
+        "symlinks": SymlinksDatasetFacet([asset]),
+        **({"schema": SchemaDatasetFacet(fields)} if fields else {}),
+        **({"version": DatasetVersionDatasetFacet(version)} if version is not None else {}),
+    }

@@ -383,7 +383,8 @@ def test_a_correction_gets_what_the_conf_asks(
     assert [max(each.count(text) for each in logged) for text in ("1 rows added", "corrected from")] == [1, 1]
     assert "samples" not in json.dumps(done), "they are whole rows"
     (read,), (written,) = operator.lineage.inputs, operator.lineage.outputs
-    assert (read.name, written.version) == (str(tmp_path / "in"), done["checkpoint_id"])
+    facets: Any = written.facets
+    assert (read.name, facets["version"].datasetVersion) == (str(tmp_path / "in"), done["checkpoint_id"])
     assert (done["status"], done["replaced"], done["added"]) == ("corrected", ["a"], 1)
     (request,) = asked
     assert (request.from_ms, request.end_ms) == (parse_time("2026-11-22"), parse_time("2026-11-24"))
