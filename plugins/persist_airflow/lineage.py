@@ -83,7 +83,7 @@ class ReportsLineage:
 
 
 def _found(read: Callable[[], Lineage], otherwise: Lineage = Lineage()) -> Lineage:
-    """What `read` finds, if lineage is on. An error is logged: lineage must not fail a task that has committed."""
+    """Return what `read` finds, if lineage is on. An error is logged: lineage must not fail a task."""
     if is_on():
         try:
             return read()
