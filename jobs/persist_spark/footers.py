@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from persist_core.contents.key_range import EVERYTHING, KeyRange, range_of_statistics, spanning
-from persist_core.contents.parts import check_field_ids
+from persist_core.contents.parts import check_field_ids, pages_end
 from persist_core.errors import CorruptArtifact
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.location.blob import Blob, BlobMetadata, RangeFile, RangeReader
@@ -34,13 +35,15 @@ _MIN_FOOTER_BYTES, _MAX_FOOTER_BYTES = 8 << 10, 64 << 10
 @dataclass(frozen=True)
 class Footer:
     """A footer's facts: the number of rows, `None` if it could not be read; the range of their keys; the latest time,
-    of a version the time of its end; the earliest time; whether a row may have inherited values."""
+    of a version the time of its end; the earliest time; whether a row may have inherited values; the bytes behind its
+    pages, and their digest."""
 
     rows: int | None = None
     keys: KeyRange = EVERYTHING
     last_time: int | None = None
     first_time: int | None = None
     inherits: bool = True
+    index: tuple[int, str] | None = None
 
 
 def footers_of(blob: Blob, files: Sequence[BlobMetadata], schema: CollectionSchema) -> list[Footer]:
@@ -72,12 +75,38 @@ def _footer(
     file: BlobMetadata, source: Callable[[BlobMetadata], str | io.RawIOBase], schema: CollectionSchema
 ) -> Footer:
     try:
-        metadata = pq.read_metadata(source(file))
+        opened = source(file)
+        metadata = pq.read_metadata(opened)
         check_field_ids(metadata.schema.to_arrow_schema(), schema)
         times = (_last_time(metadata), _first_time(metadata))
-        return Footer(metadata.num_rows, _keys(metadata, schema.key), *times, _inherits(metadata))
+        index = _index(metadata, opened, file.size_bytes)
+        return Footer(metadata.num_rows, _keys(metadata, schema.key), *times, _inherits(metadata), index)
     except (OSError, ValueError) as error:
         raise CorruptArtifact(f"staged file {file.key} cannot be read as Parquet: {error}; stage again") from error
+
+
+def _index(metadata: pq.FileMetaData, opened: str | io.RawIOBase, size_bytes: int) -> tuple[int, str]:
+    """The bytes behind the last page: page indexes and footer. How many they are, and their SHA-256 (hex)."""
+    end = pages_end(metadata)
+    with Path(opened).open("rb") if isinstance(opened, str) else nullcontext(opened) as file:
+        file.seek(end)
+        return size_bytes - end, hashlib.sha256(file.read()).hexdigest()
+
+
+def end_digests_of(blob: Blob, ends: Sequence[tuple[BlobMetadata, int]]) -> list[str]:
+    """The SHA-256 (hex) of the end of each file: so many bytes, or fewer if the file is shorter than was listed."""
+    return side_by_side(lambda end: hashlib.sha256(_end(blob, *end)).hexdigest(), ends, threads=THREADS)
+
+
+def _end(blob: Blob, file: BlobMetadata, size_bytes: int) -> bytes:
+    start = file.size_bytes - size_bytes
+    if isinstance(blob, RangeReader):
+        return blob.get_range(file.key, start, size_bytes) or b""
+    if not blob.uri.startswith("file:"):
+        return (blob.get(file.key) or b"")[start:]
+    with Path(blob.uri_of(file.key).removeprefix("file://")).open("rb") as source:
+        source.seek(start)
+        return source.read()
 
 
 def _keys(metadata: pq.FileMetaData, key: Sequence[Column]) -> KeyRange:

@@ -49,10 +49,13 @@ from persist_spark.read.damage import named_damage
 from persist_spark.staged_errs import inserted_errs
 
 MAX_PLANS = 3  # each does more than the one before it: a plan may have registers, and may be thorough
+# Rows of a page at most: what a look-up of one key reads of each column (docs/benchmarks.md, "Pages").
+PAGE_ROWS = 5000
 _WRITE_OPTIONS = {
     "compression": "zstd",
     # Keys and measures hardly repeat within a batch: limit their dictionaries, which are the largest cost.
     "parquet.dictionary.page.size": str(64 << 10),
+    "parquet.page.row.count.limit": str(PAGE_ROWS),
     "parquet.page.write-checksum.enabled": "true",  # readers verify it (`persist_spark.read.damage`)
     # A task's files appear only when the whole job commits; version 2 would publish them task by task.
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
@@ -139,7 +142,7 @@ class StagedFile:
         kind, last_time = PartKind(self.kind), self.footer.last_time
         keys = EVERYTHING if kind is PartKind.ERRS else self.footer.keys
         file = (self.key, kind, self.size_bytes, self.sha256, self.schema, self.footer.rows)
-        return Part(*file, last_time, keys.first, keys.last, self.footer.inherits)
+        return Part(*file, last_time, keys.first, keys.last, self.footer.inherits, self.footer.index)
 
 
 def stage(

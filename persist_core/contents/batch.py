@@ -53,6 +53,7 @@ class Part:
     the version in which it was written: in a run, a file that was carried over may have an older one than the run.
     No update in it is later than `last_time`; `None` if the writer did not look. No key in it is before `first_key` or
     after `last_key` (`contents.key_range`); `None` if there is no such bound. Rows may lack values if it `inherits`.
+    `index`: the bytes of page indexes and footer, which end the file, and their SHA-256; `None` if not known.
     """
 
     key: str
@@ -65,6 +66,7 @@ class Part:
     first_key: Key | None = None
     last_key: Key | None = None
     inherits: bool = False
+    index: tuple[int, str] | None = None
 
     @property
     def keys(self) -> KeyRange:
@@ -288,8 +290,7 @@ class BatchManifest:
     @property
     def schemas(self) -> dict[int, CollectionSchema]:
         """The schemas that it and its parts are written in, by version."""
-        used = (self.schema, *(part.schema for part in self.parts))
-        return {schema.version: schema for schema in used}
+        return {schema.version: schema for schema in (self.schema, *(part.schema for part in self.parts))}
 
     @cached_property
     def sha256(self) -> str:
@@ -302,9 +303,8 @@ class BatchManifest:
         A restore reads no chain and replaces them all, so its operator state is always full.
         """
         if self.run is not None:
-            raise InvalidInput(
-                f"{show_interval(self.lower, self.upper)} is a run: it replaces its inputs and is never appended"
-            )
+            interval = show_interval(self.lower, self.upper)
+            raise InvalidInput(f"{interval} is a run: it replaces its inputs and is never appended")
         after = {}
         for name, state in self.operators.items():
             if state.is_delta and (name not in self.read_operators or self.restored):
@@ -366,8 +366,8 @@ class BatchManifest:
 
 
 def _part(body: Mapping[str, Any], schemas: Mapping[int, CollectionSchema]) -> Part:
-    keys = {name: None if body[name] is None else tuple(body[name]) for name in ("first_key", "last_key")}
-    return Part(**{**body, **keys, "kind": PartKind(body["kind"]), "schema": schemas[body["schema"]]})
+    pairs = {name: None if body[name] is None else tuple(body[name]) for name in ("first_key", "last_key", "index")}
+    return Part(**{**body, **pairs, "kind": PartKind(body["kind"]), "schema": schemas[body["schema"]]})
 
 
 def last_time(upper: int | None) -> int:

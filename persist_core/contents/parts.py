@@ -91,6 +91,9 @@ class PartFormat(Protocol):
     def encode(self, table: pa.Table) -> bytes:
         """The bytes of a part."""
 
+    def index(self, data: bytes) -> tuple[int, str] | None:
+        """The size of the page indexes and footer that end a part, and their SHA-256 (hex); `None` if it has none."""
+
     def decode(self, data: bytes, columns: list[str], written: CollectionSchema) -> pa.Table:
         """The columns of `columns`, by their names in `written`, that the part has.
 
@@ -105,6 +108,14 @@ class PartFormat(Protocol):
         `is_packed`: fewer if rows are large, about `PACKED_BYTES`; texts and bytes may be dictionaries, so that a text
         which is stored once and used often is in memory once.
         """
+
+
+def pages_end(metadata: pq.FileMetaData) -> int:
+    """The place in a file behind its last page: page indexes and the footer follow."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    columns = [group.column(place) for group in groups for place in range(metadata.num_columns)]
+    starts = [column.dictionary_page_offset or column.data_page_offset for column in columns]
+    return max((at + column.total_compressed_size for at, column in zip(starts, columns, strict=True)), default=0)
 
 
 class ParquetParts:
@@ -122,8 +133,13 @@ class ParquetParts:
             compression="zstd",
             dictionary_pagesize_limit=_DICTIONARY_BYTES,
             write_page_checksum=True,  # Spark verifies pages
+            write_page_index=True,  # by which Spark passes over pages
         )
         return out.getvalue()
+
+    def index(self, data: bytes) -> tuple[int, str] | None:
+        end = data[pages_end(pq.read_metadata(io.BytesIO(data))) :]
+        return len(end), hashlib.sha256(end).hexdigest()
 
     def decode(self, data: bytes, columns: list[str], written: CollectionSchema) -> pa.Table:
         file, there = _opened(data, columns, written)

@@ -152,7 +152,8 @@ def stage_part(
     blob.set(key, data)
     digest = hashlib.sha256(data).hexdigest()
     inherits = INHERITED in table.column_names and table[INHERITED].null_count < len(table)
-    return Part(key, kind, len(data), digest, schema, len(table), last_time, keys.first, keys.last, inherits)
+    bounds = (last_time, keys.first, keys.last)
+    return Part(key, kind, len(data), digest, schema, len(table), *bounds, inherits, part_format.index(data))
 
 
 def manifest_for(

@@ -82,7 +82,10 @@ MANIFEST = BatchManifest(
         Part(
             part_key("orders", A, "insertions", 0), PartKind.INSERTIONS, 7, "c" * 64, OLDER, 2, 10, (-1,), (2**63 - 1,)
         ),
-        Part(part_key("orders", A, "errs", 0), PartKind.ERRS, 7, "d" * 64, NEWEST, 2, inherits=True),
+        replace(
+            Part(part_key("orders", A, "errs", 0), PartKind.ERRS, 7, "d" * 64, NEWEST, 2, inherits=True),
+            index=(5, "e" * 64),
+        ),
     ),
     counts=BatchCounts(1, 2, 3, 4),
     checkpoint_id=B,

@@ -240,6 +240,7 @@ def test_footers_of_spark_bound_keys_as_arrow_sorts_them(spark: SparkSession, tm
         )
         table = pa.table({"the.key": pa.array(values, schema.arrow()[0].type)})
         (footer,) = footers_of(blob, full, schema)
-        assert footer == Footer(len(values), range_of(table, schema.key), last_time=0, first_time=0, inherits=False)
-        assert footers_of(blob, none, schema) == [Footer(0, inherits=False)]
+        bounds = Footer(len(values), range_of(table, schema.key), last_time=0, first_time=0, inherits=False)
+        assert replace(footer, index=None) == bounds
+        assert [replace(each, index=None) for each in footers_of(blob, none, schema)] == [Footer(0, inherits=False)]
         assert range_of(table, schema.key).first is not None

@@ -1,7 +1,8 @@
 """A damaged part raises an error that names it; its rows are never returned.
 
     before a read    the size of every file that is to be read, against its manifest: `check_sizes`
-    during it        the checksum of every page, by Spark's Parquet reader (`parquet.page.verify-checksum.enabled`)
+    during it        the digest of page indexes and footer, if pages are passed over by them: `has_indexes`
+                     the checksum of every page, by Spark's Parquet reader (`parquet.page.verify-checksum.enabled`)
                      diffs that add up to a count that no row can have: `possible_counts`
     after a failure  the digest of the file that Spark names, which tells damage from a store that failed to answer;
                      a file that is gone and no longer named was deleted by GC: the read was too slow
@@ -36,7 +37,7 @@ from persist_core.protocol.fork_records import readable_forks
 from persist_core.schema import DIFF
 from persist_core.spark_job.answer import error_of_kind
 from persist_spark.compat import ENGINE_ERRORS
-from persist_spark.footers import THREADS, digests_of
+from persist_spark.footers import THREADS, digests_of, end_digests_of
 
 LOUD_OPTIONS = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}  # of every read: a session may say true
 READ_OPTIONS = {
@@ -49,6 +50,8 @@ READ_OPTIONS = {
     "parquet.filter.columnindex.enabled": "false",
     "parquet.filter.bloom.enabled": "false",
 }
+# To pass over pages by their indexes, once `has_indexes` has verified these.
+INDEXED = {"parquet.filter.columnindex.enabled": "true"}
 _NAMED_FILE = re.compile(r"(?:reading file:?|File) (\S.{0,4096}?\.parquet)")
 _MAX_ROW_CHARS = 500
 _RAISED = "persist_error"  # the first field of what a plan of ours raises, as JSON: the kind of an error
@@ -65,6 +68,24 @@ def check_sizes(blob: Blob, sizes: Mapping[str, int]) -> None:
         if found.get(key) != expected:
             size = f"{found[key]} bytes" if key in found else "nothing"
             raise CorruptArtifact(f"{key}: found {size}, expected {expected} bytes; {REMEDY}")
+
+
+def has_indexes(blob: Blob, parts: Sequence[Part]) -> bool:
+    """True if all parts have page indexes with a digest. Reads and verifies them, and the footers.
+
+    Raises `CorruptArtifact` naming a part with a damaged one: it would hide rows.
+    """
+    indexed = [(part, *part.index) for part in parts if part.index is not None]
+    if len(indexed) < len(parts):
+        return False
+    ends = [(BlobMetadata(part.key, part.size_bytes), size_bytes) for part, size_bytes, _ in indexed]
+    for (part, size_bytes, expected), found in zip(indexed, end_digests_of(blob, ends), strict=True):
+        if found != expected:
+            raise CorruptArtifact(
+                f"{part.key}: its last {size_bytes} bytes (page indexes and footer) are damaged: found SHA-256 {found},"
+                f" expected {expected}; {REMEDY}"
+            )
+    return True
 
 
 def part_sizes(manifests: Iterable[BatchManifest]) -> dict[str, int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -34,18 +34,24 @@ _ENDED = (T.StructField(ENDED, T.LongType()),)
 _GLOB = re.compile(r"[\\*?\[\]{}]")
 
 
-def scan_pieces(spark: SparkSession, blob: Blob, pieces: Iterable[Piece], schema: T.StructType) -> DataFrame | None:
+def scan_pieces(
+    spark: SparkSession,
+    blob: Blob,
+    pieces: Iterable[Piece],
+    schema: T.StructType,
+    options: Mapping[str, str] | None = None,
+) -> DataFrame | None:
     """The pieces' rows of their files, as one DataFrame with the columns of `schema`; `None` without pieces."""
     groups: dict[tuple[Take, int | None, int | None], list[File]] = {}
     for piece in pieces:
         groups.setdefault((piece.take, piece.after, piece.through), []).append((piece.part.key, piece.part.schema))
-    frames = [_taken(spark, blob, files, schema, *group) for group, files in groups.items()]
+    read = functools.partial(scan, spark, blob, options=options)
+    frames = [_taken(read, files, schema, *group) for group, files in groups.items()]
     return functools.reduce(DataFrame.unionByName, frames) if frames else None
 
 
 def _taken(
-    spark: SparkSession,
-    blob: Blob,
+    read: Callable[[Sequence[File], T.StructType], DataFrame],
     files: Sequence[File],
     schema: T.StructType,
     take: Take,
@@ -54,7 +60,7 @@ def _taken(
 ) -> DataFrame:
     """Like `Piece.of`, for several files together, but updates that are undone keep their times."""
     has_ends = take in (Take.ALIVE, Take.UPDATES)
-    found = scan(spark, blob, files, T.StructType([*schema.fields, *_ENDED] if has_ends else schema.fields))
+    found = read(files, T.StructType([*schema.fields, *_ENDED] if has_ends else schema.fields))
     if take is Take.ALIVE:
         time = F.lit(through)
         return found.where((F.col(TIME) <= time) & (F.col(ENDED) > time)).drop(ENDED)
@@ -72,21 +78,32 @@ def _taken(
     return found.withColumn(DIFF, -F.col(DIFF)) if take is Take.UNDONE else found
 
 
-def scan(spark: SparkSession, blob: Blob, files: Iterable[File], schema: T.StructType) -> DataFrame:
+def scan(
+    spark: SparkSession,
+    blob: Blob,
+    files: Iterable[File],
+    schema: T.StructType,
+    options: Mapping[str, str] | None = None,
+) -> DataFrame:
     """The rows of these files, one at least, with the columns of `schema`: one read for each version."""
     versions: dict[int, tuple[CollectionSchema, list[str]]] = {}
     for key, written in files:
         versions.setdefault(written.version, (written, []))[1].append(key)
-    frames = [_read(spark, blob, keys, schema, written) for written, keys in versions.values()]
+    frames = [_read(spark, blob, keys, schema, written, options or {}) for written, keys in versions.values()]
     return functools.reduce(DataFrame.union, frames)
 
 
 def _read(
-    spark: SparkSession, blob: Blob, keys: Sequence[str], schema: T.StructType, written: CollectionSchema
+    spark: SparkSession,
+    blob: Blob,
+    keys: Sequence[str],
+    schema: T.StructType,
+    written: CollectionSchema,
+    more: Mapping[str, str],
 ) -> DataFrame:
     """Files of one version."""
     paths = [literal(blob.uri_of(key)) for key in keys]
-    options = {**_READ_OPTIONS, **s3a.access_options(blob.uri, os.environ)}
+    options = {**_READ_OPTIONS, **s3a.access_options(blob.uri, os.environ), **more}
     fields, cells = as_written(schema, written)
     with s3a.jars_present():
         found = spark.read.schema(fields).options(**options).parquet(*paths)

@@ -33,6 +33,7 @@ from persist_spark.stage import stage
 from persist_spark.upsert.arguments import Watched
 from persist_spark.upsert.eras import Eras
 from persist_spark.upsert.erased import without_erased
+from persist_spark.upsert.few_keys import filter_of, pays
 from persist_spark.upsert.inherited import placed
 from persist_spark.upsert.look import MAX_LOOK_BYTES, Look, cuts_of, look_at, look_for_truncates
 from persist_spark.upsert.lookup import committed_updates, expects_few_files
@@ -156,12 +157,13 @@ def stage_upserts(
 class _Plan:
     """The work of a plan beyond the normal one, what it reads, and about how much of that moves through its exchange.
 
-    `slots`: the only ones whose previous values are looked up; `None`: all.
+    `slots`: the only ones whose previous values are looked up; `None`: all. `few_keys`: a filter on their keys.
     """
 
     is_thorough: bool
     inherits: bool
     slots: DataFrame | None
+    few_keys: str | None
     ranges: Sequence[KeyRange] | None
     stash: StashBefore
     moved_bytes: int
@@ -184,6 +186,11 @@ class _Batch:
         """The files in which previous values may be."""
         parts = (part for _, manifest in self.committed for part in manifest.parts)
         return sum(part.size_bytes for part in parts if part.kind in _LOOKED_UP)
+
+    @property
+    def _committed_rows(self) -> int:
+        parts = (part for _, manifest in self.committed for part in manifest.parts)
+        return sum(part.rows or 0 for part in parts if part.kind is PartKind.INSERTIONS)
 
     @property
     def _holds_inherited(self) -> bool:
@@ -241,7 +248,11 @@ class _Batch:
         if not is_keyed or is_thorough:
             moved_bytes += self.before.index_bytes
         slots = self._waiting(slot_names(self.request.schema)) if is_keyed else None
-        return _Plan(is_thorough, inherits, slots, look.ranges if look and is_keyed else None, stash, moved_bytes)
+        few_keys = None
+        if slots is not None and look is not None and pays(look.rows, self._committed_rows):
+            few_keys = filter_of(slots, self.request.schema)
+        ranges = look.ranges if look and is_keyed else None
+        return _Plan(is_thorough, inherits, slots, few_keys, ranges, stash, moved_bytes)
 
     def planned(self, plan: _Plan) -> PlannedUpsert:
         """The batch as one expression."""
@@ -249,7 +260,15 @@ class _Batch:
         blob = self.client.blob
         return persistent_upsert(
             self.records,
-            committed_updates(self.spark, blob, self.committed, request.schema, slots=slots, ranges=plan.ranges),
+            committed_updates(
+                self.spark,
+                blob,
+                self.committed,
+                request.schema,
+                slots=slots,
+                ranges=plan.ranges,
+                few_keys=plan.few_keys,
+            ),
             schema=request.schema,
             lower=description.lower,
             upper=description.upper,

@@ -21,6 +21,7 @@ from persist_core.contents.pieces import OKS, Piece, all_errs, oks_as_of, within
 from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, ERR_KEY, ERR_PAYLOAD, INHERITED, TIME, CollectionSchema
 from persist_spark.frame import BAD_KEY, ERR_COLUMNS, ORDER, inherited_fields, order_type, part_type, quoted
+from persist_spark.read.damage import INDEXED, has_indexes
 from persist_spark.read.parts import scan_pieces
 
 # Retractions up to here are read together with insertions, values and all: a scan of their own costs more.
@@ -37,6 +38,7 @@ def committed_updates(
     *,
     slots: DataFrame | None = None,
     ranges: Sequence[KeyRange] | None = None,
+    few_keys: str | None = None,
 ) -> DataFrame | None:
     """The updates in these batches as `persistent_upsert` takes them, or `None` if none exist.
 
@@ -45,7 +47,7 @@ def committed_updates(
     Columns: the user's, time, diff, the err columns, in `sequence` order `ORDER`, `INHERITED` if a column inherits, and
     `BAD_KEY`. Value columns of retractions may be null. `slots` (key columns and `BAD_KEY`, small enough to be
     broadcast) selects only updates of these slots, and a few errs. `ranges`: every key of them is in one of these, so
-    files that hold no such key are not opened.
+    files that hold no such key are not opened. `few_keys`: a filter of these keys, so pages without one are not read.
     """
     newest = (piece for batch, manifest in batches for piece in oks_as_of(batch, manifest, batch.last_time))
     oks = list(within(newest, ranges))
@@ -58,15 +60,15 @@ def committed_updates(
     has_few_errs = sum(piece.part.size_bytes for piece in errs) <= FEW_ERRS_BYTES
     values = [column.name for column in schema.values]
     orders = () if schema.order is None else (ORDER, INHERITED)
-    scans: tuple[tuple[list[Piece], Sequence[str]], ...] = (
-        (oks, [*values, *orders]),
-        (ends, ()),
-        (errs, [*ERR_COLUMNS, *orders, INHERITED]),
+    scans: tuple[tuple[list[Piece], Sequence[str], str | None], ...] = (
+        (oks, [*values, *orders], few_keys),
+        (ends, (), few_keys),
+        (errs, [*ERR_COLUMNS, *orders, INHERITED], None),
     )
     frames = [
         of_slots(found, schema, None if pieces is errs and has_few_errs else slots, has_bad_keys=pieces is errs)
-        for pieces, more in scans
-        if (found := _scan(spark, blob, pieces, schema, {*schema.key_names, TIME, DIFF, *more})) is not None
+        for pieces, more, few in scans
+        if (found := _scan(spark, blob, pieces, schema, {*schema.key_names, TIME, DIFF, *more}, few)) is not None
     ]
     return functools.reduce(DataFrame.union, frames) if frames else None
 
@@ -88,16 +90,25 @@ def expects_few_files(manifests: Sequence[BatchManifest]) -> bool:
 
 
 def _scan(
-    spark: SparkSession, blob: Blob, pieces: Sequence[Piece], schema: CollectionSchema, needed: Set[str]
+    spark: SparkSession,
+    blob: Blob,
+    pieces: Sequence[Piece],
+    schema: CollectionSchema,
+    needed: Set[str],
+    few_keys: str | None,
 ) -> DataFrame | None:
     """The pieces' rows, in the columns of the part frame and `BAD_KEY`; those not `needed` are null, unread."""
     columns = part_type(schema).fields
     if schema.order is not None:
         columns = [*columns, T.StructField(ORDER, order_type(schema))]
     columns = [*columns, *inherited_fields(schema)]
-    found = scan_pieces(spark, blob, pieces, T.StructType([column for column in columns if column.name in needed]))
+    read = T.StructType([column for column in columns if column.name in needed])
+    is_indexed = few_keys is not None and has_indexes(blob, [piece.part for piece in pieces])
+    found = scan_pieces(spark, blob, pieces, read, INDEXED if is_indexed else None)
     if found is None:
         return None
+    if few_keys is not None:
+        found = found.where(few_keys)
     cells = [
         name if column.name in needed else f"CAST(NULL AS {column.dataType.simpleString()}) AS {name}"
         for column in columns

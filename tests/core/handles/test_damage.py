@@ -72,6 +72,9 @@ class Raising:
     def encode(self, table: pa.Table) -> bytes:
         raise AssertionError(f"only reads: {table}")
 
+    def index(self, data: bytes) -> None:
+        raise AssertionError(f"only reads: {len(data)} bytes")
+
     def decode(self, data: bytes, columns: list[str], written: CollectionSchema) -> pa.Table:
         self._error.add_note(f"{len(data)} bytes, columns {columns} of {written}")
         raise self._error

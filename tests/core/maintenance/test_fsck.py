@@ -41,6 +41,9 @@ class PartFormatOf:
         assert len(table)
         return self._data
 
+    def index(self, data: bytes) -> None:  # noqa: ARG002 - there are no pages
+        return None
+
     def decode(self, data: bytes, columns: list[str], written: CollectionSchema) -> pa.Table:
         raise AssertionError(f"not read with this format: {len(data)} {columns} {written}")
 

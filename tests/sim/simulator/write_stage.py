@@ -51,6 +51,9 @@ class ArrowParts:
         data: bytes = out.getvalue().to_pybytes()
         return data
 
+    def index(self, data: bytes) -> None:  # noqa: ARG002 - there are no pages
+        return None
+
     def decode(self, data: bytes, columns: list[str], written: CollectionSchema) -> pa.Table:
         table = pa.ipc.open_stream(data).read_all()
         check_field_ids(table.schema, written)

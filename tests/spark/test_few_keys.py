@@ -1,0 +1,142 @@
+"""A small batch reads only pages that hold its keys, with the same result, and never by a damaged index."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from persist_core.contents.batch import BatchManifest, Part, PartKind
+from persist_core.errors import CorruptArtifact
+from persist_core.location.file.blob import FileBlob
+from persist_core.maintenance.maintain import maintain
+from persist_core.schema import CollectionSchema, Column
+from persist_spark import stage
+from persist_spark.upsert import batch as upsert_batch
+from persist_spark.upsert import few_keys
+from tests.oracle.upsert import TOMBSTONE, Record
+from tests.sampling import is_long
+from tests.spark.s3_store import s3_blob, shard_on_one_store
+from tests.spark.staged_shard import SHARD, StagedShard
+from tests.spark.upsert_cases import KEYS, ONE_KEY
+
+PAGE = 20
+FLIPS = 100 if is_long() else 8  # each reads the end of the file only, and fails before any job
+
+
+def _record(key: int, name: str | None, row: int) -> Record:
+    return Record((key,), TOMBSTONE if name is None else (name, None, None), None, (None, "f", 0, row))
+
+
+pytest_generate_tests = shard_on_one_store
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(stage._WRITE_OPTIONS, "parquet.page.row.count.limit", str(PAGE))
+    monkeypatch.setattr(few_keys, "PAGE_ROWS", PAGE)
+    monkeypatch.setattr(upsert_batch, "SMALL_STATE_BYTES", 0)
+
+
+@pytest.fixture
+def shard(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[StagedShard]:
+    with closing(FileBlob(tmp_path) if request.param == "file" else s3_blob(request)) as blob:
+        yield StagedShard(spark, blob, ONE_KEY)
+
+
+def _insertions(shard: StagedShard, manifest: BatchManifest) -> tuple[Part, bytes]:
+    """The part of insertions of a batch, without the checksum file that Hadoop keeps beside it."""
+    (part,) = (part for part in manifest.parts if part.kind is PartKind.INSERTIONS)
+    folder, _, name = part.key.rpartition("/")
+    for file in list(shard.blob.list_keys_and_metadata(f"{folder}/.{name}")):
+        shard.blob.delete(file.key)
+    data = shard.blob.get(part.key)
+    assert data is not None
+    return part, data
+
+
+def _damage(shard: StagedShard, part: Part, data: bytes, at: int, bit: int = 3) -> None:
+    shard.blob.set(part.key, data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :])
+
+
+def test_pages_without_a_key_of_a_small_batch_are_not_read(shard: StagedShard) -> None:
+    part, data = _insertions(shard, shard.commit([_record(key, f"name {key}", key) for key in range(1000)], 10))
+    names = pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0).column(1)
+    last_of_names = (names.dictionary_page_offset or names.data_page_offset) + names.total_compressed_size - 2
+    _damage(shard, part, data, last_of_names)
+    batch = [_record(key, "new", key) for key in (3, 500, 501)] + [_record(600, None, 0), _record(5000, "new", 1)]
+    stats = shard.write(batch, shard.description(20)).stats
+    assert (stats["updates"], stats["deletes"], stats["inserts"]) == (3, 1, 1)
+    with pytest.raises(CorruptArtifact, match=f"{part.key} is damaged"):
+        shard.write([_record(999, "new", 1)], shard.description(20))
+
+
+def test_a_damaged_index_of_pages_stops_a_small_batch(shard: StagedShard, persist_seed: int) -> None:
+    dice = random.Random(persist_seed)
+    part, data = _insertions(shard, shard.commit([_record(key, f"name {key}", key) for key in range(1000)], 10))
+    assert part.index is not None
+    size_bytes, _ = part.index
+    assert len(data) * 0.1 < size_bytes < len(data)  # 50 pages of four columns
+    description = shard.description(20)
+    for at in dice.sample(range(len(data) - size_bytes, len(data)), FLIPS):
+        _damage(shard, part, data, at, dice.randrange(8))
+        with pytest.raises(CorruptArtifact, match=f"{part.key}: its last {size_bytes} bytes"):
+            shard.write([_record(3, "new", 1)], description)
+
+
+def test_files_merged_in_python_have_indexes_that_are_verified(shard: StagedShard) -> None:
+    for upper in range(10, 90, 10):
+        shard.commit([_record(key, f"name {upper}", key) for key in range(1000)], upper)
+    assert maintain(shard.client, SHARD).merges
+    description = shard.description(100)
+    batches = shard.client.manifests(shard.client.state(SHARD).batches)
+    merged = [part for each in batches if each.run is not None for part in each.parts if part.rows]
+    assert merged
+    assert shard.write([_record(3, "new", 1)], description).stats["updates"] == 1
+    part, data = merged[0], shard.blob.get(merged[0].key)
+    assert data is not None
+    _damage(shard, part, data, len(data) - 20)
+    with pytest.raises(CorruptArtifact, match=f"{part.key}: its last"):
+        shard.write([_record(3, "new", 1)], description)
+
+
+@pytest.mark.parametrize("types", [*[(name,) for name in KEYS], ("string", "bigint"), ("boolean", "date")])
+def test_few_keys_of_each_type_give_the_same_batch(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    types: tuple[str, ...],
+) -> None:
+    keys = tuple(Column(f"k {place}", name, nullable=False) for place, name in enumerate(types))
+    schema = CollectionSchema(keys, (Column("name", "string"),), position=ONE_KEY.position)
+    shard = StagedShard(spark, tmp_path, schema)
+
+    def record(row: int, name: Any) -> Record:
+        return Record(tuple(KEYS[each][row % len(KEYS[each])] for each in types), name, None, (None, "f", 0, row))
+
+    # So many rows that a batch of all keys pays; more commits than one, because a key has one row in each.
+    for upper in (10, 20):
+        shard.commit([record(row, (f"{upper} {row}",)) for row in range(12)], upper)
+    monkeypatch.setattr(few_keys, "PAGE_ROWS", 0)
+    batch = [record(row, TOMBSTONE if row % 3 else ("new",)) for row in range(12)]
+    filters = []
+    filter_of = few_keys.filter_of
+
+    def kept(*arguments: Any) -> str | None:
+        filters.append(filter_of(*arguments))
+        return filters[-1]
+
+    monkeypatch.setattr(upsert_batch, "filter_of", kept)
+    found = shard.write(batch, shard.description(30))
+    monkeypatch.setattr(few_keys, "MAX_KEYS", 0)
+    whole = shard.write(batch, shard.description(30))
+    assert (found.contents_digest, found.stats) == (whole.contents_digest, whole.stats)
+    assert found.stats["updates"] + found.stats["deletes"] > 0
+    assert [each is not None for each in filters] == [any(name in few_keys._LITERALS for name in types)]
