@@ -138,10 +138,10 @@ class Merge:
     def until(self) -> Key | None:
         """The first key that is not merged in this step; `None` if it is the last step, or the only one.
 
-        Files of another shard are rewritten in one step, as are rows without a key, and files without a count.
+        Files that are never kept are rewritten in one step, as are rows without a key, and files without a count.
         """
         parts = [part for manifest in self.manifests for part in manifest.parts]
-        if not self.schema.key or any(not self._is_own(part) or part.rows is None for part in parts):
+        if not self.schema.key or self._never_kept or any(part.rows is None for part in parts):
             return None
         return end_of_step([(part.keys, part.size_bytes) for part in self._due], self.budget_bytes, self._merged_to)
 
@@ -159,8 +159,16 @@ class Merge:
         """True for insertions of a run that are not in much smaller files than new ones."""
         return part.kind is PartKind.INSERTIONS and part.key in runs and not _is_small(part, self.file_rows)
 
-    def _is_own(self, part: Part) -> bool:
-        return owner_of(part.key) == self.shard
+    @cached_property
+    def _never_kept(self) -> frozenset[str]:
+        """The files that are rewritten in any case: another shard's, and all files of a run that a fork clips. These hold
+        rows later than the fork's checkpoint, and are the fork's own after an erasure."""
+        return frozenset(
+            part.key
+            for batch, manifest in zip(self.inputs, self.manifests, strict=True)
+            for part in manifest.parts
+            if owner_of(part.key) != self.shard or batch.last_time < manifest.last_time
+        )
 
     def history(self) -> Iterator[tuple[HollowBatch, BatchManifest, Part]]:
         """The files of history that hold anything later than `since`."""
@@ -178,13 +186,13 @@ class Merge:
     def carried(self) -> tuple[Part, ...]:
         """The files that go into the run as they are.
 
-        Files of another shard (in a fork, which may clip them) are always rewritten.
+        Files of another shard, and of a run that is clipped, are always rewritten.
         """
         taken = {part.key for part in self._due if self.until is None or part.keys.begin < self.until}
         found = [part for part in self._oks if part.key not in taken] if self.schema.key else []
         if self.until is not None:  # the last step merges the errs
             found += [part for manifest in self.manifests for part in manifest.parts if part.kind is PartKind.ERRS]
-        return tuple(part for part in (*found, *self._old_history(self.file_rows)) if self._is_own(part))
+        return tuple(part for part in (*found, *self._old_history(self.file_rows)) if part.key not in self._never_kept)
 
     def _old_history(self, file_rows: int) -> Iterator[Part]:
         """All history, if its small files are few. Else, from the smallest file on, each that is not much larger than

@@ -70,7 +70,11 @@ def load_part(blob: Blob, part: Part) -> bytes:
 
 def read_part(blob: Blob, part: Part, columns: pa.Schema, part_format: PartFormat = PARQUET) -> pa.Table:
     """One part with exactly `columns`, in whatever schema version it was written (`contents.parts.read_as`)."""
-    data = load_part(blob, part)
+    return decode_part(blob, part, load_part(blob, part), columns, part_format)
+
+
+def decode_part(blob: Blob, part: Part, data: bytes, columns: pa.Schema, part_format: PartFormat) -> pa.Table:
+    """Like `read_part`, of a part whose bytes were loaded."""
     with _decoding(blob, part):
         return next(read_as(part_format, data, columns, part.schema))
 

@@ -15,8 +15,9 @@ from persist_core.contents.key_range import range_of
 from persist_core.contents.parts import errs_schema, history_schema, updates_schema
 from persist_core.contents.pieces import Piece
 from persist_core.contents.row_versions import not_before
+from persist_core.errors import CorruptArtifact
 from persist_core.handles.client import PersistClient
-from persist_core.handles.load import read_part
+from persist_core.handles.load import decode_part, load_part
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.maintenance.check_state import Examined
 from persist_core.maintenance.violations import MAX_SHOWN, Violations
@@ -81,7 +82,10 @@ def _read(
 
     def attempt(part: Part) -> pa.Table | Exception:
         try:
-            return read_part(client.blob, part, fields[part.kind], client.part_format)
+            data = load_part(client.blob, part)
+            if part.index is not None and part.index != client.part_format.index(data):
+                return CorruptArtifact(f"{part.key}: the manifest has another digest of its page indexes")
+            return decode_part(client.blob, part, data, fields[part.kind], client.part_format)
         except Exception as error:  # noqa: BLE001 - damaged bytes can raise anything in a decoder; the caller reports it
             return error
 

@@ -135,7 +135,7 @@ class Rewriting:
         key = self._staged(part.kind, found.data)
         sha256 = hashlib.sha256(found.data).hexdigest()
         new = replace(part, key=key, size_bytes=len(found.data), sha256=sha256, rows=len(found.kept))
-        return replace(new, first_key=keys.first, last_key=keys.last), gone
+        return replace(new, first_key=keys.first, last_key=keys.last, index=PARQUET.index(found.data)), gone
 
     def _named(self, part: Part) -> Part:
         """A file that stays, without bounds that are a key."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,19 @@ def test_history_that_is_kept_is_rewritten_few_times(monkeypatch: pytest.MonkeyP
     assert sum(there.values()) == 4 * 150
     assert sum(written.values()) <= 3 * sum(there.values())
     made.check()
+
+
+def test_files_of_a_clipped_run_are_never_carried() -> None:
+    """In a fork they are its own once keys were erased from them, and hold rows that are later than it."""
+    made = History(OpenLocation(MemBlob(), MemConsensus()), KEYED, seed=1, sizes={"min_file_bytes": 1, "sampled": 1})
+    for lower, upper, key in ((0, 5, 1), (5, 10, 2), (10, 12, 9)):
+        made.commit(lower, upper, [((key, "", 0.5, "a"), lower, 1)], [])
+        made.merge_these(made.state.batches) if upper == 10 else None
+    run, newest = made.state.batches
+    planned = replace(merge.Merge.of(made.client, made.state, (run, newest)), min_file_bytes=1, sampled=1)
+    clipped = replace(planned, inputs=(replace(run, upper=6), newest))
+    assert planned.carried
+    assert not clipped.carried
 
 
 def test_files_of_history_may_be_dropped_before_older_ones() -> None:
