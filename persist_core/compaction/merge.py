@@ -161,8 +161,9 @@ class Merge:
 
     @cached_property
     def _never_kept(self) -> frozenset[str]:
-        """The files that are rewritten in any case: another shard's, and all files of a run that a fork clips. These hold
-        rows later than the fork's checkpoint, and are the fork's own after an erasure."""
+        """The files that are rewritten in any case: another shard's, and all files of a run that a fork clips.
+
+        A clipped run has rows later than the fork's checkpoint. After an erasure its files are the fork's own."""
         return frozenset(
             part.key
             for batch, manifest in zip(self.inputs, self.manifests, strict=True)
