@@ -9,8 +9,9 @@ A step rewrites whole files: all that begin before the place where it ends. Thei
 merged. Their other rows are written as they are, sorted, so that later steps meet small ranges of them.
 
 1. A step ends beyond the one before, so a merge ends.
-2. It rewrites at most its budget; more only if the files that begin at the lowest key are larger.
-3. Of the places near the end of the budget, it takes the one that leaves the least to be written again.
+2. Of the places within its budget, it takes the one with the fewest bytes to write for each byte of files that end
+   there. If none ends (files of commits have keys from low to high), it sorts as many as the budget allows.
+3. It rewrites more than its budget only if that is less than the first files: then until one of them ends.
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ from persist_core.contents.key_range import Key, KeyRange
 
 BUDGET_BYTES = 2 << 30
 BUDGET_SHARE = 20  # or one part in so many of the shard, if that is more: a merge has at most about as many steps
-_NEAR = 0.75  # of the most that the budget allows: from here on the place that cuts the fewest bytes is chosen
 
 Sized = tuple[KeyRange, int]
-_Place = tuple[Key, int, int]  # a key, the bytes of files that begin before it, and of the ones that it cuts
+_Place = tuple[Key, int, int]  # a key, the bytes of files that begin before it, and of the ones that end before it
 
 
 def budget_of(shard_bytes: int, budget_bytes: int = BUDGET_BYTES) -> int:
@@ -41,9 +41,12 @@ def end_of_step(files: Sequence[Sized], budget_bytes: int, after: Key = ()) -> K
     if sum(size for _, size in files) <= budget_bytes:
         return None
     places = list(_places(files, after))
-    within = [place for place in places if place[1] <= budget_bytes] or places[:1]
-    near = [place for place in within if place[1] >= _NEAR * within[-1][1]]
-    return min(near, key=lambda place: (place[2], -place[1]))[0] if near else None
+    within = [place for place in places if place[1] <= budget_bytes]
+    if done := [place for place in within if place[2]]:
+        return min(done, key=lambda place: (place[1] / place[2], -place[1]))[0]
+    if within and within[-1][1] > budget_bytes // 2:
+        return within[-1][0]
+    return next((key for key, _, over in places if over), None)
 
 
 def _places(files: Sequence[Sized], after: Key) -> Iterator[_Place]:
@@ -55,7 +58,7 @@ def _places(files: Sequence[Sized], after: Key) -> Iterator[_Place]:
         while ends and ends[-1][0] < key:
             over += ends.pop()[1]
         if begun:
-            yield key, begun, begun - over
+            yield key, begun, over
         begun += sum(size for _, size in sizes)
 
 

@@ -36,7 +36,7 @@ def merge_in_steps(client: PersistClient) -> None:
     while len(client.state(SHARD).batches) > 1 or client.state(SHARD).batches[0].is_partial:
         state = client.state(SHARD)
         chosen = Merge.of(client, state, [each for each in state.batches if each.is_partial] or state.batches)
-        step = replace(chosen, budget_bytes=1, min_file_bytes=1)
+        step = replace(chosen, budget_bytes=25000, min_file_bytes=1)
         merge_here(client, step, attempt=client.ids.uuid7(), rows_at_once=5)
 
 

@@ -60,15 +60,23 @@ def test_files_that_begin_at_one_key_are_one_step() -> None:
     """However small the budget: a step that does not advance would be repeated."""
     wide = [(KeyRange((1, number), (9, 9)), 10) for number in (1, 1, 1)]
     assert end_of_step(wide, 1) is None, "no key to end at"
-    assert end_of_step([*wide, (KeyRange((5, 5), (6, 6)), 1)], 1) == (5, 5)
-    assert end_of_step([(EVERYTHING, 10), *wide], 1) == (1, 1), "files without bounds begin before all keys"
+    assert end_of_step([*wide, (KeyRange((5, 5), (6, 6)), 1)], 1) is None, "no file has ended"
+    assert end_of_step([*wide, (KeyRange((5, 5), (6, 6)), 1)], 30) == (5, 5), "these are sorted first"
+    assert end_of_step([(EVERYTHING, 10), *wide], 10) == (1, 1), "files without bounds begin before all keys"
+
+
+def test_no_step_of_a_small_budget_ends_before_a_file_does() -> None:
+    """Steps from one first key of a commit's files to the next would write the same rows again and again."""
+    commits = [(KeyRange((number,), (999 - number,)), 10) for number in range(8)]
+    base = [(KeyRange((100 * place,), (100 * place + 99,)), 20) for place in range(10)]
+    assert end_of_step([*commits, *base], 20) == (100,)
 
 
 def test_a_step_ends_beyond_files_that_hold_the_last_end() -> None:
     """A file of the step before may begin before its end, and so may two."""
     begun = [(KeyRange((1,), (8,)), 10), (KeyRange((3,), (9,)), 10), (KeyRange((7,), (9,)), 10)]
-    assert end_of_step(begun, 1, (4,)) == (7,)
-    assert end_of_step(begun[:2], 1, (4,)) is None
+    assert end_of_step(begun, 20, (4,)) == (7,)
+    assert end_of_step(begun[:2], 10, (4,)) is None
 
 
 def test_a_step_ends_where_the_fewest_bytes_are_cut() -> None:
