@@ -83,9 +83,10 @@ def _read(
     def attempt(part: Part) -> pa.Table | Exception:
         try:
             data = load_part(client.blob, part)
+            table = decode_part(client.blob, part, data, fields[part.kind], client.part_format)
             if part.index is not None and part.index != client.part_format.index(data):
                 return CorruptArtifact(f"{part.key}: the manifest has another digest of its page indexes")
-            return decode_part(client.blob, part, data, fields[part.kind], client.part_format)
+            return table
         except Exception as error:  # noqa: BLE001 - damaged bytes can raise anything in a decoder; the caller reports it
             return error
 
