@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from persist_core.contents.key_range import EVERYTHING, KeyRange, range_of_statistics, spanning
-from persist_core.contents.parts import check_field_ids, pages_end
+from persist_core.contents.parts import check_field_ids, index_of
 from persist_core.errors import CorruptArtifact
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.location.blob import Blob, BlobMetadata, RangeFile, RangeReader
@@ -79,18 +79,11 @@ def _footer(
         metadata = pq.read_metadata(opened)
         check_field_ids(metadata.schema.to_arrow_schema(), schema)
         times = (_last_time(metadata), _first_time(metadata))
-        index = _index(metadata, opened, file.size_bytes)
+        with Path(opened).open("rb") if isinstance(opened, str) else nullcontext(opened) as whole:
+            index = index_of(metadata, whole)
         return Footer(metadata.num_rows, _keys(metadata, schema.key), *times, _inherits(metadata), index)
     except (OSError, ValueError) as error:
         raise CorruptArtifact(f"staged file {file.key} cannot be read as Parquet: {error}; stage again") from error
-
-
-def _index(metadata: pq.FileMetaData, opened: str | io.RawIOBase, size_bytes: int) -> tuple[int, str]:
-    """The bytes behind the last page: page indexes and footer. How many they are, and their SHA-256 (hex)."""
-    end = pages_end(metadata)
-    with Path(opened).open("rb") if isinstance(opened, str) else nullcontext(opened) as file:
-        file.seek(end)
-        return size_bytes - end, hashlib.sha256(file.read()).hexdigest()
 
 
 def end_digests_of(blob: Blob, ends: Sequence[tuple[BlobMetadata, int]]) -> list[str]:

@@ -8,7 +8,7 @@ expressions need a session, when they are called.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from pyspark.sql import Column as SparkColumn
@@ -82,6 +82,16 @@ def at_or_after(bound: Key, key: Sequence[core.Column]) -> str:
         name, value = quoted(column.name), literal(scalar, column)
         found = f"({name} > {value} OR ({name} = {value} AND {found}))"
     return found
+
+
+# For types of key columns whose values Spark gives as text: SQL for the text, and what makes a scalar of it.
+SCALARS: Mapping[str, tuple[str, Callable[[str], Scalar]]] = {
+    "int": ("CAST({} AS STRING)", int),
+    "bigint": ("CAST({} AS STRING)", int),
+    "date": ("CAST(unix_date({}) AS STRING)", int),
+    "timestamp": ("CAST(unix_micros({}) AS STRING)", int),
+    "string": ("{}", str),
+}
 
 
 def literal(scalar: Scalar, column: core.Column) -> str:

@@ -120,9 +120,8 @@ class Merge:
 
     @property
     def _read(self) -> Iterator[Part]:
-        kept = {part.key for part in self.carried}
         found = [*self._oks, *(part for _, _, part in self.history())]
-        return (part for part in found if part.key not in kept)
+        return (part for part in found if part.key not in self.kept)
 
     @property
     def _oks(self) -> list[Part]:
@@ -209,11 +208,16 @@ class Merge:
             else:
                 rewritten += part.rows or 0
 
-    def contents(self, kept: Collection[str]) -> Iterator[Piece]:
-        """The inputs' part of a read of the newest contents, without the files in `kept`."""
+    @cached_property
+    def kept(self) -> frozenset[str]:
+        """The keys of the files that are carried."""
+        return frozenset(part.key for part in self.carried)
+
+    def contents(self) -> Iterator[Piece]:
+        """The inputs' part of a read of the newest contents, without the files that are carried."""
         for batch, manifest in zip(self.inputs, self.manifests, strict=True):
             for piece in pieces.oks_as_of(batch, manifest, batch.last_time):
-                if piece.part.key not in kept:
+                if piece.part.key not in self.kept:
                     yield piece
 
     def raw_updates(self) -> Iterator[Piece]:
@@ -222,11 +226,11 @@ class Merge:
             if manifest.run is None:
                 yield from pieces.oks_between(batch, manifest, self.since, batch.last_time)
 
-    def rewritten(self, kept: Collection[str]) -> Iterator[tuple[Part, int | None]]:
+    def rewritten(self) -> Iterator[tuple[Part, int | None]]:
         """The files of history that are not carried over; of each, the last time that its batch still has if the state
         clips it."""
         for batch, manifest, part in self.history():
-            if part.key not in kept:
+            if part.key not in self.kept:
                 yield part, batch.last_time if batch.last_time < manifest.last_time else None
 
     def resolved(self, updates: pa.Table) -> Versions:
@@ -321,13 +325,12 @@ def stage_here(client: PersistClient, merge: Merge, attempt: str, rows_at_once: 
     """Stage the parts of the run, and say what its manifest is. Raises as `merge_here` does."""
     schema, reader = merge.schema, client.open_reader(merge.shard)
     files = RunFiles(client, merge.shard, attempt, schema, merge.file_rows)
-    kept = {part.key for part in merge.carried}
     if not schema.key:
-        found: Iterable[tuple[Versions, pa.Table]] = [(_multiset(reader, merge), _history(client, merge, kept))]
+        found: Iterable[tuple[Versions, pa.Table]] = [(_multiset(reader, merge), _history(client, merge))]
     elif merge.rows <= rows_at_once:
-        found = [(merge.resolved(_contents(reader, merge, kept)), _history(client, merge, kept))]
+        found = [(merge.resolved(_contents(reader, merge)), _history(client, merge))]
     else:
-        found = _by_ranges(client, merge, kept, rows_at_once)
+        found = _by_ranges(client, merge, rows_at_once)
     for versions, history in found:
         files.add(PartKind.INSERTIONS, versions.insertions)
         files.add(PartKind.RETRACTIONS, versions.retractions)
@@ -336,19 +339,17 @@ def stage_here(client: PersistClient, merge: Merge, attempt: str, rows_at_once: 
     return finished(client, merge, files)
 
 
-def _by_ranges(
-    client: PersistClient, merge: Merge, kept: Collection[str], rows_at_once: int
-) -> Iterator[tuple[Versions, pa.Table]]:
+def _by_ranges(client: PersistClient, merge: Merge, rows_at_once: int) -> Iterator[tuple[Versions, pa.Table]]:
     """The resolved versions of each range of keys, and the history that is rewritten with them."""
     schema = merge.schema
     columns, chunk_rows = _nullable(updates_schema(schema)), max(1, rows_at_once // 2)
     with TemporaryDirectory(prefix="persist-merge-") as folder:
         spill = Spill(Path(folder), schema.key, merge.sampled)
-        for piece in merge.contents(kept):
+        for piece in merge.contents():
             needed = columns.append(pa.field(ENDED, pa.int64())) if piece.has_ends else columns
             for rows in read_part_batches(client.blob, piece.part, needed, client.part_format, rows=chunk_rows):
                 spill.add("updates", piece.of(rows))
-        for part, clip in merge.rewritten(kept):
+        for part, clip in merge.rewritten():
             needed = history_schema(schema)
             for rows in read_part_batches(client.blob, part, needed, client.part_format, rows=chunk_rows):
                 spill.add("history", _until(rows, clip))
@@ -357,8 +358,8 @@ def _by_ranges(
             yield merge.resolved(updates), found.get("history", history_schema(schema).empty_table())
 
 
-def _contents(reader: ReadHandle, merge: Merge, kept: Collection[str] = ()) -> pa.Table:
-    return reader.read_pieces(list(merge.contents(kept)), updates_schema(merge.schema))
+def _contents(reader: ReadHandle, merge: Merge) -> pa.Table:
+    return reader.read_pieces(list(merge.contents()), updates_schema(merge.schema))
 
 
 def _multiset(reader: ReadHandle, merge: Merge) -> Versions:
@@ -369,12 +370,11 @@ def _multiset(reader: ReadHandle, merge: Merge) -> Versions:
     return Versions(summed.filter(inserted), summed.filter(pc.invert(inserted)), raw)
 
 
-def _history(client: PersistClient, merge: Merge, kept: Collection[str]) -> pa.Table:
+def _history(client: PersistClient, merge: Merge) -> pa.Table:
     """The rows of the files of history that are not carried over."""
     columns = history_schema(merge.schema)
-    tables = [
-        _until(read_part(client.blob, part, columns, client.part_format), clip) for part, clip in merge.rewritten(kept)
-    ]
+    rewritten = ((read_part(client.blob, part, columns, client.part_format), clip) for part, clip in merge.rewritten())
+    tables = [_until(rows, clip) for rows, clip in rewritten]
     return pa.concat_tables(tables) if tables else columns.empty_table()
 
 

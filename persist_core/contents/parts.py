@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Iterator
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -110,12 +110,15 @@ class PartFormat(Protocol):
         """
 
 
-def pages_end(metadata: pq.FileMetaData) -> int:
-    """The place in a file behind its last page: page indexes and the footer follow."""
+def index_of(metadata: pq.FileMetaData, file: BinaryIO | io.RawIOBase) -> tuple[int, str]:
+    """The size of what follows the last page of a file, page indexes and footer, and its SHA-256 (hex)."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     columns = [group.column(place) for group in groups for place in range(metadata.num_columns)]
     starts = [column.dictionary_page_offset or column.data_page_offset for column in columns]
-    return max((at + column.total_compressed_size for at, column in zip(starts, columns, strict=True)), default=0)
+    ends = (at + column.total_compressed_size for at, column in zip(starts, columns, strict=True))
+    file.seek(max(ends, default=0))
+    found = file.read()
+    return len(found), hashlib.sha256(found).hexdigest()
 
 
 class ParquetParts:
@@ -138,8 +141,7 @@ class ParquetParts:
         return out.getvalue()
 
     def index(self, data: bytes) -> tuple[int, str] | None:
-        end = data[pages_end(pq.read_metadata(io.BytesIO(data))) :]
-        return len(end), hashlib.sha256(end).hexdigest()
+        return index_of(pq.read_metadata(io.BytesIO(data)), io.BytesIO(data))
 
     def decode(self, data: bytes, columns: list[str], written: CollectionSchema) -> pa.Table:
         file, there = _opened(data, columns, written)

@@ -19,6 +19,7 @@ from persist_core.location.file.blob import FileBlob
 from persist_core.maintenance.maintain import maintain
 from persist_core.schema import CollectionSchema, Column
 from persist_spark import stage
+from persist_spark.frame import SCALARS
 from persist_spark.upsert import batch as upsert_batch
 from persist_spark.upsert import few_keys
 from tests.oracle.upsert import TOMBSTONE, Record
@@ -139,4 +140,4 @@ def test_few_keys_of_each_type_give_the_same_batch(
     whole = shard.write(batch, shard.description(30))
     assert (found.contents_digest, found.stats) == (whole.contents_digest, whole.stats)
     assert found.stats["updates"] + found.stats["deletes"] > 0
-    assert [each is not None for each in filters] == [any(name in few_keys._LITERALS for name in types)]
+    assert [each is not None for each in filters] == [any(name in SCALARS for name in types)]

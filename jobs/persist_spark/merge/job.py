@@ -48,8 +48,7 @@ def stage_merge(spark: SparkSession, client: PersistClient, merge: Merge, attemp
     """Stage the run of a merge under `attempt`, a fresh UUIDv7, in a session of our own. Raises as `run_merge_job`."""
     blob, schema = client.blob, merge.schema
     check_sizes(blob, part_sizes(merge.manifests))
-    file_rows, kept = merge.file_rows, {part.key for part in merge.carried}
-    chosen = list(merge.contents(kept))
+    file_rows, chosen = merge.file_rows, list(merge.contents())
     expected = [piece.part.rows for piece in chosen if piece.through is None]
     is_counted = len(expected) == len(chosen) and bool(schema.key)
 
@@ -69,7 +68,7 @@ def stage_merge(spark: SparkSession, client: PersistClient, merge: Merge, attemp
     ranges = math.ceil(merge.rows / file_rows) or 1
     files = RunFiles(client, merge.shard, attempt, schema, file_rows)
     use(spark, {**stage_settings(merge.size_bytes), **listing(blob)})
-    planned = plan_merge(spark, blob, merge, kept, ranges=ranges)
+    planned = plan_merge(spark, blob, merge, ranges=ranges)
     if planned is not None:
         staged, _, merged = stage_files(blob, merge.shard, attempt, schema, lambda _: planned, check=check)
         files.adopt([file.part() for file in staged], merged.counts)

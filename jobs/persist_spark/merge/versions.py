@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -65,12 +65,10 @@ class PlannedMerge:
         return Merged(BatchCounts(**found), read, broken)
 
 
-def plan_merge(
-    spark: SparkSession, blob: Blob, merge: Merge, kept: Collection[str], *, ranges: int
-) -> PlannedMerge | None:
-    """The run without the files `kept`, in so many ranges of the key; `None` if no file has to be read."""
-    contents = scan_pieces(spark, blob, merge.contents(kept), _columns(merge.schema))
-    history = _history(spark, blob, merge, kept)
+def plan_merge(spark: SparkSession, blob: Blob, merge: Merge, *, ranges: int) -> PlannedMerge | None:
+    """The run without the files that are carried, in so many ranges of the key; `None` if no file has to be read."""
+    contents = scan_pieces(spark, blob, merge.contents(), _columns(merge.schema))
+    history = _history(spark, blob, merge)
     plan = _keyed if merge.schema.key else _multiset
     rows = plan(merge, contents, history, ranges)
     if rows is None:
@@ -140,14 +138,14 @@ def _multiset(merge: Merge, contents: DataFrame | None, history: DataFrame | Non
     return functools.reduce(DataFrame.union, sides).selectExpr("*", f"false AS {_BROKEN}")
 
 
-def _history(spark: SparkSession, blob: Blob, merge: Merge, kept: Collection[str]) -> DataFrame | None:
+def _history(spark: SparkSession, blob: Blob, merge: Merge) -> DataFrame | None:
     """The history that is rewritten; of a multiset, the updates of raw inputs too, which become history."""
     columns = _columns(merge.schema)
     end = TIME
     if merge.schema.key:
         columns, end = T.StructType([*columns.fields, T.StructField(ENDED, T.LongType())]), ENDED
     files: dict[int | None, list[File]] = {}
-    for part, clip in merge.rewritten(kept):
+    for part, clip in merge.rewritten():
         files.setdefault(clip, []).append((part.key, part.schema))
     frames = []
     for clip, found in files.items():

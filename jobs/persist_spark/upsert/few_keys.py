@@ -11,20 +11,12 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 
 from persist_core.schema import CollectionSchema
-from persist_spark.frame import quoted
+from persist_spark.frame import SCALARS, literal, quoted
 from persist_spark.session import use
 from persist_spark.stage import PAGE_ROWS
 
 MAX_KEYS = 1024
 _LIST = 128  # keys of an IN list: it becomes a chain of comparisons as deep
-# For each type: SQL for a value as text, and SQL for a value of the text. A type that is missing filters nothing.
-_LITERALS = {
-    "int": ("CAST({} AS STRING)", "CAST('{}' AS INT)"),
-    "bigint": ("CAST({} AS STRING)", "CAST('{}' AS BIGINT)"),
-    "date": ("CAST(unix_date({}) AS STRING)", "date_from_unix_date(CAST('{}' AS INT))"),
-    "timestamp": ("CAST(unix_micros({}) AS STRING)", "timestamp_micros(CAST('{}' AS BIGINT))"),
-    "string": ("hex({})", "CAST(X'{}' AS STRING)"),
-}
 _PUSHED = {
     # A longer list is pushed as its least and its greatest key, which no page of random keys is outside of.
     "spark.sql.parquet.pushdown.inFilterThreshold": str(_LIST),
@@ -39,15 +31,15 @@ def pays(records: int, stored: int) -> bool:
 
 def filter_of(slots: DataFrame, schema: CollectionSchema) -> str | None:
     """The filter, as SQL on the key columns; `None` if no key column has a type for it. Runs a small job."""
-    columns = [column for column in schema.key if column.type in _LITERALS]
+    columns = [column for column in schema.key if column.type in SCALARS]
     if not columns:
         return None
     use(slots.sparkSession, _PUSHED)
-    found = slots.selectExpr(*[_LITERALS[column.type][0].format(quoted(column.name)) for column in columns]).collect()
+    found = slots.selectExpr(*[SCALARS[column.type][0].format(quoted(column.name)) for column in columns]).collect()
     filters = []
     for place, column in enumerate(columns):
         texts = sorted({row[place] for row in found} - {None})
-        keys = [_LITERALS[column.type][1].format(text) for text in texts]
+        keys = [literal(SCALARS[column.type][1](text), column) for text in texts]
         lists = [", ".join(keys[start : start + _LIST]) for start in range(0, len(keys), _LIST)]
         filters.append(" OR ".join(f"{quoted(column.name)} IN ({each})" for each in lists) or "false")
     return " AND ".join(f"({each})" for each in filters)

@@ -9,7 +9,7 @@ cut to the next there is one range, from the least to the greatest key. So a far
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, Row
@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from persist_core.contents.key_range import KeyRange, Scalar
 from persist_core.schema import INHERITED, TIME, CollectionSchema, Column
-from persist_spark.frame import OP, TRUNCATE, fits, passed, quoted, slot_names, text_bytes
+from persist_spark.frame import OP, SCALARS, TRUNCATE, fits, literal, passed, quoted, slot_names, text_bytes
 
 # Above this the keys of a batch rarely fit a broadcast: the whole state goes through the exchange, without a look at
 # them.
@@ -25,14 +25,6 @@ MAX_LOOK_BYTES = 128 << 20
 MAX_CUTS = 63  # each file is compared with each range
 _PLACE, _CUTS, _EMPTIES = "_persist_place", "_persist_cuts", "_persist_empties"
 _TRUNCATES = f"count(CASE WHEN {_EMPTIES} THEN 1 END)"
-# For each type: SQL for a value as text, what makes a scalar of that text, and SQL that makes a value of a scalar.
-_SCALARS: dict[str, tuple[str, Callable[[str], Scalar], Callable[[Scalar], str]]] = {
-    "int": ("CAST({} AS STRING)", int, "{}".format),
-    "bigint": ("CAST({} AS STRING)", int, "CAST('{}' AS BIGINT)".format),
-    "date": ("CAST(unix_date({}) AS STRING)", int, "date_from_unix_date({})".format),
-    "timestamp": ("CAST(unix_micros({}) AS STRING)", int, "timestamp_micros(CAST('{}' AS BIGINT))".format),
-    "string": ("{}", str, lambda text: f"CAST(X'{str(text).encode().hex()}' AS STRING)"),
-}
 
 
 @dataclass(frozen=True)
@@ -67,8 +59,8 @@ def look_at(waiting: DataFrame, schema: CollectionSchema, upper: int | None, cut
         "unsent": _unsent(waiting),
     }
     grouped = waiting.groupBy()
-    if cuts is not None and column.type in _SCALARS:
-        as_text = _SCALARS[column.type][0]
+    if cuts is not None and column.type in SCALARS:
+        as_text = SCALARS[column.type][0]
         counts |= {name: as_text.format(f"{name}({quoted(column.name)})") for name in ("min", "max")}
         grouped = _placed(waiting, column, cuts).groupBy(_PLACE)
     found = grouped.agg(*[F.expr(sql).alias(name) for name, sql in counts.items()]).collect()
@@ -100,7 +92,7 @@ def _placed(waiting: DataFrame, column: Column, cuts: Sequence[Scalar]) -> DataF
     generates, so it is the same for each batch (`frame.passed`)."""
     steps = len(cuts).bit_length()
     null = f"CAST(NULL AS {column.type.upper()})"
-    cells = [_SCALARS[column.type][2](cut) for cut in cuts] + [null] * ((1 << steps) - 1 - len(cuts))
+    cells = [literal(cut, column) for cut in cuts] + [null] * ((1 << steps) - 1 - len(cuts))
     placed = waiting.selectExpr(
         "*", "pmod(spark_partition_id(), 1) AS " + _PLACE, f"array({', '.join(cells)}) AS {_CUTS}"
     )
@@ -112,6 +104,6 @@ def _placed(waiting: DataFrame, column: Column, cuts: Sequence[Scalar]) -> DataF
 
 
 def _ranges(found: Sequence[Row], column: Column) -> list[KeyRange]:
-    scalar = _SCALARS[column.type][1]
+    scalar = SCALARS[column.type][1]
     bounds = sorted((scalar(row["min"]), scalar(row["max"])) for row in found if row["min"] is not None)
     return [KeyRange((low,), (high,)) for low, high in bounds]

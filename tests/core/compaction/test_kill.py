@@ -6,7 +6,9 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from persist_core.handles.client import PersistClient
 from tests.core.compaction.histories import KEYED, History
@@ -19,14 +21,7 @@ SECONDS = 120  # a bound on each process, which takes about one
 
 def test_kill_9_at_every_write(tmp_path: Path) -> None:
     """The folder is copied for each process; all of them run side by side."""
-    history = History(opened(tmp_path / "whole"), KEYED, seed=4)
-    while len(history.state.batches) < BATCHES:
-        history.append()
-    history.client.location.close()
-    counted = PersistClient(opened(copied(tmp_path, "counted")))
-    writes = count_writes(counted)
-    merge(counted)
-    counted.location.close()
+    history, writes = whole_and_writes(tmp_path, merge)
     assert writes[-1] == "compare_and_set"
     assert len(writes) >= 5, "parts of several kinds, the manifest, the state"
     points = [1, len(writes) - 2, len(writes) - 1, len(writes)]
@@ -48,14 +43,7 @@ def test_kill_9_at_every_write(tmp_path: Path) -> None:
 
 
 def test_kill_9_in_a_step_and_between_steps(tmp_path: Path) -> None:
-    history = History(opened(tmp_path / "whole"), KEYED, seed=4, ids=12)
-    while len(history.state.batches) < BATCHES:
-        history.append()
-    history.client.location.close()
-    counted = PersistClient(opened(copied(tmp_path, "counted")))
-    writes = count_writes(counted)
-    merge_in_steps(counted)
-    counted.location.close()
+    history, writes = whole_and_writes(tmp_path, merge_in_steps, ids=12)
     ends = [number for number, name in enumerate(writes) if name == "compare_and_set"]
     assert len(ends) > 5, "steps"
     points = [ends[2] - 1, ends[2], ends[2] + 1, ends[-1]]
@@ -69,6 +57,21 @@ def test_kill_9_in_a_step_and_between_steps(tmp_path: Path) -> None:
         merge_in_steps(history.client)
         history.check()
         history.client.location.close()
+
+
+def whole_and_writes(
+    folder: Path, merging: Callable[[PersistClient], None], **options: Any
+) -> tuple[History, list[str]]:
+    """A history in the folder `whole`, and the writes of merging a copy of it."""
+    history = History(opened(folder / "whole"), KEYED, seed=4, **options)
+    while len(history.state.batches) < BATCHES:
+        history.append()
+    history.client.location.close()
+    counted = PersistClient(opened(copied(folder, "counted")))
+    writes = count_writes(counted)
+    merging(counted)
+    counted.location.close()
+    return history, writes
 
 
 def started(*arguments: object) -> subprocess.Popen[bytes]:
