@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from persist_core.spark_job.installation import spark_home
 from persist_core.spark_job.jars import s3a_jars
+from persist_core.spark_job.process import SMALL_JVM
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,7 +34,7 @@ def local_spark(app_name: str, scratch: Path, master: str = "local[2]") -> Spark
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .config("spark.driver.extraJavaOptions", " ".join(SMALL_JVM))
         .config("spark.driver.extraClassPath", ":".join(map(str, s3a_jars(os.environ, spark_home(os.environ)))))
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")

@@ -21,20 +21,21 @@ import pytest
 
 from persist_core.clock import SystemClock
 from persist_core.spark_job.installation import spark_environment, spark_home
+from persist_core.spark_job.process import SMALL_JVM
 from tests import real_parts
 
 HOSTS = ("127.0.0.1", "localhost")
 START_MS = 120_000  # three JVMs on a busy machine
 POLL_MS = 100
 STOP_S = 10.0
-_DAEMON = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+_JVM = " ".join(SMALL_JVM)
 # Settings that make a job small enough for two workers beside it; `spark.driver.host` is where executors call back.
 CONF = {
     "spark.executor.memory": "640m",
     "spark.executor.cores": "1",
-    "spark.executor.extraJavaOptions": _DAEMON,
+    "spark.executor.extraJavaOptions": _JVM,
     "spark.driver.memory": "640m",
-    "spark.driver.extraJavaOptions": _DAEMON,
+    "spark.driver.extraJavaOptions": _JVM,
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
@@ -103,7 +104,7 @@ def _environment(home: Path) -> Mapping[str, str]:
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": HOSTS[0],
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": _DAEMON,
+        "SPARK_DAEMON_JAVA_OPTS": _JVM,
     }
     return {**without_aws, **spark_environment(os.environ), **daemon}
 

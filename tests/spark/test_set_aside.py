@@ -26,6 +26,7 @@ from persist_core.shard.state import Committed
 from persist_core.sources.frozen import load_frozen
 from persist_core.sources.input_file import FrozenInput, InputFile
 from persist_core.spark_job.deaths import Death, deaths_at_lower, reading, record_death
+from persist_core.spark_job.process import SMALL_JVM
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.upsert.job import run_write_job
 from tests.sampling import is_long, sample
@@ -38,7 +39,7 @@ MIB = 1 << 20
 UNTIL = 1_000
 CONF = (
     "spark.driver.memory=500m",
-    'spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:OnOutOfMemoryError="kill -9 %p"',
+    f'spark.driver.extraJavaOptions={" ".join(SMALL_JVM)} -XX:OnOutOfMemoryError="kill -9 %p"',
 )
 
 
