@@ -24,167 +24,116 @@ class PersistError(Exception):
 
     kind: ClassVar[str] = "persist"
 
+    def __init_subclass__(cls, *, kind: str | None = None) -> None:
+        cls.kind = kind or cls.kind
 
-class InvalidInput(PersistError, ValueError):
+
+class InvalidInput(PersistError, ValueError, kind="invalid_input"):
     """The arguments are invalid. Nothing was changed; the same call will fail again."""
 
-    kind: ClassVar[str] = "invalid_input"
 
-
-class InvalidUri(InvalidInput):
+class InvalidUri(InvalidInput, kind="invalid_uri"):
     """A location's URI has an unknown scheme, an unknown query parameter or a malformed part."""
 
-    kind: ClassVar[str] = "invalid_uri"
 
-
-class UnfitStore(InvalidInput):
+class UnfitStore(InvalidInput, kind="unfit_store"):
     """A store that does not meet the location's contract. Nothing was changed; use another store."""
 
-    kind: ClassVar[str] = "unfit_store"
 
-
-class InvalidName(InvalidInput):
+class InvalidName(InvalidInput, kind="invalid_name"):
     """A shard, column, key or collection name that is not allowed (empty, too long, path traversal, reserved)."""
 
-    kind: ClassVar[str] = "invalid_name"
 
-
-class InvalidSeqNo(InvalidInput):
+class InvalidSeqNo(InvalidInput, kind="invalid_seqno"):
     """A sequence number outside `[0, 2**63 - 1]`, or a new one that is not greater than the expected one."""
 
-    kind: ClassVar[str] = "invalid_seqno"
 
-
-class InvalidTime(InvalidInput):
+class InvalidTime(InvalidInput, kind="invalid_time"):
     """A timestamp outside `[0, 2**63 - 1]`, or a text that cannot be parsed as a time."""
 
-    kind: ClassVar[str] = "invalid_time"
 
-
-class BadBounds(InvalidInput):
+class BadBounds(InvalidInput, kind="bad_bounds"):
     """An interval `[lower, upper)` that is empty or reversed, or a batch with an update outside its interval."""
 
-    kind: ClassVar[str] = "bad_bounds"
 
-
-class TokenReuse(InvalidInput):
+class TokenReuse(InvalidInput, kind="token_reuse"):
     """A token that is bound to a commit was used again with different contents."""
 
-    kind: ClassVar[str] = "token_reuse"
 
-
-class StateNotRead(InvalidInput):
+class StateNotRead(InvalidInput, kind="state_not_read"):
     """A batch whose writer did not start from the shard's operator state: appending it would drop that state."""
 
-    kind: ClassVar[str] = "state_not_read"
 
-
-class ShardMoved(InvalidInput):
+class ShardMoved(InvalidInput, kind="shard_moved"):
     """The shard was moved to another location, which the message names. It can be read here, and accepts no commits."""
 
-    kind: ClassVar[str] = "shard_moved"
 
-
-class SchemaMismatch(InvalidInput):
+class SchemaMismatch(InvalidInput, kind="schema_mismatch"):
     """A schema that is not the shard's and not a compatible extension of it. Nothing was staged."""
 
-    kind: ClassVar[str] = "schema_mismatch"
 
-
-class ConfigError(InvalidInput):
+class ConfigError(InvalidInput, kind="config"):
     """A collection or view file is invalid. The message names file and field, value found and value expected."""
 
-    kind: ClassVar[str] = "config"
 
-
-class NotReadable(PersistError):
+class NotReadable(PersistError, kind="not_readable"):
     """The requested data cannot be read. Nothing was changed; other times or another shard may be readable."""
 
-    kind: ClassVar[str] = "not_readable"
 
-
-class ShardNotFound(NotReadable):
+class ShardNotFound(NotReadable, kind="shard_not_found"):
     """The shard does not exist in this location."""
 
-    kind: ClassVar[str] = "shard_not_found"
 
-
-class CheckpointNotFound(NotReadable):
+class CheckpointNotFound(NotReadable, kind="checkpoint_not_found"):
     """The shard has no such checkpoint: it never existed, or retention has deleted it."""
 
-    kind: ClassVar[str] = "checkpoint_not_found"
 
-
-class OutsideFrontiers(NotReadable):
+class OutsideFrontiers(NotReadable, kind="outside_frontiers"):
     """A read below `since` or at/after `upper`; the message prints both."""
 
-    kind: ClassVar[str] = "outside_frontiers"
 
-
-class GenerationChanged(NotReadable):
+class GenerationChanged(NotReadable, kind="generation_changed"):
     """Changes were asked for since a time of an earlier generation. Take a snapshot, or the difference, and go on."""
 
-    kind: ClassVar[str] = "generation_changed"
 
-
-class LeaseExpired(NotReadable):
+class LeaseExpired(NotReadable, kind="lease_expired"):
     """The reader's lease has expired: its `since` is no longer held. Register a new reader."""
 
-    kind: ClassVar[str] = "lease_expired"
 
-
-class ReadTooSlow(NotReadable):
+class ReadTooSlow(NotReadable, kind="read_too_slow"):
     """A read without a lease took longer than GC's grace, and a file that it needs was deleted. Read again."""
 
-    kind: ClassVar[str] = "read_too_slow"
 
-
-class Corruption(PersistError):
+class Corruption(PersistError, kind="corruption"):
     """Stored state violates an invariant or does not match its digest. Stop writing and run `persist fsck`."""
 
-    kind: ClassVar[str] = "corruption"
 
-
-class UnknownVersion(Corruption):
+class UnknownVersion(Corruption, kind="unknown_version"):
     """Bytes written by a newer version of this project. Upgrade before touching this shard."""
 
-    kind: ClassVar[str] = "unknown_version"
 
-
-class CorruptArtifact(Corruption):
+class CorruptArtifact(Corruption, kind="corrupt_artifact"):
     """An artifact (part, manifest, checkpoint file) is missing or its digest does not match. Names the artifact."""
 
-    kind: ClassVar[str] = "corrupt_artifact"
 
-
-class InvariantViolation(Corruption):
+class InvariantViolation(Corruption, kind="invariant_violation"):
     """A named invariant of state or contents does not hold."""
 
-    kind: ClassVar[str] = "invariant_violation"
 
-
-class RunFailed(PersistError):
+class RunFailed(PersistError, kind="run_failed"):
     """A run that must not commit. Nothing was committed; the description is void; the next mint may take more input."""
 
-    kind: ClassVar[str] = "run_failed"
 
-
-class ServerLost(RunFailed):
+class ServerLost(RunFailed, kind="server_lost"):
     """The Spark Connect server ended while it ran a job. The starter runs the job again, as another attempt."""
 
-    kind: ClassVar[str] = "server_lost"
 
-
-class OutdatedDescription(RunFailed):
+class OutdatedDescription(RunFailed, kind="outdated_description"):
     """Another writer advanced the shard past the description's lower: stop early and mint again."""
 
-    kind: ClassVar[str] = "outdated_description"
 
-
-class AlreadyCommitted(OutdatedDescription):
+class AlreadyCommitted(OutdatedDescription, kind="already_committed"):
     """The description is already committed: nothing is left to write, and append returns that commit."""
-
-    kind: ClassVar[str] = "already_committed"
 
 
 @dataclass(frozen=True)
@@ -202,72 +151,52 @@ class RejectedRecord:
     position: str | None
 
 
-class TooManyErrors(RunFailed):
+class TooManyErrors(RunFailed, kind="too_many_errors"):
     """More than `max_errors` of the processed winners were errors, or all of them."""
-
-    kind: ClassVar[str] = "too_many_errors"
 
     def __init__(self, message: str, samples: tuple[RejectedRecord, ...] = ()) -> None:
         super().__init__(message)
         self.samples = samples
 
 
-class UnclearOrder(RunFailed):
+class UnclearOrder(RunFailed, kind="unclear_order"):
     """It is not known which of several records of a key is the newest: the collection file must say it."""
 
-    kind: ClassVar[str] = "unclear_order"
 
-
-class TooManyUpdates(RunFailed):
+class TooManyUpdates(RunFailed, kind="too_many_updates"):
     """A view's refresh would write more updates, or hold more rows, than its limits allow."""
 
-    kind: ClassVar[str] = "too_many_updates"
 
-
-class CheckFailed(RunFailed):
+class CheckFailed(RunFailed, kind="check_failed"):
     """A check of rows that must not fail (`on_fail: fail`) is not true for rows of the batch."""
 
-    kind: ClassVar[str] = "check_failed"
 
-
-class FeedChanged(RunFailed):
+class FeedChanged(RunFailed, kind="feed_changed"):
     """A feed has a field that is not in `columns`, or lacks one that is; and its collection file says `fail`."""
 
-    kind: ClassVar[str] = "feed_changed"
 
-
-class SourceChanged(RunFailed):
+class SourceChanged(RunFailed, kind="source_changed"):
     """A frozen input file was deleted or changed between minting and reading."""
 
-    kind: ClassVar[str] = "source_changed"
 
-
-class UnreadableFiles(RunFailed):
+class UnreadableFiles(RunFailed, kind="unreadable_files"):
     """Input files that are not what their format says, by their bytes alone: cut off, damaged, of another format.
 
     `reasons`: what is wrong with each, by its path.
     """
-
-    kind: ClassVar[str] = "unreadable_files"
 
     def __init__(self, message: str, reasons: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
         self.reasons = reasons or {}
 
 
-class StorageError(PersistError):
+class StorageError(PersistError, kind="storage"):
     """The store failed. `Determinate`: the operation did not happen. `Indeterminate`: it may have happened."""
 
-    kind: ClassVar[str] = "storage"
 
-
-class Determinate(StorageError):
+class Determinate(StorageError, kind="storage_determinate"):
     """The operation did not happen and will not happen later: it is safe to retry."""
 
-    kind: ClassVar[str] = "storage_determinate"
 
-
-class Indeterminate(StorageError):
+class Indeterminate(StorageError, kind="storage_indeterminate"):
     """The operation may or may not have happened: read back before you decide."""
-
-    kind: ClassVar[str] = "storage_indeterminate"

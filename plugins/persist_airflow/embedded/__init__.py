@@ -3,7 +3,5 @@
 from persist_core.errors import PersistError
 
 
-class EmbeddedAirflowError(PersistError):
+class EmbeddedAirflowError(PersistError, kind="embedded_airflow"):
     """The embedded Airflow can't do what was asked; the message names the process, the reason and what to do."""
-
-    kind = "embedded_airflow"
