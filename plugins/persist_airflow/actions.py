@@ -32,7 +32,7 @@ from persist_airflow.location_dag import location_dag
 from persist_airflow.maintenance import MaintainShardOperator
 from persist_airflow.operators import writer_of
 from persist_airflow.options import GROUP_PREFIX
-from persist_airflow.shard_operators import Json, by, checked, erased, rebuilt, reported, reprocessed, restored
+from persist_airflow.shard_actions import Json, by, checked, erased, rebuilt, reported, reprocessed, restored
 from persist_core.config.collection import CollectionConfig, load_collections
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
@@ -55,21 +55,25 @@ The same on the command line: `persist maintain`, `fsck`, `reprocess`, `rebuild`
 
 
 class ShardActionOperator(ReportsLineage, MaintainShardOperator):
-    """One action on one shard, as the dag run's conf asks: `{"action": ..., "shard": ..., ...}`.
+    """One action on one shard, as the dag run's conf asks: `{"action": ..., "shard": ..., ...}`; or as the DAG says.
 
     Returns the action's JSON, with `action` and `by`, the user who triggered the dag run. Further arguments: as for
     `MaintainShardOperator`. The page for shards reads from the template fields what the DAG may do.
 
+    :param action: the action, for a task of your own DAG; default: the conf's
+    :param fields: the fields of that action (templated)
     :param actions: names of the actions that are allowed; default: all
     :param shards: names or patterns (`sales_*`) of the shards that are allowed; default: all
     :param dags: ids of further DAGs that may be started, beside the factories' for the shard
     """
 
-    template_fields: Sequence[str] = (*MaintainShardOperator.template_fields, "actions", "shards")
+    template_fields: Sequence[str] = (*MaintainShardOperator.template_fields, "actions", "shards", "fields")
 
     def __init__(
         self,
         *,
+        action: str | None = None,
+        fields: Mapping[str, Any] | None = None,
         actions: Sequence[str] = (),
         shards: Sequence[str] = ("*",),
         dags: Sequence[str] = (),
@@ -80,6 +84,8 @@ class ShardActionOperator(ReportsLineage, MaintainShardOperator):
             if isinstance(given, str):  # its characters would be names, and a `*` among them all shards
                 raise InvalidInput(f"{name}: found the text {given!r}, expected a list; write [{given!r}]")
         super().__init__(**{"shard": "{{ params.shard }}", **kwargs})
+        self.action = action
+        self.fields = dict(fields or {})
         self.actions = tuple(actions) or tuple(ACTIONS)
         self.shards = tuple(shards)
         self.dags = tuple(dags)
@@ -87,9 +93,12 @@ class ShardActionOperator(ReportsLineage, MaintainShardOperator):
 
     def execute(self, context: Context) -> Any:
         """Do it. Raises `AirflowFailException` for a conf that does not fit; else what the action raises."""
-        params: Mapping[str, Any] = {**context["params"]}
+        given: Mapping[str, Any] = self.fields
+        params = {"action": self.action, "shard": self.shard, **DEFAULTS, **given}
+        if self.action is None:
+            given, params = context["dag_run"].conf or {}, {**context["params"]}
         with fail_without_retry():
-            name = check_conf(params, context["dag_run"].conf or {}, allowed=self.actions)
+            name = check_conf(params, given, allowed=self.actions)
             check_shards((self.shard, params.get("new_shard")), allowed=self.shards)
         self.log.info("%s of shard %s, by %s", name, self.shard, by(context))
         report = ACTIONS[name].do(self, context, params)
@@ -109,7 +118,7 @@ class ShardActionOperator(ReportsLineage, MaintainShardOperator):
 
     def start(self, context: Context, dag_id: str, report: Json) -> None:
         """Trigger the shard's DAG. On 3.x this does not return: Airflow ends the task with success."""
-        done = {"action": context["params"]["action"], "by": by(context), **report}
+        done = {"action": self.action or context["params"]["action"], "by": by(context), **report}
         self.log.info("%s: starting a run of %s", self.shard, dag_id)
         context["ti"].xcom_push(key="return_value", value=done)
         start: Any = TriggerDagRunOperator(
@@ -178,17 +187,6 @@ def _dag_of(client: PersistClient, operator: ShardActionOperator, params: Mappin
     return str(given or made[0])
 
 
-def _restore(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
-    return restored(
-        operator,
-        params["checkpoint_id"],
-        params["new_shard"],
-        context,
-        is_dry_run=params["dry_run"],
-        max_updates=params["max_updates"] or MAX_UPDATES,
-    )
-
-
 def _resolve(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
     with task_client(operator.persist_conn_id) as client:
         done = actions.resolve(
@@ -200,18 +198,13 @@ def _resolve(operator: ShardActionOperator, context: Context, params: Mapping[st
     return report
 
 
-def _fsck(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
-    with task_client(operator.persist_conn_id) as client:
-        return checked(operator, context, actions.check(client, operator.shard, with_repair=params["repair"]))
-
-
 ACTIONS: dict[str, Action] = {
     "run": Action("starts a run of the shard's DAG", _run, takes=("dag_id",)),
     "maintain": Action(
         "merges batches, moves `since`, deletes what nothing needs",
         lambda operator, context, _: operator.maintain(context),
     ),
-    "fsck": Action("checks every stored byte and the invariants", _fsck, takes=("repair",)),
+    "fsck": Action("checks every stored byte and the invariants", checked, takes=("repair",)),
     "pin": Action(
         "keeps a checkpoint restorable",
         _with_client(lambda client, shard, _, params: actions.pin(client, shard, params["checkpoint_id"])),
@@ -224,13 +217,13 @@ ACTIONS: dict[str, Action] = {
     ),
     "restore": Action(
         "goes back to a checkpoint, as a new commit; with `new_shard` it makes a new shard of it instead",
-        _restore,
+        restored,
         needs=("checkpoint_id",),
         takes=("new_shard", "dry_run", "max_updates"),
     ),
     "reprocess": Action(
         "corrects a collection by its files as they are now, from a day on: the difference becomes one commit",
-        lambda operator, context, params: reprocessed(operator, operator.collection(), context, params),
+        reprocessed,
         needs=("from",),
         takes=("through", "dry_run", "confirm", "take_back_gone", "max_updates", "reason"),
     ),
@@ -243,7 +236,7 @@ ACTIONS: dict[str, Action] = {
     "erase": Action("forgets a key, history included", erased, ("key", "reason", "confirm"), ("dry_run", "verify")),
     "rebuild": Action(
         "builds a collection again by its file, and swaps it in; with `swap_back` the generation before",
-        lambda operator, context, params: rebuilt(operator, operator.collection(), context, params),
+        rebuilt,
         takes=("swap_back", "dry_run", "confirm", "take_back_gone", "max_updates"),
     ),
     "recreate": Action(
@@ -296,6 +289,7 @@ _SWITCHES = {
     "force": "recreate, release: also if others need it",
 }
 _FIELDS = (*_TEXTS, *_NUMBERS, *_SWITCHES)
+DEFAULTS: dict[str, Any] = {**dict.fromkeys((*_TEXTS, *_NUMBERS)), **dict.fromkeys(_SWITCHES, False)}
 
 
 def check_conf(params: Mapping[str, Any], conf: Mapping[str, Any], *, allowed: Sequence[str]) -> str:

@@ -74,7 +74,6 @@ def get_provider_info() -> dict[str, Any]:
                     "persist_airflow.operators",
                     "persist_airflow.maintenance",
                     "persist_airflow.watch",
-                    "persist_airflow.shard_operators",
                     "persist_airflow.actions",
                 ],
             }

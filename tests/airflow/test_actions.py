@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from persist_airflow import lineage, shard_operators
+from persist_airflow import lineage, shard_actions
 from persist_airflow.actions import (
     ACTIONS,
     ShardActionOperator,
@@ -21,7 +21,6 @@ from persist_airflow.actions import (
 )
 from persist_airflow.compat import AirflowFailException
 from persist_airflow.failures import PersistStepFailed
-from persist_airflow.shard_operators import FsckShardOperator, RecreateShardOperator, RestoreShardOperator
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import InvalidInput
@@ -105,7 +104,8 @@ def test_forks_and_dry_runs_leave_the_shard_alone(client: PersistClient) -> None
     assert client.state(SHARD) == before
     assert act(action="restore", shard=SHARD, checkpoint_id=second, new_shard="fruit_2")["status"] == "forked"
     assert (rows(client), rows(client, "fruit_2")) == ([0, 1, 2], [0, 1])
-    operator = RestoreShardOperator(task_id="t", shard=SHARD, checkpoint_id=second, new_shard="fruit_3", dry_run=True)
+    fields = {"checkpoint_id": second, "new_shard": "fruit_3", "dry_run": True}
+    operator = ShardActionOperator(task_id="t", shard=SHARD, action="restore", fields=fields)
     with pytest.raises(AirflowFailException, match=r"a fork .* changes nothing"):
         operator.execute(context())
 
@@ -126,7 +126,7 @@ def test_pins_and_holds(client: PersistClient) -> None:
 
 def test_fsck_fails_with_the_damage_and_does_not_try_again(client: PersistClient) -> None:
     fill(client)
-    done = FsckShardOperator(task_id="fsck", shard=SHARD).execute(context())
+    done = ShardActionOperator(task_id="fsck", shard=SHARD, action="fsck").execute(context())
     assert (done["is_clean"], done["batches"], done["violations"]) == (True, 3, ())
     client.blob.delete(client.manifest(client.state(SHARD).batches[1]).parts[0].key)
     with pytest.raises(AirflowFailException, match=r"corruption: fruit: [0-9]+ violations .*part: "):
@@ -163,18 +163,19 @@ def test_a_recreation_empties_the_shard_and_starts_its_dag(
     state = client.state(SHARD)
     assert (state.upper.time, state.batches, state.is_dropped) == (0, (), False)
     assert started == [(DAG, "emptied")]
-    again = RecreateShardOperator(task_id="t", shard=SHARD).execute(context())
-    assert again["status"] == "up_to_date"
+    assert act(action="recreate", shard=SHARD, confirm=SHARD, dag_id=DAG)["status"] == "up_to_date"
     assert client.state(SHARD) == state
 
 
-def test_a_shard_that_others_need_is_not_emptied(client: PersistClient) -> None:
+def test_a_shard_that_others_need_is_not_emptied(client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(client)
+    monkeypatch.setattr(ShardActionOperator, "start", lambda *_: None)
     client.open_since(SHARD, "report")
     with pytest.raises(AirflowFailException, match="is needed by hold report"):
-        RecreateShardOperator(task_id="t", shard=SHARD).execute(context())
+        act(action="recreate", shard=SHARD, confirm=SHARD, dag_id=DAG)
     assert rows(client) == [0, 1, 2]
-    RecreateShardOperator(task_id="t", shard=SHARD, force=True).execute(context())
+    fields = {"confirm": SHARD, "dag_id": DAG, "force": True}
+    ShardActionOperator(task_id="t", shard=SHARD, action="recreate", fields=fields).execute(context())
     assert client.state(SHARD).batches == ()
 
 
@@ -374,7 +375,7 @@ def test_a_correction_gets_what_the_conf_asks(
         rest["report"](found)
         return replace(found, commit=client.state(SHARD).newest_commit)
 
-    monkeypatch.setattr(shard_operators, "reprocess", reprocess)
+    monkeypatch.setattr(shard_actions, "reprocess", reprocess)
     operator = ShardActionOperator(task_id="shard_action", shard=SHARD, collections=tmp_path)
     conf = {"action": "reprocess", "shard": SHARD, "from": "2026-11-22", "through": "2026-11-23", "reason": "cents"}
     with caplog.at_level("INFO"):

@@ -15,10 +15,10 @@ from openlineage.client.generated.schema_dataset import SchemaDatasetFacet
 from openlineage.client.serde import Serde
 
 from persist_airflow import lineage
+from persist_airflow.actions import ShardActionOperator
 from persist_airflow.factory import build_upsert_dag, build_view_dag
 from persist_airflow.failures import SparkJobFailed
 from persist_airflow.lineage import name_of
-from persist_airflow.shard_operators import RestoreShardOperator
 from persist_airflow.spark import WriteBatchesOperator
 from persist_core.config.collection import FILE_POSITION
 from persist_core.contents.batch import BatchDescription
@@ -178,12 +178,13 @@ def test_a_try_that_fails_reports_what_it_has_read(fruit: Fruit, client: Persist
 @pytest.mark.usefixtures("reporting")
 def test_a_restore_and_a_fork_report_their_shards(client: PersistClient) -> None:
     first, *_ = fill(client)
-    restore = RestoreShardOperator(task_id="t", shard=NAME, checkpoint_id=first)
+    restore = ShardActionOperator(task_id="t", shard=NAME, action="restore", fields={"checkpoint_id": first})
     restore.execute(context())
     event = event_of(restore)
     assert event["inputs"] == []
     assert [each["outputFacets"]["outputStatistics"]["rowCount"] for each in event["outputs"]] == [2]
-    fork = RestoreShardOperator(task_id="t", shard=NAME, checkpoint_id=first, new_shard="fruit_2")
+    fields = {"checkpoint_id": first, "new_shard": "fruit_2"}
+    fork = ShardActionOperator(task_id="t", shard=NAME, action="restore", fields=fields)
     fork.execute(context())
     event = event_of(fork)
     names = [each["name"].rpartition("/")[2] for each in (*event["inputs"], *event["outputs"])]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from persist_airflow import shard_operators
+from persist_airflow import shard_actions
 from persist_airflow.actions import ShardActionOperator
 from persist_airflow.compat import AirflowFailException
 from persist_core.config.collection import CollectionConfig
@@ -39,7 +39,7 @@ def test_a_rebuild_gets_what_the_conf_asks(
         rest["report"](found)
         return replace(found, commit=client.state(SHARD).newest_commit, kept="fruit~g3")
 
-    monkeypatch.setattr(shard_operators, "rebuild", rebuild)
+    monkeypatch.setattr(shard_actions, "rebuild", rebuild)
     operator = ShardActionOperator(task_id="shard_action", shard=SHARD, collections=tmp_path)
     conf = {"action": "rebuild", "shard": SHARD}
     done: Any = operator.execute(context("alice", **conf))

@@ -1,27 +1,20 @@
-"""Operators for what users do to one shard: fsck, restore, recreate, reprocess, rebuild.
+"""Actions of users on one shard, by a task: fsck, restore, erase, reprocess, rebuild.
 
-An operator does what the command of the same name does, logs the same words, and returns the same JSON, cut to be
-small, with the user who triggered the dag run.
+Each does what the command of the same name does, logs the same words, and returns the same JSON, cut to be small, with
+the user who triggered the dag run.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from persist_airflow.compat import (
-    AirflowFailException,
-    BaseOperator,
-    Context,
-    make_asset,
-    set_event_extra,
-    triggered_by,
-)
-from persist_airflow.hook import PersistHook, task_client
-from persist_airflow.lineage import ReportsLineage, of_correction, of_restore
-from persist_airflow.links import ShardLink, shard_uri
+from persist_airflow.compat import AirflowFailException, Context, make_asset, set_event_extra, triggered_by
+from persist_airflow.hook import task_client
+from persist_airflow.lineage import of_correction, of_restore
+from persist_airflow.links import shard_uri
 from persist_airflow.operators import writer_of
 from persist_core.config.collection import CollectionConfig
 from persist_core.handles.client import PersistClient
@@ -40,97 +33,6 @@ COMMITTED = ("restored", "corrected", "swapped", "resolved", "erased", "waiting"
 EVENT_FACTS = ("by", "shard", "status", "upper", "checkpoint_id")
 
 Json = dict[str, Any]
-
-
-class _ShardOperator(BaseOperator):
-    """The base of the operators of actions: the shard, the location, the link to the shard."""
-
-    template_fields: Sequence[str] = ("shard", "persist_conn_id")
-    operator_extra_links = (ShardLink(),)
-    ui_color = "#f3e3d3"
-
-    def __init__(self, *, shard: str, persist_conn_id: str = PersistHook.default_conn_name, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.shard = shard
-        self.persist_conn_id = persist_conn_id
-
-
-class FsckShardOperator(_ShardOperator):
-    """Check every stored byte of a shard, and its invariants. Fails, without a retry, if it finds something.
-
-    Returns `persist fsck --json`.
-
-    :param shard: its name (templated)
-    :param repair: first write again what commits determine: checkpoints, copies of operator state, `_latest`
-    :param persist_conn_id: the location (templated)
-    """
-
-    def __init__(self, *, repair: bool = False, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.repair = repair
-
-    def execute(self, context: Context) -> Json:
-        """Check. Raises `AirflowFailException` with the number of violations and the first of them."""
-        with task_client(self.persist_conn_id) as client:
-            return checked(self, context, actions.check(client, self.shard, with_repair=self.repair))
-
-
-class RestoreShardOperator(ReportsLineage, _ShardOperator):
-    """Restore a shard's contents, progress and stash from a checkpoint, or fork it, which changes nothing.
-
-    Returns `persist restore --json`.
-
-    :param shard: its name (templated)
-    :param checkpoint_id: one of `persist checkpoints` (templated)
-    :param new_shard: leave `shard` alone, and make this new one of the checkpoint (templated)
-    :param dry_run: only say what would change
-    :param max_updates: refuse to undo more updates than this in the task's process
-    :param persist_conn_id: the location (templated)
-    """
-
-    template_fields: Sequence[str] = ("checkpoint_id", "new_shard", *_ShardOperator.template_fields)
-
-    def __init__(
-        self,
-        *,
-        checkpoint_id: str,
-        new_shard: str | None = None,
-        dry_run: bool = False,
-        max_updates: int = MAX_UPDATES,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.checkpoint_id = checkpoint_id
-        self.new_shard = new_shard
-        self.is_dry_run = dry_run  # an operator has a method `dry_run`
-        self.max_updates = max_updates
-
-    def execute(self, context: Context) -> Json:
-        """Restore or fork. Raises `RunFailed` if another writer was faster: another try may succeed."""
-        return restored(
-            self, self.checkpoint_id, self.new_shard, context, is_dry_run=self.is_dry_run, max_updates=self.max_updates
-        )
-
-
-class RecreateShardOperator(_ShardOperator):
-    """Drop a shard and begin it again, empty: its next run takes in all its input, so trigger its DAG after this task.
-
-    What its source no longer has is lost, and so is its history. Returns `{"shard": ..., "status": "emptied"}`, or
-    `"up_to_date"` if the shard was empty already.
-
-    :param shard: its name (templated)
-    :param force: also if views, readers or forks need it: views and readers then fail until they read it again
-    :param persist_conn_id: the location (templated)
-    """
-
-    def __init__(self, *, force: bool = False, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.force = force
-
-    def execute(self, context: Context) -> Json:
-        """Empty the shard. Raises `AirflowFailException` if others need it."""
-        with task_client(self.persist_conn_id) as client:
-            return reported(self, context, actions.recreate(client, self.shard, is_forced=self.force))
 
 
 def by(context: Context) -> str:
@@ -157,7 +59,10 @@ def reported(operator: Any, context: Context, done: Done) -> Json:
     return small
 
 
-def checked(operator: BaseOperator, context: Context, done: Done) -> Json:
+def checked(operator: Any, context: Context, params: Mapping[str, Any]) -> Json:
+    """Check every stored byte, and fail with the first violations."""
+    with task_client(operator.persist_conn_id) as client:
+        done = actions.check(client, operator.shard, with_repair=params["repair"])
     report = reported(operator, context, done)
     if not done.facts["is_clean"]:
         found = "; ".join(f"{each['check']}: {each['message']}" for each in done.facts["violations"][:3])
@@ -190,18 +95,12 @@ def erased(operator: Any, context: Context, params: Mapping[str, Any]) -> Json:
     return report
 
 
-def restored(
-    operator: Any,
-    checkpoint_id: str,
-    new_shard: str | None,
-    context: Context,
-    *,
-    is_dry_run: bool,
-    max_updates: int = MAX_UPDATES,
-) -> Json:
+def restored(operator: Any, context: Context, params: Mapping[str, Any]) -> Json:
+    """Restore the shard, or fork it if there is a `new_shard`."""
+    shard, checkpoint_id, new_shard = operator.shard, params["checkpoint_id"], params["new_shard"]
+    is_dry_run, max_updates, writer = params["dry_run"], params["max_updates"] or MAX_UPDATES, writer_of(context)
     if new_shard and is_dry_run:
         raise AirflowFailException("dry_run says what a restore would change; a fork (new_shard) changes nothing")
-    shard, writer = operator.shard, writer_of(context)
     with task_client(operator.persist_conn_id) as client:
         if new_shard:
             done = actions.fork(client, shard, checkpoint_id, new_shard, writer=writer)
@@ -214,8 +113,9 @@ def restored(
     return reported(operator, context, done)
 
 
-def rebuilt(operator: Any, config: CollectionConfig, context: Context, params: Mapping[str, Any]) -> Json:
+def rebuilt(operator: Any, context: Context, params: Mapping[str, Any]) -> Json:
     """Build another generation, or swap one back, by an operator that can start Spark; what the task returns."""
+    config = operator.collection()
     request = Rebuild(
         back_to=-1 if params["swap_back"] else None, max_changed=config.limits.max_changed, **_wishes(params)
     )
@@ -223,8 +123,9 @@ def rebuilt(operator: Any, config: CollectionConfig, context: Context, params: M
         return _carried_out(operator, client, rebuild, config, request, context)
 
 
-def reprocessed(operator: Any, config: CollectionConfig, context: Context, params: Mapping[str, Any]) -> Json:
+def reprocessed(operator: Any, context: Context, params: Mapping[str, Any]) -> Json:
     """Correct the collection by an operator that can start Spark; what the task returns."""
+    config = operator.collection()
     with task_client(operator.persist_conn_id, config) as client:
         days = {"begin": params["from"], "through": params["through"], "now_ms": client.clock.now_ms()}
         request = request_of(config, **days, reason=params["reason"] or "", **_wishes(params))
