@@ -34,7 +34,7 @@ from persist_core.shard.state import Committed
 from persist_core.spark_job.spec import JobSpec
 from persist_spark import frame, snapshot
 from persist_spark.upsert.batch import UpsertRequest, stage_upserts
-from persist_spark.view.job import run_view_job
+from persist_spark.view.refresh import run_view_job
 from persist_spark.view.rows import queried
 from tests.benchmarks.sessions import consume, session, timed
 

@@ -26,7 +26,7 @@ from persist_core.keys import attempt_prefix
 from persist_core.spark_job.launch import Ended, merge_by_job
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.compat import SPARK_VERSION
-from persist_spark.merge import job
+from persist_spark.merge import merging
 from tests.core.compaction.kill_driver import SHARD, opened
 from tests.local_spark import local_spark
 
@@ -83,9 +83,9 @@ def kill_when_it_writes(folder: Path, pid: int) -> None:
 def install(point: str, client: PersistClient, spark: SparkSession) -> Callable[[JobSpec], None]:
     """Make this process, or its JVM, die at the point; what is to be called with the job's description."""
     if point.endswith("its files"):
-        die_around(job, "stage_files", is_late=point.startswith("after"))
+        die_around(merging, "stage_files", is_late=point.startswith("after"))
     elif point == "after its manifest":
-        die_around(job, "stage_manifest", is_late=True)
+        die_around(merging, "stage_manifest", is_late=True)
     elif point.endswith("compare-and-set"):
         die_around(client.location.consensus, "compare_and_set", is_late=point.startswith("after"))
     else:
@@ -94,7 +94,7 @@ def install(point: str, client: PersistClient, spark: SparkSession) -> Callable[
             context: Any = spark.sparkContext
             pid = context._gateway.jvm.ProcessHandle.current().pid()
         else:
-            die_around(job, "stage_files", is_late=True)  # at the latest
+            die_around(merging, "stage_files", is_late=True)  # at the latest
         root = Path(client.blob.uri.removeprefix("file://"))
         return lambda spec: kill_when_it_writes(root / attempt_prefix(SHARD, spec.attempt), pid)
     return lambda _: None
@@ -108,7 +108,7 @@ if __name__ == "__main__":
 
     def start(items: Sequence[JobSpec], _: Sequence[str]) -> Ended:
         begin(items[0])
-        job.run_merge_job(spark, items[0], client.location)
+        merging.run_merge_job(spark, items[0], client.location)
         return Ended("")
 
     state = client.state(SHARD)

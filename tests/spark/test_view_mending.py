@@ -25,7 +25,7 @@ from persist_core.schema import DIFF, ERR_KIND, ERR_MESSAGE, TIME, CollectionSch
 from persist_core.shard.state import Committed
 from persist_spark.frame import user_fields
 from persist_spark.view.difference import install_desired_into_persist
-from persist_spark.view.job import run_without_output
+from persist_spark.view.refresh import run_without_output
 from tests.oracle.consolidate import Err
 from tests.oracle.view import ViewUpdate, identity, inherited, install_desired
 from tests.plain_commit import ErrUpdate

@@ -22,7 +22,7 @@ from persist_core.protocol.stages import Minted, NothingToDo
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.state import Committed
 from persist_core.spark_job.spec import JobSpec
-from persist_spark.view.job import run_view_job
+from persist_spark.view.refresh import run_view_job
 from tests.oracle.consolidate import canonical_bytes
 from tests.plain_commit import ErrUpdate, Update, commit
 from tests.virtual import ManualClock, SeededIds
