@@ -70,6 +70,11 @@ def spark_type(type_name: str) -> T.DataType:
     return T.DecimalType(*decimal) if decimal else _SIMPLE[type_name]
 
 
+def sql_type(type_name: str) -> str:
+    """`spark_type` by its name in SQL: to cast to a type as such takes six messages more to the JVM."""
+    return spark_type(type_name).simpleString()
+
+
 def quoted(name: str) -> str:
     """`name` as an SQL identifier: dots and backticks in it have no meaning to Spark."""
     return "`" + name.replace("`", "``") + "`"
@@ -191,12 +196,20 @@ def inherited_fields(schema: CollectionSchema) -> list[T.StructField]:
     return [T.StructField(INHERITED, T.ArrayType(entry), metadata=living)] if schema.inherits else []
 
 
-def unsent_entries(ids: SparkColumn, schema: CollectionSchema) -> SparkColumn:
-    """`INHERITED` of a record that does not carry the columns of these ids, an array of ints."""
+def entries_sql(schema: CollectionSchema, wanted: Mapping[int | None, tuple[str, str, str]]) -> str:
+    """SQL: `INHERITED` with the entries of some columns, by id: if the first SQL is true, an entry that is `known` and
+    has the order that the others say. Without lambdas, of which Spark generates no code."""
     (field,) = inherited_fields(schema)
-    fields = cast(T.StructType, cast(T.ArrayType, field.dataType).elementType).fields[1:]
-    nulls = [F.lit(None).cast(each.dataType).alias(each.name) for each in fields]
-    return F.transform(ids, lambda given: F.struct(given.cast("int").alias("id"), *nulls))
+    entry = cast(T.StructType, cast(T.ArrayType, field.dataType).elementType)
+    pieces = []
+    for number, (is_there, *cells) in wanted.items():
+        given = [
+            f"'{each.name}', CAST({sql} AS {each.dataType.simpleString()})"
+            for each, sql in zip(entry.fields, (str(number), *cells), strict=False)
+        ]
+        none = f"CAST(array() AS {field.dataType.simpleString()})"
+        pieces.append(f"IF({is_there}, array(named_struct({', '.join(given)})), {none})")
+    return f"concat({', '.join(pieces)})"
 
 
 def records_type(schema: CollectionSchema, order: T.DataType) -> T.StructType:
@@ -253,11 +266,16 @@ def canonical_json(columns: Sequence[Column], found: Sequence[str | SparkColumn]
     return F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}).cast("binary")
 
 
-def json_without(columns: Sequence[Column], found: Sequence[SparkColumn], left_out: SparkColumn) -> SparkColumn:
-    """As `canonical_json`, without the columns whose names are in the array `left_out`."""
-    cells = [part for column, value in zip(columns, found, strict=True) for part in (column.name, _text(column, value))]
-    named = F.create_map(*[F.lit(part) if isinstance(part, str) else part.cast("string") for part in cells])
-    return F.to_json(F.map_filter(named, lambda name, _: ~F.array_contains(left_out, name))).cast("binary")
+def json_without(columns: Sequence[Column], found: Sequence[SparkColumn], left_out: Mapping[str, str]) -> SparkColumn:
+    """As `canonical_json`, without each column, by name, for which the SQL in `left_out` is true."""
+    pieces = []
+    for column, value in zip(columns, found, strict=True):
+        pair = F.array(F.struct(F.lit(column.name).alias("key"), _text(column, value).alias("value")))
+        if column.name in left_out:
+            none = F.array().cast("array<struct<key: string, value: string>>")
+            pair = F.when(F.expr(left_out[column.name]), none).otherwise(pair)
+        pieces.append(pair)
+    return F.to_json(F.map_from_entries(F.concat(*pieces))).cast("binary")
 
 
 def canonical_key(schema: CollectionSchema) -> SparkColumn:

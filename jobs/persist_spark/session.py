@@ -9,7 +9,6 @@ Nothing is restored: the session ends with its job.
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -18,6 +17,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from persist_core.location.blob import Blob
+from persist_core.spark_job.installation import OF_MANY_JOBS
 from persist_core.spark_job.spec import JobSpec
 from persist_spark import progress, s3a
 from persist_spark.compat import SPARK_VERSION, is_connect
@@ -30,6 +30,7 @@ from persist_spark.connect import (
     release,
     wait_for_server,
 )
+from persist_spark.messages import names_set, send_fewer
 
 # What a platform or a file may set for a job: no result depends on it. Every other setting of Spark SQL is as the
 # release has it, or as we say below, so that results do not depend on who set Spark up.
@@ -95,20 +96,13 @@ ONE_TASK_BYTES = 2 << 20
 _MAX_PARTITIONS = 8192
 
 
-# By the names that PySpark gives them.
-_ASKED_OFTEN = (
-    "functions",
-    "org.apache.spark.sql.functions",
-    "PythonUtils",
-    "org.apache.spark.sql.classic.SparkSession",
-    "org.apache.spark.sql.types.Metadata",
-)
 # Settings that are fixed once Spark runs; a Spark Connect server has its own.
 STATIC = {
     # The line of our code that made an expression rarely helps with an error, and costs five more messages to the JVM
     # for each expression: more than half of the time to plan a small batch.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     **s3a.SESSION,
+    **OF_MANY_JOBS,
 }
 
 
@@ -147,7 +141,7 @@ def own_session(spark: SparkSession, spec: JobSpec) -> Iterator[SparkSession]:
         if is_connect(own):
             limit_retries(own, connect_timeout_s(os.environ))
         else:
-            _ask_once(own)
+            send_fewer(own)
         apply_conf(own, spec.spark_conf)
         _forget(own)
         use(own, {**FASTER, **REQUIRED, **(_INTERPRETED if spec.is_sample else {})})
@@ -173,29 +167,12 @@ def _described(own: SparkSession, text: str) -> Iterator[None]:
             context.setJobDescription(before)
 
 
-def _ask_once(own: SparkSession) -> None:
-    """Keep what py4j finds for the classes that PySpark calls. Without this PySpark asks for class and method with each
-    expression, and the JVM looks for the class in each jar."""
-    py4j: Any = importlib.import_module("py4j.java_gateway")
-
-    class Kept(py4j.JavaClass):  # type: ignore[misc] # - py4j has no types
-        def __getattr__(self, name: str) -> Any:
-            found = super().__getattr__(name)
-            if isinstance(found, py4j.JavaMember):
-                setattr(self, name, found)
-            return found
-
-    jvm: Any = own.sparkContext._jvm
-    for name in _ASKED_OFTEN:
-        if name not in vars(jvm):
-            found = getattr(jvm, name)
-            if isinstance(found, py4j.JavaClass):
-                setattr(jvm, name, Kept(found._fqn, found._gateway_client))
-
-
 def _forget(own: SparkSession) -> None:
     """Put every setting that is not `KEPT` back to the release's default. A file can't set those."""
-    known = own.conf.getAll if SPARK_VERSION >= (4, 0) else {row["key"] for row in own.sql("SET").collect()}
+    if SPARK_VERSION < (4, 0):
+        known = [row["key"] for row in own.sql("SET").collect()]
+    else:
+        known = list(own.conf.getAll) if is_connect(own) else names_set(own)
     for name in known:
         if name.startswith("spark.sql.") and not name.startswith(KEPT) and own.conf.isModifiable(name):
             own.conf.unset(name)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from persist_core.clock import Clock, SystemClock
-from persist_core.spark_job.installation import find_spark_submit
+from persist_core.spark_job.installation import OF_MANY_JOBS, find_spark_submit
 from persist_core.time_text import DAY_MS
 
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
@@ -38,17 +38,6 @@ _STOP_S = 30.0  # then by force
 _ESTABLISHED = "01"  # of Linux's tables of connections
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 _SINK = "spark.metrics.conf.driver.sink.csv"
-# Spark keeps these for its pages, by default 1,000 each, with the text of the plans: some 100 KB for each of our jobs.
-_KEPT = {
-    f"spark.{name}": "50"
-    for name in (
-        "ui.retainedJobs",
-        "ui.retainedStages",
-        "sql.ui.retainedExecutions",
-        "connect.ui.retainedSessions",
-        "connect.ui.retainedStatements",
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -136,7 +125,7 @@ def main(arguments: Sequence[str], clock: Clock) -> int:
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="persist-", ignore_cleanup_errors=True) as folder:
         heap = Heap(Path(folder))
-        conf = {**_KEPT, **heap.conf(), _PORT_SETTING: str(given.port)}
+        conf = {**OF_MANY_JOBS, **heap.conf(), _PORT_SETTING: str(given.port)}
         options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
         submit = str(find_spark_submit(os.environ))
         command = [submit, "--class", _SERVER, *options, *given.options, "spark-internal"]

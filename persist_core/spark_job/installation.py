@@ -19,6 +19,18 @@ from pathlib import Path
 
 from persist_core.errors import InvalidInput
 
+# Settings of a Spark that does many jobs. The first five are for its pages, which keep 1,000 of each by default, even
+# without pages, with the text of the plans: some 100 KB for each of our jobs. The last one: Spark keeps 100 of the
+# classes that it generates: with a few collections of different columns, each commit would compile its own again.
+OF_MANY_JOBS = {
+    "spark.ui.retainedJobs": "50",
+    "spark.ui.retainedStages": "50",
+    "spark.sql.ui.retainedExecutions": "50",
+    "spark.connect.ui.retainedSessions": "50",
+    "spark.connect.ui.retainedStatements": "50",
+    "spark.sql.codegen.cache.maxEntries": "2000",
+}
+
 
 def find_spark_submit(environment: Mapping[str, str]) -> Path:
     """`$SPARK_HOME/bin/spark-submit`, else the one beside this Python, else the one on PATH. Raises `InvalidInput`."""

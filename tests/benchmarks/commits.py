@@ -34,21 +34,27 @@ from tests.benchmarks.groups import COLLECTION, write_feed
 from tests.benchmarks.sessions import session
 from tests.benchmarks.turns import usage
 
+_TYPES = ("int", "string", "double")
 FIRST_MS = parse_time("2026-01-01")
 
 
 class Commits:
     """Collections of one location, and the Spark that writes them."""
 
-    def __init__(self, folder: Path, collections: int) -> None:
+    def __init__(self, folder: Path, collections: int, *, unlike: bool = False) -> None:
         self.folder, self.spark = folder, session(2, "1g", {"spark.driver.extraJavaOptions": " ".join(SMALL_JVM)})
         self.location = open_location(PersistLocation(f"file://{folder}/blob", f"sqlite:///{folder}/consensus.db"))
         self.client = PersistClient(self.location)
-        self.configs = [self._config(f"t{number:03}") for number in range(collections)]
+        self.configs = [self._config(number if unlike else None, f"t{number:03}") for number in range(collections)]
 
-    def _config(self, name: str) -> CollectionConfig:
+    def _config(self, types: int | None, name: str) -> CollectionConfig:
+        """`types`: the number of a collection that has four columns more, of types that no other one has."""
         path = self.folder / f"{name}.yaml"
-        path.write_text(COLLECTION.format(feed=self.folder / "feed" / name))
+        text = COLLECTION.format(feed=self.folder / "feed" / name)
+        if types is not None:
+            more = (f"x{place}: {_TYPES[types // len(_TYPES) ** place % len(_TYPES)]}" for place in range(4))
+            text = text.replace("city: string", f"city: string, {', '.join(more)}")
+        path.write_text(text)
         return load_collection(path)
 
     def day(self, number: int) -> tuple[float, float]:
@@ -83,9 +89,10 @@ class Commits:
 @click.command(help=__doc__)
 @click.option("--collections", default=20, show_default=True)
 @click.option("--days", default=20, show_default=True, help="At least four.")
-def main(collections: int, days: int) -> None:
+@click.option("--unlike", is_flag=True, help="No two collections have columns of the same types (up to 81).")
+def main(collections: int, days: int, *, unlike: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="persist-bench-") as folder:
-        commits = Commits(Path(folder), collections)
+        commits = Commits(Path(folder), collections, unlike=unlike)
         writes, heaps = [], []
         for number in range(days):
             write_s, rest_s = commits.day(number)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as F
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.handles.client import PersistClient
@@ -19,8 +20,10 @@ from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted
 from persist_core.shard.state import Committed
 from persist_core.spark_job.spec import JobSpec
+from persist_spark.compat import SPARK_VERSION
 from persist_spark.connect import quiet_client
 from persist_spark.decode.formats import decode
+from persist_spark.messages import names_set, send_fewer
 from persist_spark.session import own_session
 from persist_spark.upsert import job
 from persist_spark.upsert.job import run_write_job
@@ -149,3 +152,45 @@ def test_a_job_asks_py4j_for_a_class_of_spark_once(spark: SparkSession, tmp_path
         for name in ("functions", "org.apache.spark.sql.functions", "PythonUtils"):
             assert getattr(jvm, name) is getattr(jvm, name)
         assert jvm.functions.col is jvm.functions.col
+
+
+def test_code_for_many_collections_is_compiled_once(spark: SparkSession) -> None:
+    own = spark.newSession()
+    metrics: Any = own._jvm
+    compiled = metrics.org.apache.spark.metrics.source.CodegenMetrics.METRIC_COMPILATION_TIME()
+    counts = []
+    for _ in range(2):
+        before = compiled.getCount()
+        for number in range(120):  # Spark keeps 100 classes by default
+            own.range(1).selectExpr(f"id + {number}").collect()
+        counts.append(compiled.getCount() - before)
+    assert counts[0] >= 120
+    assert counts[1] == 0
+
+
+def test_a_list_of_columns_takes_few_messages(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway: Any = importlib.import_module("py4j.java_gateway")
+    own = spark.newSession()
+    send_fewer(own)
+    F.col("id")
+    sent, send = list[str](), gateway.GatewayClient.send_command
+
+    def counted(client: Any, command: str, *arguments: Any, **options: Any) -> Any:
+        sent.append(command)
+        return send(client, command, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gateway.GatewayClient, "send_command", counted)
+        both = F.struct(*[F.col("id") for _ in range(25)], F.lit(1), F.lit(True))
+    assert len([command for command in sent if not command.startswith("m")]) < 15, sent  # `m` lets go of what is gone
+    (row,) = own.range(1).select(both.alias("all")).collect()
+    assert list(row["all"]) == [*[0] * 25, 1, True]
+    assert row["all"][26] is True
+
+
+def test_the_names_of_a_sessions_settings_are_read_at_once(spark: SparkSession) -> None:
+    if SPARK_VERSION < (4, 0):
+        pytest.skip("Spark 3.5 lists its settings by SQL")
+    own = spark.newSession()
+    own.conf.set("spark.sql.catalog.odd", "a, b=c, [spark.sql.ansi.enabled=d]")
+    assert sorted(names_set(own)) == sorted(own.conf.getAll)

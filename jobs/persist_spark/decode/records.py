@@ -39,7 +39,7 @@ from persist_spark.decode.row_checks import has_err_checks, is_strict, marks_of
 from persist_spark.decode.times import midnight_ms, time_ms
 from persist_spark.decode.unsent import inherited_column, is_sent
 from persist_spark.decode.values import numbers, remedy, texts, value
-from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, SKIP, UPSERT, canonical_json, order_type, spark_type
+from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, SKIP, UPSERT, canonical_json, order_type, sql_type
 
 _PLACE = "place"  # in `sequence` order: the order struct
 FAULT_KIND, FAULT = "fault_kind", "fault"  # what is wrong with the record as a whole, or null
@@ -172,11 +172,11 @@ def decoded(config: CollectionConfig, raw: RawRecords, position: SparkColumn) ->
 
 def _order(config: CollectionConfig, raw: RawRecords) -> list[SparkColumn]:
     """The fields of the order struct. In `sequence` order as `persist_spark.frame.order_type`."""
-    place = [F.col(f"p{i}").cast(spark_type(c.type)).alias(c.name) for i, c in enumerate(config.source.position)]
+    place = [F.col(f"p{i}").cast(sql_type(c.type)).alias(c.name) for i, c in enumerate(config.source.position)]
     schema = config.collection_schema()
     named = [field.value.alias(field.name) for field in raw.order]
     if schema.order is not None:
-        types = [spark_type(column.type) for column in (*schema.order, *schema.beside)]
+        types = [sql_type(column.type) for column in (*schema.order, *schema.beside)]
         named = [f.value.cast(types[i]).alias(f"by{i}") for i, f in enumerate(raw.order)]
     count = sum(field.decides for field in raw.order)
     return [*named[:count], *place, *named[count:]]
@@ -247,7 +247,7 @@ def _own_time(config: CollectionConfig, raw: RawRecords) -> SparkColumn:
 
 def _final(field: Field) -> SparkColumn:
     """The value under exactly the column's Spark type, so that frames of several formats can be united."""
-    return F.col(field.value).cast(spark_type(field.column.type))
+    return F.col(field.value).cast(sql_type(field.column.type))
 
 
 def _canonical(keys: Sequence[Field]) -> SparkColumn:

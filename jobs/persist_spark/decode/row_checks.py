@@ -30,7 +30,7 @@ from persist_core.schema import (
     Column,
 )
 from persist_spark.compat import ENGINE_ERRORS, failing, server_of
-from persist_spark.frame import OP, UPSERT, canonical_key, named, quoted, spark_type
+from persist_spark.frame import OP, UPSERT, canonical_key, named, quoted, sql_type
 from persist_spark.view.gate import check_query
 
 MARKS = (
@@ -59,7 +59,7 @@ def check_texts(spark: SparkSession, config: CollectionConfig) -> None:
 
     A process asks each server once: the answer depends on the text and on the columns alone.
     """
-    columns = [f"CAST(NULL AS {spark_type(c.type).simpleString()}) AS {quoted(n)}" for n, c in config.columns.items()]
+    columns = [f"CAST(NULL AS {sql_type(c.type)}) AS {quoted(n)}" for n, c in config.columns.items()]
     server = server_of(spark)
     for name, check in config.checks.items():
         asked = (server, check.sql, *columns)

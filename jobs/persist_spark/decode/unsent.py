@@ -24,7 +24,7 @@ from persist_core.config.collection import UNAVAILABLE_TYPES, CollectionConfig
 from persist_core.schema import INHERITED, CollectionSchema
 from persist_spark.decode.encoding import Field
 from persist_spark.decode.json import MARK, Path
-from persist_spark.frame import unsent_entries
+from persist_spark.frame import entries_sql, quoted
 
 ROW_FIELDS = "row_fields"  # of the raw frame: the fields of the row, by name
 _FIELDS = "map<string,string>"
@@ -82,12 +82,12 @@ def is_sent(field: Field) -> SparkColumn:
 
 def inherited_column(schema: CollectionSchema, values: Sequence[Field], is_kept: SparkColumn) -> list[SparkColumn]:
     """`INHERITED` of a decoded record, if a column inherits. Columns are named by their places among the values."""
-    found = {place: F.col(field.unsent) for place, field in enumerate(values) if field.column.inherits}
+    found = {place: quoted(field.unsent) for place, field in enumerate(values) if field.column.inherits}
     if not found:
         return []
-    places = F.array_compact(F.array(*[F.when(is_unsent, F.lit(place)) for place, is_unsent in found.items()]))
-    is_partial = functools.reduce(operator.or_, found.values())
-    return [F.when(is_kept & is_partial, unsent_entries(places, schema)).alias(INHERITED)]
+    entries = F.expr(entries_sql(schema, {place: (is_unsent, "NULL", "NULL") for place, is_unsent in found.items()}))
+    is_partial = F.expr(" OR ".join(found.values()))
+    return [F.when(is_kept & is_partial, entries).alias(INHERITED)]
 
 
 def fields_in(text: SparkColumn) -> SparkColumn:

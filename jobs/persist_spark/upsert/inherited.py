@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from persist_core.schema import DIFF, ERR_KIND, ERR_PAYLOAD, INHERITED, CollectionSchema, Column
-from persist_spark.frame import canonical_json, inherited_fields, json_without, spark_type, unsent_entries
+from persist_spark.frame import canonical_json, entries_sql, inherited_fields, json_without, sql_type
 from persist_spark.upsert.arguments import ACTS, Arguments
 
 _KNOWN = "_persist_known"  # what an err knows, within a look-up: text by column
@@ -37,22 +37,20 @@ def placed(records: DataFrame, schema: CollectionSchema) -> DataFrame:
         return records
     (field,) = inherited_fields(schema)
     if INHERITED not in records.columns:
-        return records.withColumn(INHERITED, F.lit(None).cast(field.dataType))
-    ids = ", ".join(f"{column.id}" for column in schema.values)
-    places = f"transform({INHERITED}, e -> get(array({ids}), e.id))"
-    return records.withColumn(INHERITED, unsent_entries(F.expr(places), schema))
+        return records.withColumn(INHERITED, F.lit(None).cast(field.dataType.simpleString()))
+    wanted = {
+        column.id: (f"coalesce(array_contains({INHERITED}.id, {place}), false)", "NULL", "NULL")
+        for place, column in enumerate(schema.values)
+        if column.inherits
+    }
+    entries = f"CASE WHEN {INHERITED} IS NOT NULL THEN {entries_sql(schema, wanted)} END"
+    return records.withColumn(INHERITED, F.expr(entries))
 
 
 def sent_json(schema: CollectionSchema, cells: Sequence[SparkColumn], inherited: str) -> SparkColumn:
     """Canonical bytes of what a record carries itself."""
-    names = f"coalesce({_names(schema, inherited)}, array())"
-    return json_without(schema.values, cells, F.expr(names))
-
-
-def _names(schema: CollectionSchema, inherited: str, where: str = "true") -> str:
-    """SQL: the names of the columns in `inherited`, an array."""
-    whens = " ".join(f"WHEN {column.id} THEN {_text(column.name)}" for _, column in _inheriting(schema))
-    return f"transform(filter({inherited}, e -> {where}), e -> CASE e.id {whens} END)"
+    left_out = {column.name: f"{_entry(column, inherited)} IS NOT NULL" for _, column in _inheriting(schema)}
+    return json_without(schema.values, cells, left_out)
 
 
 def _text(name: str) -> str:
@@ -72,14 +70,10 @@ def with_known(state: DataFrame, value: str, arguments: Arguments) -> tuple[Data
     cells = []
     for plain, column in zip(arguments.values, arguments.schema.values, strict=True):
         text = f"element_at({_KNOWN}, {_text(column.name)})"
-        typed = f"unhex({text})" if column.type == "binary" else f"CAST({text} AS {_sql_type(column)})"
+        typed = f"unhex({text})" if column.type == "binary" else f"CAST({text} AS {sql_type(column.type)})"
         cells.append(f"'{plain}', {typed}")
     state = state.selectExpr("*", f"CASE WHEN {is_err} THEN {known} END AS {_KNOWN}")
     return state, f"CASE WHEN {_KNOWN} IS NOT NULL THEN named_struct({', '.join(cells)}) ELSE {value} END"
-
-
-def _sql_type(column: Column) -> str:
-    return spark_type(column.type).simpleString()
 
 
 def completed(ranked: DataFrame, arguments: Arguments) -> DataFrame:
@@ -114,12 +108,12 @@ def registers_of(
 
 def _entry(column: Column, inherited: str = "inherited") -> str:
     """SQL: the entry of a column; null if the record carries it."""
-    return f"get(filter({inherited}, e -> e.id = {column.id}), 0)"
+    return f"get({inherited}, CAST(array_position(({inherited}).id, {column.id}) AS INT) - 1)"
 
 
 def _cell(column: Column, arguments: Arguments, order: str, known: str, value: str | None = None) -> str:
     """SQL: a state of a register. In `sequence` order the highest order counts."""
-    typed = f"CAST({value or 'NULL'} AS {_sql_type(column)})"
+    typed = f"CAST({value or 'NULL'} AS {sql_type(column.type)})"
     ordered = "" if arguments.seen is None else f"'ord', {order}, "
     return f"named_struct({ordered}'known', {known}, 'value', {typed})"
 
@@ -161,15 +155,17 @@ def with_registers(found: DataFrame, arguments: Arguments, where: str, *, keep: 
         if plain in inheriting:
             own = f"IF({_entry(inheriting[plain])} IS NULL, {own}, {registers[plain]}.value)"
         cells.append(f"'{plain}', {own}")
-    known = " ".join(f"WHEN {column.id} THEN coalesce({registers[plain]}.known, false)" for plain, column in columns)
-    entry = ["'id', e.id", f"'known', CASE e.id {known} END"]
-    if schema.order is not None:
-        orders = " ".join(f"WHEN {column.id} THEN {registers[plain]}.ord" for plain, column in columns)
-        entry.append(f"'ord', CASE e.id {orders} END")
+    entries = {
+        column.id: (
+            f"{_entry(column)} IS NOT NULL",
+            f"coalesce({registers[plain]}.known, false)",
+            f"{registers[plain]}.ord",
+        )
+        for plain, column in columns
+    }
     given = {
         "value": f"CASE WHEN {is_partial} THEN named_struct({', '.join(cells)}) ELSE value END",
-        "inherited": f"""CASE WHEN {is_partial} THEN transform(inherited, e -> named_struct({", ".join(entry)}))
-            ELSE inherited END""",
+        "inherited": f"CASE WHEN {is_partial} THEN {entries_sql(schema, entries)} ELSE inherited END",
     }
     kept = [name for name in found.columns if keep or name not in registers.values()]
     resolved = found.selectExpr(*[f"{given.get(name, name)} AS {name}" for name in kept])
@@ -179,11 +175,12 @@ def with_registers(found: DataFrame, arguments: Arguments, where: str, *, keep: 
 def with_errs(resolved: DataFrame, arguments: Arguments, is_partial: str) -> DataFrame:
     """The rows; a row of `is_partial` with an unknown value is an err."""
     schema = arguments.schema
-    unknown = F.expr(_names(schema, "inherited", "NOT e.known"))
+    unknown = {column.name: f"coalesce(NOT {_entry(column)}.known, false)" for _, column in _inheriting(schema)}
+    names = [f"CASE WHEN {is_unknown} THEN {_text(name)} END" for name, is_unknown in unknown.items()]
     cells = [F.col("value").getField(name) for name in arguments.values]
     message = F.concat(
         F.lit("no value was sent for "),
-        F.array_join(unknown, ", "),
+        F.expr(f"concat_ws(', ', {', '.join(names)})"),
         F.lit(
             ", and the row has no value to keep: it is new, was deleted, or is an error. The next record with the value"
             " corrects it"
@@ -196,18 +193,15 @@ def with_errs(resolved: DataFrame, arguments: Arguments, is_partial: str) -> Dat
         json_without(schema.values, cells, unknown).alias("payload"),
         F.lit(None).cast("string").alias("position"),
     )
-    is_lost = F.expr(f"{is_partial} AND exists(inherited, e -> NOT e.known)")
+    is_lost = F.expr(f"{is_partial} AND ({' OR '.join(unknown.values())})")
     return resolved.withColumn("err", F.when(is_lost, err).otherwise(F.col("err")))
 
 
 def with_cuts(found: DataFrame, arguments: Arguments, counts: str, window: str) -> tuple[DataFrame, str]:
     """Rows of the thorough plan with what their slot holds before their time, and SQL: the row, a tombstone, is above a
     value that the slot's row has inherited. `counts`: the precedence of a record that acts, else null."""
-    ids = "transform({}, e -> e.id)"
-    own = f"CASE WHEN {counts} IS NOT NULL THEN named_struct('p', {counts}, 'ids', {ids.format('inherited')}) END"
-    stored = (
-        f"named_struct('p', named_struct('o', {ORDER_NOW}, 'c', {CANONICAL_NOW}), 'ids', {ids.format(INHERITED_NOW)})"
-    )
+    own = f"CASE WHEN {counts} IS NOT NULL THEN named_struct('p', {counts}, 'ids', inherited.id) END"
+    stored = f"named_struct('p', named_struct('o', {ORDER_NOW}, 'c', {CANONICAL_NOW}), 'ids', ({INHERITED_NOW}).id)"
     registers = registers_of(arguments, arguments.over("time"), "RANGE", "1 PRECEDING")
     found = found.selectExpr(
         "*",

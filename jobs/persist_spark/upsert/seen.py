@@ -132,7 +132,7 @@ def literal(order: Order | None, order_type: T.StructType) -> Column:
         return F.lit(None).cast(order_type)
     values = [value.isoformat() if isinstance(value, date) else value for value in order]
     given = zip(values, order_type.fields, strict=True)
-    return F.struct(*[F.lit(value).cast(field.dataType).alias(field.name) for value, field in given])
+    return F.struct(*[F.lit(value).cast(field.dataType.simpleString()).alias(field.name) for value, field in given])
 
 
 def _literal(order: Order | None, order_type: T.StructType, arguments: Arguments) -> Column:

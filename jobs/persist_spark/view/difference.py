@@ -48,7 +48,7 @@ from persist_core.schema import (
     Column,
 )
 from persist_spark.counted import HASHES, as_json, hashes, limb_sums, tally, whole_sum
-from persist_spark.frame import ERR_COLUMNS, err_type, passed, quoted, spark_type
+from persist_spark.frame import ERR_COLUMNS, err_type, passed, quoted, sql_type
 from persist_spark.stage import StateRows
 
 _63_BITS = (1 << 63) - 1
@@ -157,9 +157,7 @@ def install_desired_into_persist(
     if errs is None:
         return Installed(updates, (observed,))
     changed_errs, observed_errs = _changed(errs, _IDENTITY, is_err=True)
-    no_values = [
-        f"CAST(NULL AS {spark_type(column.type).simpleString()}) AS {quoted(column.name)}" for column in schema.columns
-    ]
+    no_values = [f"CAST(NULL AS {sql_type(column.type)}) AS {quoted(column.name)}" for column in schema.columns]
     cells = [f"{name} AS {column}" for name, column in _ERR_CELLS.items()]
     cells.append(f"CAST(NULL AS STRING) AS {ERR_POSITION}")  # a view has none: its records are in its inputs
     err_updates = changed_errs.selectExpr(*no_values, *system, *cells, f"part AS {PART}")
