@@ -143,7 +143,7 @@ class BatchDescription:
     are not (`None`: not known), if one is counted for each slot and time. `writer`
     says who minted it (`dag_id/run_id` or `cli/...`), for people. `saves_deltas`: operators that have a chain add to
     it; without it they save their state in full. `era`: the shard's when it was minted; `None` for a writer that names
-    nothing that was staged before its batch.
+    nothing that was staged before its batch. `is_change`: it takes in no input, and changes what was there before.
     """
 
     shard: str
@@ -163,6 +163,7 @@ class BatchDescription:
     stash_frontier: int | None = None
     stash_rows: int | None = None
     era: int | None = None
+    is_change: bool = False
 
     def __post_init__(self) -> None:
         check_key_name(self.shard)
@@ -276,6 +277,7 @@ class BatchManifest:
     run: Run | None = None
     changed_at: int | None = None  # of a batch from which keys were erased, as of a run
     era: int = 0
+    is_change: bool = False
 
     @property
     def last_time(self) -> int:
@@ -303,8 +305,7 @@ class BatchManifest:
         A restore reads no chain and replaces them all, so its operator state is always full.
         """
         if self.run is not None:
-            interval = show_interval(self.lower, self.upper)
-            raise InvalidInput(f"{interval} is a run: it replaces its inputs and is never appended")
+            raise InvalidInput(f"{show_interval(self.lower, self.upper)} is a run, which is never appended")
         after = {}
         for name, state in self.operators.items():
             if state.is_delta and (name not in self.read_operators or self.restored):

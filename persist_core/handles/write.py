@@ -183,6 +183,7 @@ def manifest_for(
         sources=description.sources,
         read_operators=description.read_operators,
         era=description.era or 0,
+        is_change=description.is_change,
     )
 
 

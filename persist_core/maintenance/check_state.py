@@ -114,6 +114,7 @@ def _differences(commit: Commit, manifest: BatchManifest, previous: Commit | Non
         "epoch": (manifest.epoch, commit.epoch),
         "writer": (manifest.writer, commit.writer),
         "restored_from": (restored_from, commit.restored_from),
+        "is_change": (manifest.is_change, commit.is_change),
     }
     if previous is not None and any(operator.is_delta for operator in manifest.operators.values()):
         facts["parent_id"] = (manifest.parent_id, previous.checkpoint_id)

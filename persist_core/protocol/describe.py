@@ -58,6 +58,7 @@ def describe_change(
         sources=state.sources if sources is None else sources,
         operators=operators or {},
         era=state.era,
+        is_change=True,
     )
 
 

@@ -144,6 +144,7 @@ def _manifest(
         writer=writer,
         sources=point.sources,
         era=era,
+        is_change=True,
     )
     rows = restore_token(*(batch.manifest_key for batch in point.batches))
     return manifest_for(description, schema_of(state), (), BatchCounts(), rows=rows)

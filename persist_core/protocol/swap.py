@@ -95,6 +95,7 @@ def _swapped(
         writer=writer,
         sources=point.sources,
         era=ours.era,
+        is_change=True,
     )
     manifest = replace(
         manifest_for(description, schema_of(theirs), (), BatchCounts(), rows=token),

@@ -49,6 +49,7 @@ class Commit:
     since: int | None
     state_bytes: int
     restored_from: str | None = None
+    is_change: bool = False  # took in no input; what is dated on the day of its upper may not have been due
 
 
 @dataclass(frozen=True)
@@ -259,8 +260,7 @@ def _with_batch(state: ShardState, manifest: BatchManifest, manifest_key: str) -
     another schema, or one whose writer left out the progress of a source.
     """
     batch = manifest.hollow(manifest_key)
-    last = state.batches[-1] if state.batches else None
-    newest = state.newest_commit
+    last, newest = state.batches[-1] if state.batches else None, state.newest_commit
     merges = (
         last is not None
         and newest is not None
@@ -286,8 +286,7 @@ def _check_operators_read(state: ShardState, manifest: BatchManifest) -> None:
     raise StateNotRead(
         f"the batch {show_interval(manifest.lower, manifest.upper)} of shard {state.shard} started from other"
         f" operator state than the shard has: it read {show_row(found)}; expected {show_row(expected)} (digests by"
-        " operator). Appending it would lose records that are not in the shard yet. Mint a description and write the"
-        " batch from it"
+        " operator). Appending it would lose records that are not in the shard yet. Mint and write again"
     )
 
 
@@ -308,6 +307,7 @@ def commit_of(after: ShardState, manifest: BatchManifest, manifest_key: str, now
         since=after.since.time,
         state_bytes=sum(batch.size_bytes for batch in after.batches),
         restored_from=manifest.restored.checkpoint_id if manifest.restored else None,
+        is_change=manifest.is_change,
     )
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 from functools import cached_property
-from itertools import takewhile
 
 from persist_core.config.collection import FILES, CollectionConfig
 from persist_core.handles.client import PersistClient
 from persist_core.schema import CollectionSchema
-from persist_core.shard.state import Commit, ShardState
+from persist_core.shard.state import ShardState
 from persist_core.sources.feeds import feed_of
 from persist_core.sources.files import FileSource, HoldBack
 from persist_core.sources.frozen import load_frozen, stage_frozen
@@ -49,8 +48,8 @@ class CollectionSource:
         The first commit names the progress though it is empty: a restore to its checkpoint needs it.
         """
         consumed = state.sources.get(FILES)
-        moved = list(takewhile(_only_moves, reversed(state.commits)))
-        in_time_from = self._config.default_until(moved[-1].lower) if moved else None
+        newest = state.newest_commit
+        in_time_from = self._config.default_until(lower) if newest is not None and newest.is_change else None
         freeze = self.files.freeze(
             consumed, until=until, lower=lower, in_time_from=in_time_from, holds_back=self._holds_back
         )
@@ -91,8 +90,3 @@ class CollectionSource:
 
     def settle(self, state: ShardState) -> None:
         """No-op: files need no hold."""
-
-
-def _only_moves(commit: Commit) -> bool:
-    """True if a commit moves the upper past times whose input was not due: it takes in no input, and a millisecond."""
-    return commit.restored_from is not None or commit.upper == commit.lower + 1

@@ -133,7 +133,7 @@ class FileSource:
         """All files that are not in `consumed`, dated before `until` (ms; `None`: all), within the collection's limits.
 
         `lower` is the shard's upper: files dated before it belong to one time. They are late, but not from
-        `in_time_from` on: a restore or a correction has moved the upper past them. Reads names and
+        `in_time_from` on: a commit that is a change has moved the upper past them. Reads names and
         file metadata, not contents; the same tree gives the same result. Raises `Determinate` if a folder can't be
         listed, `CorruptArtifact` if the ledger is damaged.
         """

@@ -20,8 +20,11 @@ from persist_core.errors import InvalidInput, OutdatedDescription, PersistError,
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.protocol import run as local_run
+from persist_core.protocol import stages
 from persist_core.protocol.conflicts import list_conflicts
 from persist_core.protocol.run import bring_up_to_date
+from persist_core.sources.frozen import load_frozen
+from persist_core.sources.input_file import FrozenInput
 from persist_core.spark_job.answer import error_of_kind
 from persist_core.spark_job.installation import find_spark_submit, job_path, spark_environment
 from persist_core.spark_job.launch import write_batch
@@ -63,6 +66,21 @@ def test_dated_input_within_limits_takes_as_many_rounds_as_dates(world: World) -
     assert [r.commit.upper for r in report.rounds] == [parse_time(f"2026-01-0{day}") for day in (2, 3)]
     assert world.ids(parse_time("2026-01-02") - 1) == [1]
     assert world.ids() == [1, 2]
+
+
+def test_a_run_of_one_millisecond_has_read_the_day_it_begins(world: World) -> None:
+    """Unlike a correction, which moves the upper into a day whose files are not due: it has read what there was."""
+    source = {"path": "in/{date:%Y-%m-%d}.txt", "format": "json"}
+    config, day = world.config(source=source, time="path"), parse_time("2026-01-02")
+    world.drop("2026-01-01.txt", 1)
+    for until in (day, day + 1):
+        world.run(config, until)
+    world.drop("2026-01-02.txt", 2)
+    minted = stages.mint(world.client, config, until=parse_time("2026-01-03"), writer="test")
+    assert isinstance(minted, stages.Minted)
+    assert minted.description.input_key is not None
+    (late,) = load_frozen(world.client.blob, minted.description.input_key, FrozenInput).files
+    assert late.date_ms == day
 
 
 @on_each_consensus

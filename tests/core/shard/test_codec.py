@@ -51,7 +51,21 @@ FULL = StateVersion(
         commits=(
             Commit("t", "c", 0, 20, KEY, "aa", "id", 1, "dag/run", 3, 6, 0, 99),
             Commit(
-                "u", "d", 20, 30, "orders/batches/b/manifest.json", "bb", "id2", 2, "cli/me", 4, 7, None, 199, "older"
+                "u",
+                "d",
+                20,
+                30,
+                "orders/batches/b/manifest.json",
+                "bb",
+                "id2",
+                2,
+                "cli/me",
+                4,
+                7,
+                None,
+                199,
+                "older",
+                True,
             ),
         ),
         leases={"r": Lease(Frontier(6), 1, 2)},
