@@ -57,12 +57,7 @@ class WatchBoard:
         return WatchRecord() if head is None else decode_record(head.data, what=self._what)
 
     def turn(
-        self,
-        rules: Mapping[str, Mapping[str, Threshold]],
-        gather: Gather,
-        *,
-        watcher: str = "",
-        guide: str = "",
+        self, rules: Mapping[str, Mapping[str, Threshold]], gather: Gather, *, watcher: str = "", guide: str = ""
     ) -> tuple[Notice, ...]:
         """Evaluate the shards in `rules`, and store what changed; the notices that this has made.
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
+
+from pydantic import TypeAdapter, ValidationError
 
 from persist_core.config.thresholds import Level
 from persist_core.errors import CorruptArtifact
@@ -160,21 +162,11 @@ def encode_record(record: WatchRecord, write_id: str) -> bytes:
 
 def decode_record(data: bytes, *, what: str) -> WatchRecord:
     """The inverse of `encode_record`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
-    body = unseal(data, kind=_KIND, version=RECORD_VERSION, what=what)
     try:
-        shards = {name: _shard(each) for name, each in body["shards"].items()}
-        unsent = tuple(Notice(**{**each, "delivered": tuple(each["delivered"])}) for each in body["unsent"])
-        return WatchRecord(shards, unsent)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CorruptArtifact(f"{what} has unexpected fields: {error!r}") from None
+        return _RECORD.validate_python(unseal(data, kind=_KIND, version=RECORD_VERSION, what=what))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise CorruptArtifact(f"{what} has unexpected fields: {first['loc']}: {first['msg']}") from None
 
 
-def _shard(body: Mapping[str, Any]) -> ShardWatch:
-    check = body["check"]
-    alerts = {name: _alert(each) for name, each in body["alerts"].items()}
-    return ShardWatch(**{**body, "alerts": alerts, "check": None if check is None else LastCheck(**check)})
-
-
-def _alert(body: Mapping[str, Any]) -> Alert:
-    acknowledged = body["acknowledged"]
-    return Alert(**{**body, "acknowledged": None if acknowledged is None else Acknowledged(**acknowledged)})
+_RECORD = TypeAdapter(WatchRecord)

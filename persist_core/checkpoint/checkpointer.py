@@ -379,11 +379,7 @@ ROWS_AT_ONCE = 1 << 16
 
 
 def state_rows(
-    blob: Blob,
-    artifact: StateArtifact,
-    columns: pa.Schema,
-    schemas: SchemaVersions,
-    part_format: PartFormat = PARQUET,
+    blob: Blob, artifact: StateArtifact, columns: pa.Schema, schemas: SchemaVersions, part_format: PartFormat = PARQUET
 ) -> Iterator[pa.Table]:
     """These columns of one artifact, at most `ROWS_AT_ONCE` rows at a time. `schemas`: the shard's.
 

@@ -29,7 +29,8 @@ class Quarantine:
         if data is None:
             return False
         self._blob.set(self._layout.quarantined(checkpoint_id, hashlib.sha256(data).hexdigest()), data)
-        self._trim()
+        for key in self._keys()[:-MAX_QUARANTINED]:  # the oldest: their order is the one of the checkpoint ids
+            self._blob.delete(key)
         return True
 
     def move(self, checkpoint_id: str) -> bool:
@@ -48,8 +49,3 @@ class Quarantine:
 
     def _id_of(self, key: str) -> str:
         return key.removeprefix(self._layout.quarantine).partition("/")[0]
-
-    def _trim(self) -> None:
-        """Delete the oldest: keys are in the order of the checkpoint ids, which is the order of their times."""
-        for key in self._keys()[:-MAX_QUARANTINED]:
-            self._blob.delete(key)

@@ -39,7 +39,7 @@ def plan_retention(
     restorable = [manifest for manifest in ordered if history_start <= Frontier(last_time(manifest.upper))]
     kept = {manifest.checkpoint_id for manifest in restorable[-keep_last:]} if keep_last else set()
     kept |= _newest_of_each(restorable, keep_daily, _day)
-    kept |= _newest_of_each(restorable, keep_weekly, _week)
+    kept |= _newest_of_each(restorable, keep_weekly, lambda each: (_day(each) + _MONDAY_OFFSET_DAYS) // 7)
     kept |= set(pinned) & by_id.keys()
     if latest_id in by_id:
         kept.add(latest_id)
@@ -50,10 +50,6 @@ def plan_retention(
 
 def _day(manifest: CheckpointManifest) -> int:
     return manifest.timestamp_ms // _DAY_MS
-
-
-def _week(manifest: CheckpointManifest) -> int:
-    return (_day(manifest) + _MONDAY_OFFSET_DAYS) // 7
 
 
 def _newest_of_each(

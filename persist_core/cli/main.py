@@ -40,7 +40,7 @@ from persist_core.cli.restore import (
 from persist_core.cli.run import run
 from persist_core.cli.schemas import columns, plan, schema_command
 from persist_core.cli.session import Session, with_session
-from persist_core.cli.shards import check, checkpoints, commits, conflicts, describe, late_command, shards
+from persist_core.cli.shards import DEFAULT_ROWS, check, checkpoints, commits, conflicts, describe, late_command, shards
 from persist_core.cli.watch import ack_command, alerts_command, metrics
 from persist_core.contents.err_groups import grouped, rows_of_errs
 from persist_core.errors import InvalidInput, PersistError
@@ -61,7 +61,6 @@ from persist_core.spark_job.answer import newest_rejected
 from persist_core.time_text import format_time, show_time
 
 MAX_BYTES_HELD = 512 << 20  # decoded, of a read with a limit
-DEFAULT_ROWS = 100  # rows of a table printed for people without --limit; JSON has all
 _INTERRUPTED = 130  # 128 + SIGINT, as in shells
 _TERMINATED = 143  # 128 + SIGTERM
 

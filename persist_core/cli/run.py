@@ -25,12 +25,7 @@ from persist_core.errors import InvalidInput, PersistError, RunFailed
 from persist_core.keys import check_shard_name
 from persist_core.maintenance.drop import create_again
 from persist_core.maintenance.maintain import maintain_inline
-from persist_core.protocol.run import (
-    RunReport,
-    RunRequest,
-    bring_all_up_to_date,
-    describe_dry_run,
-)
+from persist_core.protocol.run import RunReport, RunRequest, bring_all_up_to_date, describe_dry_run
 from persist_core.sources.shards import check_closable
 from persist_core.spark_job.launch import Start, dry_run_view, write_batches
 from persist_core.spark_job.process import LOCAL_MASTER, SparkProcess

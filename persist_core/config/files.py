@@ -115,12 +115,7 @@ def expanded(file: Path, name: str, value: Any) -> Any:
 
 
 def load_folder(
-    folder: Path,
-    load: Callable[[Path], C],
-    *,
-    what: str,
-    only: str | None = None,
-    group: str | None = None,
+    folder: Path, load: Callable[[Path], C], *, what: str, only: str | None = None, group: str | None = None
 ) -> Loaded[C]:
     """Every `*.yaml` and `*.yml` in `folder`, by name, and an error for each invalid file; never raises.
 

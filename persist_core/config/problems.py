@@ -115,7 +115,7 @@ def _sentence(detail: Mapping[str, Any], context: Mapping[str, Any], model: type
     if kind == "literal_error":
         expected = str(context["expected"])
         remedy = nearest(detail["input"], re.findall(r"'([^']*)'", expected)) or _write(expected)
-        return f"found {found}, expected {_one_of(expected)}; {remedy}"
+        return f"found {found}, expected {'one of ' if ' or ' in expected else ''}{expected}; {remedy}"
     if kind in _BOUNDS:
         words, bound = _BOUNDS[kind]
         return f"found {found}, expected {words} {context[bound]}; change the number"
@@ -125,10 +125,6 @@ def _sentence(detail: Mapping[str, Any], context: Mapping[str, Any], model: type
 
 def _write(expected: str) -> str:
     return "write one of them" if " or " in expected else f"write {expected}: this release supports no other value"
-
-
-def _one_of(expected: str) -> str:
-    return f"one of {expected}" if " or " in expected else expected
 
 
 def _model_at(model: type[BaseModel], path: Sequence[str | int]) -> type[BaseModel]:

@@ -21,8 +21,18 @@ MAX_DEPTH = 32  # a collection file has 4 levels
 MAX_NODES = 50_000  # after aliases and merge keys are expanded
 
 
+class _Mark(Protocol):
+    """PyYAML has two classes of marks that share no base."""
+
+    line: int
+    column: int
+
+
 class YamlError(InvalidInput):
     """The text is not the expected YAML. The message starts with `line L, column C: ` if they are known."""
+
+    def __init__(self, message: str, at: _Mark | None = None) -> None:
+        super().__init__(f"line {at.line + 1}, column {at.column + 1}: {message}" if at else message)
 
 
 class _Loader(yaml.SafeLoader):
@@ -65,7 +75,7 @@ def _with_messages(text: str) -> Any:
     try:
         return _document(text, _Loader)
     except yaml.MarkedYAMLError as error:
-        raise YamlError(_place(error.problem_mark) + _problem(error)) from None
+        raise YamlError(_problem(error), error.problem_mark) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         found = f"U+{ord(text[error.position]):04X}" if error.position < len(text) else "a broken character"
@@ -95,9 +105,8 @@ def _check_events(text: str, loader_class: Any) -> None:
             depth -= 1
         if depth > MAX_DEPTH or count > 2 * MAX_NODES:
             limit = f"{MAX_DEPTH} levels" if depth > MAX_DEPTH else f"{MAX_NODES} values"
-            raise YamlError(
-                _place(event.start_mark) + f"found more than {limit}, expected a collection file; remove the nesting"
-            )
+            said = f"found more than {limit}, expected a collection file; remove the nesting"
+            raise YamlError(said, event.start_mark)
 
 
 def _check_node(root: yaml.Node) -> None:
@@ -107,10 +116,8 @@ def _check_node(root: yaml.Node) -> None:
 
     def size(node: yaml.Node) -> int:
         if id(node) in open_nodes:
-            raise YamlError(
-                _place(node.start_mark)
-                + "found an anchor that contains itself, expected plain data; remove the reference"
-            )
+            said = "found an anchor that contains itself, expected plain data; remove the reference"
+            raise YamlError(said, node.start_mark)
         if id(node) in sizes:
             return sizes[id(node)]
         _check_tag(node)
@@ -124,10 +131,8 @@ def _check_node(root: yaml.Node) -> None:
         open_nodes.discard(id(node))
         sizes[id(node)] = total
         if total > MAX_NODES:
-            raise YamlError(
-                _place(node.start_mark)
-                + f"found aliases of over {MAX_NODES} values, expected at most that; write the values without aliases"
-            )
+            said = f"found aliases of over {MAX_NODES} values, expected at most that; write the values without aliases"
+            raise YamlError(said, node.start_mark)
         return total
 
     size(root)
@@ -138,9 +143,7 @@ _TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", 
 
 def _check_tag(node: yaml.Node) -> None:
     if node.tag not in _TAGS:
-        raise YamlError(
-            _place(node.start_mark) + f"found the tag {node.tag!r}, expected plain data without tags; remove it"
-        )
+        raise YamlError(f"found the tag {node.tag!r}, expected plain data without tags; remove it", node.start_mark)
 
 
 def _check_keys(node: yaml.MappingNode) -> None:
@@ -148,25 +151,12 @@ def _check_keys(node: yaml.MappingNode) -> None:
     for key, _value in node.value:
         if not isinstance(key, yaml.ScalarNode) or key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
             found = repr(key.value)[:80] if isinstance(key, yaml.ScalarNode) else "a list or mapping"
-            raise YamlError(_place(key.start_mark) + f"found the key {found}, expected text; put it in quotes")
+            raise YamlError(f"found the key {found}, expected text; put it in quotes", key.start_mark)
         if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
             first = seen[key.value].line + 1
-            raise YamlError(
-                _place(key.start_mark) + f"found the key {key.value[:80]!r} a second time (first on line {first}),"
-                " expected each key once; remove one"
-            )
+            said = f"found the key {key.value[:80]!r} a second time (first on line {first}), expected each key once"
+            raise YamlError(f"{said}; remove one", key.start_mark)
         seen[key.value] = key.start_mark
-
-
-class _Mark(Protocol):
-    """PyYAML has two classes of marks that share no base."""
-
-    line: int
-    column: int
-
-
-def _place(mark: _Mark | None) -> str:
-    return f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
 
 
 _EXPECTED = re.compile(r"(?:expected (.*?),? )?(?:but )?(?:got|found) (.*)")

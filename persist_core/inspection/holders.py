@@ -175,8 +175,7 @@ def release(
                 f" (`persist run {view}`), or drop it first; --force ends the hold now"
             )
     _, record = client.machine.apply(
-        shard,
-        lambda found: end_holder(found, holder, now_ms=client.clock.now_ms(), by=by, reason=reason),
+        shard, lambda found: end_holder(found, holder, now_ms=client.clock.now_ms(), by=by, reason=reason)
     )
     if record is None:
         raise InvalidInput(

@@ -15,13 +15,7 @@ from persist_core.contents.batch import STASH_OPERATOR, BatchManifest, HollowBat
 from persist_core.contents.stats import MAX_NAMES, BatchWarning
 from persist_core.errors import Corruption
 from persist_core.inspection.debt import DueMerge, merge_due, rows_to_merge
-from persist_core.inspection.facts import (
-    BatchesPage,
-    BatchFacts,
-    CommitFacts,
-    LastCommit,
-    ShardSummary,
-)
+from persist_core.inspection.facts import BatchesPage, BatchFacts, CommitFacts, LastCommit, ShardSummary
 from persist_core.keys import is_shard_name, owner_of
 from persist_core.protocol.living import living
 from persist_core.shard.state import Commit, ShardState

@@ -112,12 +112,7 @@ def net_of(
 
 
 def _net(
-    summands: Sequence[tuple[int, pa.Table]],
-    identity: list[str],
-    schema: pa.Schema,
-    time: int,
-    since: str,
-    remedy: str,
+    summands: Sequence[tuple[int, pa.Table]], identity: list[str], schema: pa.Schema, time: int, since: str, remedy: str
 ) -> pa.Table:
     flat, orders = flattened(pa.concat_tables([signed(table, sign) for sign, table in summands]))
     summed = sum_diffs(flat, [*identity, *orders])

@@ -123,10 +123,7 @@ def _check_as_committed(
 
 
 def _progress(
-    client: PersistClient,
-    state: ShardState,
-    said: Mapping[str, SourceFrontier],
-    batches: tuple[HollowBatch, ...],
+    client: PersistClient, state: ShardState, said: Mapping[str, SourceFrontier], batches: tuple[HollowBatch, ...]
 ) -> dict[str, SourceFrontier]:
     """The whole progress at the end of `batches`: a commit of a plain writer names only the sources that it changed.
 

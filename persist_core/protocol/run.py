@@ -241,8 +241,9 @@ def _run_of(
         for line in _lines(config, step):
             say(line)
         if isinstance(step, Round | NothingToDo):  # a run that died after its append left its checkpoint undone
-            for line in _checkpointed(client, config):
-                say(line)
+            published = stages.checkpoint(client, config)
+            for warning in published.warnings if published else ():
+                say(f"warning: {warning}")
         if isinstance(step, Round):
             done.append(step)
             for line in filter(None, [maintain(client, config.name)]):
@@ -270,11 +271,6 @@ def _run_of(
         f"shard {config.name}: lost {len(conflicts)} appends to other writers; the last one committed nothing. Run"
         f" `persist conflicts {config.name}` to see the writers, and let one schedule write this shard"
     )
-
-
-def _checkpointed(client: PersistClient, config: ShardConfig) -> list[str]:
-    report = stages.checkpoint(client, config)
-    return [] if report is None else [f"warning: {warning}" for warning in report.warnings]
 
 
 def _lines(config: ShardConfig, step: Step) -> list[str]:

@@ -333,13 +333,7 @@ def _conflict(client: PersistClient, description: BatchDescription, mismatch: Up
 def check_manifest(manifest: BatchManifest, description: BatchDescription) -> None:
     """Raise `InvalidInput` unless the manifest was written for exactly this description."""
     found = (manifest.shard, manifest.lower, manifest.upper, manifest.token, manifest.checkpoint_id)
-    wanted = (
-        description.shard,
-        description.lower,
-        description.upper,
-        description.token,
-        description.checkpoint_id,
-    )
+    wanted = (description.shard, description.lower, description.upper, description.token, description.checkpoint_id)
     if found != wanted:
         raise InvalidInput(f"manifest is for {found}; expected {wanted}: the write and append stages were mixed up")
 

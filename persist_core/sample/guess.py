@@ -43,7 +43,11 @@ def guess(name: str, values: Iterable[Any], *, is_text: bool = False) -> Guess |
     kinds = {bool if isinstance(v, bool) else type(v) for v in known}
     if kinds <= {int}:
         unit = unit_of(name, known)
-        return _integer(known) if unit is None else _timestamp(unit)
+        if unit is not None:
+            reason = f"always a whole number between {_FROM_YEAR} and {_TO_YEAR} in {unit} since 1970"
+            return Guess("timestamp", reason, unit)
+        if max(map(abs, known)) < 2**63:
+            return Guess("bigint", "whole numbers")
     if kinds <= {int, Decimal}:
         return _decimal([Decimal(value) for value in known])
     if kinds <= {str}:
@@ -60,16 +64,6 @@ def unit_of(name: str, values: Sequence[int]) -> Unit | None:
         if all(_SECONDS[0] * factor <= value < _SECONDS[1] * factor for value in values):
             return unit if unit != "s" or _TIME_NAME.search(name) else None
     return None
-
-
-def _timestamp(unit: Unit) -> Guess:
-    return Guess("timestamp", f"always a whole number between {_FROM_YEAR} and {_TO_YEAR} in {unit} since 1970", unit)
-
-
-def _integer(values: Sequence[int]) -> Guess:
-    if max(map(abs, values)) < 2**63:
-        return Guess("bigint", "whole numbers")
-    return _decimal([Decimal(value) for value in values])
 
 
 def _decimal(values: Sequence[Decimal]) -> Guess:

@@ -126,7 +126,8 @@ def preview(
     told = _BAD_FILE[config.source.on_bad_file]
     shown = tuple(replace(each, problem=each.problem and f"{each.problem}; {told}") for each in found)
     found = tuple(each for each in found if each.records and each.problem is None)  # as a run takes them
-    empty = Preview(config.name, run, shown, **_raw_findings(config, found))
+    raw = rows_of(config, found)
+    empty = Preview(config.name, run, shown, unread=_unread(config, raw), hints=hints_of(config, raw))
     if not found:
         return empty
     with tempfile.TemporaryDirectory(prefix="persist-preview-") as scratch:
@@ -258,12 +259,6 @@ def _orders(records: Sequence[Mapping[str, Any]], position: Sequence[str]) -> di
         newest[key] = max(order, newest.get(key, order))
     first, last = ([value for _, value in each(found)] if found else None for each in (min, max))
     return {"first": first, "last": last, "out_of_order": backwards, "of": len(found)}
-
-
-def _raw_findings(config: CollectionConfig, files: Sequence[SampledFile]) -> dict[str, Any]:
-    """`unread` and `hints` of a preview: what the raw records show."""
-    raw = rows_of(config, files)
-    return {"unread": _unread(config, raw), "hints": hints_of(config, raw)}
 
 
 def _unread(config: CollectionConfig, raw: Sequence[RawRow]) -> tuple[Mapping[str, Any], ...]:

@@ -43,11 +43,7 @@ class RejectedBatch:
 
 def record_failure(blob: Blob, spec: JobSpec, kind: str, message: str, samples: Sequence[RejectedRecord] = ()) -> None:
     """Store why the attempt failed. `kind` is a `PersistError`'s, or any word for other errors."""
-    body = {
-        "error": kind,
-        "message": message[:_MAX_MESSAGE_CHARS],
-        "samples": [asdict(sample) for sample in samples],
-    }
+    body = {"error": kind, "message": message[:_MAX_MESSAGE_CHARS], "samples": [asdict(sample) for sample in samples]}
     blob.set(failure_key(spec.description.shard, spec.attempt), seal(_SEAL, FAILURE_VERSION, body))
 
 

@@ -300,8 +300,7 @@ class PostgresConsensus:
         self._fsync_checked = True
         if settings[-1] == "off":
             _logger.warning(
-                "%s: the server runs with fsync = off: a crash of its machine can undo commits; set it to on",
-                self.uri,
+                "%s: the server runs with fsync = off: a crash of its machine can undo commits; set it to on", self.uri
             )
 
     def _verdict(self, error: psycopg.Error, action: str, *, writes: bool) -> PersistError:

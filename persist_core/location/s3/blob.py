@@ -29,15 +29,7 @@ from persist_core.location.blob import (
     check_blob_prefix,
 )
 from persist_core.location.finding import Finding
-from persist_core.location.s3.client import (
-    BLOB_TRIES,
-    S3Client,
-    Verdict,
-    described,
-    failures,
-    is_answer,
-    verdict_on,
-)
+from persist_core.location.s3.client import BLOB_TRIES, S3Client, Verdict, described, failures, is_answer, verdict_on
 from persist_core.location.s3.diagnosis import diagnose
 from persist_core.location.s3.uri import S3Settings
 

@@ -18,14 +18,7 @@ from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
 from persist_core.location.blob import RangeFile
-from persist_core.location.s3.client import (
-    BLOB_TRIES,
-    S3Client,
-    Verdict,
-    failures,
-    own_credentials,
-    verdict_on,
-)
+from persist_core.location.s3.client import BLOB_TRIES, S3Client, Verdict, failures, own_credentials, verdict_on
 from persist_core.location.s3.uri import S3Settings
 
 _BUFFER_BYTES = 4 << 20  # of one request, if a reader asks for less
