@@ -228,10 +228,7 @@ ACTIONS: dict[str, Action] = {
         takes=("through", "dry_run", "confirm", "take_back_gone", "max_updates", "reason"),
     ),
     "resolve": Action(
-        "removes errors of kind missing_order, which no record removes",
-        _resolve,
-        needs=("at",),
-        takes=("dry_run",),
+        "removes errors of kind missing_order, which no record removes", _resolve, needs=("at",), takes=("dry_run",)
     ),
     "erase": Action("forgets a key, history included", erased, ("key", "reason", "confirm"), ("dry_run", "verify")),
     "rebuild": Action(

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -29,11 +28,7 @@ from persist_airflow.group_dag import document_of, group_tasks, split_groups
 from persist_airflow.hook import PersistHook
 from persist_airflow.links import shard_uri
 from persist_airflow.notifications import NotifyBy, chosen, takes
-from persist_airflow.operators import (
-    AppendBatchesOperator,
-    CheckpointManifestOperator,
-    MintBatchDescriptionsOperator,
-)
+from persist_airflow.operators import AppendBatchesOperator, CheckpointManifestOperator, MintBatchDescriptionsOperator
 from persist_airflow.options import (
     GROUP_PREFIX,
     STAGES,
@@ -184,7 +179,8 @@ def _open_dag(
         "dag_id": f"{face.prefix}{face.name}",
         "description": face.description,
         "schedule": _schedule(config, options.get("persist_conn_id", PersistHook.default_conn_name)),
-        "start_date": _start_of(config),
+        # Without a start in the file it is the epoch: a backfill may then cover any day.
+        "start_date": pendulum.from_timestamp(config.start_ms / 1000, tz=config.timezone),
         "catchup": False,
         "max_active_runs": config.airflow.max_active_runs,
         "tags": ["persist", face.tag, *config.airflow.tags],
@@ -262,11 +258,6 @@ def _schedule(config: ShardConfig, persist_conn_id: str) -> Any:
     if config.schedule == ON_INPUT:
         return any_asset([make_asset(shard_uri(persist_conn_id, name)) for name in config.read_shards])
     return interval_schedule(config.schedule, config.timezone)
-
-
-def _start_of(config: ShardConfig) -> datetime:
-    """The start in the file, else the epoch: a backfill may then cover any day. Its zone is the DAG's."""
-    return pendulum.from_timestamp(config.start_ms / 1000, tz=config.timezone)
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from persist_airflow import lineage
-from persist_airflow.compat import (
-    AirflowSkipException,
-    Context,
-    interval_end_ms,
-)
+from persist_airflow.compat import AirflowSkipException, Context, interval_end_ms
 from persist_airflow.failures import failed_together
 from persist_airflow.groups import (
     Batch,
@@ -23,12 +19,10 @@ from persist_airflow.groups import (
     failure_of,
     for_each,
     in_few_words,
-    warn,
-    with_page,
 )
 from persist_airflow.hook import task_client
 from persist_airflow.metrics import Counted, count, report_commit
-from persist_airflow.operators import MAX_HEALS, asks_for, report_of, writer_of
+from persist_airflow.operators import MAX_HEALS, asks_for, report_of, told, warn, with_page, writer_of
 from persist_airflow.spark import SparkJobOperator
 from persist_core.config.collection import CollectionConfig
 from persist_core.contents.batch import BatchDescription
@@ -173,7 +167,7 @@ class RetryFailedOperator(_GroupSparkOperator):
 
         def on_step(step: Step) -> None:
             if isinstance(step, Conflict):
-                self.told(client, step, context)
+                told(self, client, step, self.batch.notify.get(step.record.shard, ()), context)
 
         started_ms = client.clock.now_ms()
         ended = run.all_written(

@@ -7,26 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from persist_airflow import lineage
-from persist_airflow.compat import (
-    AirflowSkipException,
-    Context,
-    defers_by_default,
-    interval_end_ms,
-)
+from persist_airflow.compat import AirflowSkipException, Context, defers_by_default, interval_end_ms
 from persist_airflow.failures import failed_together
-from persist_airflow.groups import (
-    GroupOperator,
-    Json,
-    assets_of,
-    checkpointed,
-    for_each,
-    in_few_words,
-    warn,
-    with_page,
-)
+from persist_airflow.groups import GroupOperator, Json, assets_of, checkpointed, for_each, in_few_words
 from persist_airflow.hook import task_client
 from persist_airflow.metrics import Counted, report_commit, report_shards
-from persist_airflow.operators import asks_for, report_of, writer_of
+from persist_airflow.operators import asks_for, report_of, told, warn, with_page, writer_of
 from persist_airflow.turns import wait_for_turn
 from persist_core.config.collection import CollectionConfig
 from persist_core.contents.batch import BatchDescription
@@ -118,7 +104,7 @@ class AppendGroupOperator(lineage.ReportsLineage, GroupOperator):
             conflicts = {name: each.value for name, each in found.items() if isinstance(each.value, Conflict)}
             done = {name: each.value for name, each in found.items() if isinstance(each.value, Appended)}
             for conflict in conflicts.values():
-                self.told(client, conflict, context)
+                told(self, client, conflict, self.batch.notify.get(conflict.record.shard, ()), context)
             for name, one in done.items():
                 if one.is_new:
                     report_commit(Counted(self.persist_conn_id, name), context, client, one.commit)

@@ -19,30 +19,21 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from persist_airflow.announce import announce_conflict
-from persist_airflow.compat import (
-    BaseOperator,
-    Context,
-    make_asset,
-    set_event_extra,
-)
+from persist_airflow.compat import BaseOperator, Context, make_asset, set_event_extra
 from persist_airflow.failures import HOPELESS
 from persist_airflow.hook import PersistHook
 from persist_airflow.links import shard_page, shard_uri
-from persist_airflow.metrics import Counted, count, report_tries
+from persist_airflow.metrics import report_tries
 from persist_airflow.notifications import NotifyBy
 from persist_airflow.operators import report_of
 from persist_airflow.spark import RETRIES, RETRY_DELAY
 from persist_core.clock import SystemClock
 from persist_core.config.collection import CollectionConfig
-from persist_core.contents.stats import correction_notice
 from persist_core.errors import ConfigError, PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.handles.side_by_side import side_by_side
-from persist_core.inspection.metrics import CONFLICTS
 from persist_core.maintenance.maintain import maintain_inline
 from persist_core.protocol import stages
-from persist_core.protocol.stages import Conflict
 
 THREADS = 8  # of stages that wait for stores
 
@@ -147,13 +138,6 @@ class OfBatch:
             self.outlets.append(asset)
             set_event_extra(context, asset, report)
 
-    def told(self, client: PersistClient, conflict: Conflict, context: Context) -> None:
-        """Log both sides of a conflict, and alert once."""
-        shard = conflict.record.shard
-        self.log.log(logging.ERROR if conflict.is_new else logging.INFO, "%s", conflict.record)
-        if announce_conflict(client, conflict.record, self.batch.notify.get(shard, ()), context):
-            count(Counted(self.persist_conn_id, shard), context, CONFLICTS)
-
 
 class GroupOperator(OfBatch, BaseOperator):
     """The base of the operators that start no Spark.
@@ -179,24 +163,10 @@ class GroupOperator(OfBatch, BaseOperator):
         self.shard = batch.names[0]  # by which its tasks find each other (`persist_airflow.turns`)
 
 
-def with_page(report: Json, conn_id: str, shard: str) -> Json:
-    """The report, with the shard's page."""
-    page = shard_page(conn_id, shard)
-    return report if page is None else {**report, "page": page}
-
-
 def in_few_words(report: Json) -> str:
     """A result in a few words, for the log."""
     stats = report.get("stats", {})
     return f"{report['result']}, {stats.get('records_read', 0)} records, {stats.get('errors', 0)} errors"
-
-
-def warn(log: Any, report: Json) -> None:
-    """Log the errors and warnings of a commit."""
-    shard = report.get("shard")
-    corrected = correction_notice(str(shard), report.get("stats", {}))
-    for line in (*report.get("errors", ()), *filter(None, [corrected]), *report.get("warnings", ())):
-        log.warning("%s: %s", shard, line)
 
 
 def assets_of(conn_id: str, batch: Batch, suffix: str = "") -> list[Any]:

@@ -23,7 +23,7 @@ from persist_airflow.location_dag import location_dag
 from persist_airflow.metrics import count, export, measured, report_shards
 from persist_airflow.spark import SparkJobOperator
 from persist_core.compaction.steps import BUDGET_BYTES
-from persist_core.config.project import MaintenanceConfig, ProjectConfig, load_project
+from persist_core.config.project import ProjectConfig, load_project
 from persist_core.errors import Corruption
 from persist_core.gc.collect import GRACE_MS, INTENT_MS
 from persist_core.handles.client import PersistClient
@@ -168,7 +168,9 @@ def build_maintenance_dag(
     arguments for the provider's SparkSubmitOperator. `dag_args` go over the factory's arguments for the DAG. For a
     second location build it again with another `dag_id`.
     """
-    config = _maintenance_of(project)
+    if not isinstance(project, ProjectConfig):
+        project = ProjectConfig() if project is None else load_project(Path(project))
+    config = project.maintenance
     with location_dag(
         DAG_ID,
         description="Merge batches and collect garbage of all shards",
@@ -206,9 +208,3 @@ def build_maintenance_dag(
             **(spark or {}),
         ).expand(shard=shards.output)
     return dag
-
-
-def _maintenance_of(project: ProjectConfig | str | Path | None) -> MaintenanceConfig:
-    if project is None:
-        return MaintenanceConfig()
-    return (project if isinstance(project, ProjectConfig) else load_project(Path(project))).maintenance

@@ -31,7 +31,7 @@ from persist_airflow.compat import (
 from persist_airflow.failures import PersistCasConflict
 from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.links import ShardLink, shard_page, shard_uri
-from persist_airflow.metrics import count, measured, report_commit, report_shards
+from persist_airflow.metrics import Counted, count, measured, report_commit, report_shards
 from persist_airflow.notifications import NotifyBy, chosen
 from persist_airflow.spark import RETRIES, RETRY_DELAY
 from persist_airflow.turns import wait_for_turn
@@ -114,7 +114,7 @@ class MintBatchDescriptionsOperator(_PersistOperator):
     def _mint(self, context: Context) -> dict[str, Any]:
         with self._client() as client:
             until = None if self.config.follows_inputs else interval_end_ms(context, client.clock)
-            if isinstance(self.config, ViewConfig) and is_read_only(self.config, context):
+            if isinstance(self.config, ViewConfig) and (self.config.read_only or asks_for(context, "read_only")):
                 return _dry_run(client, self.config, until)
             wait_for_turn(self, context, client, deferrable=self.deferrable)
             is_forced = asks_for(context, "force")
@@ -189,20 +189,15 @@ class AppendBatchesOperator(lineage.ReportsLineage, _PersistOperator):
                 report = report_of(client, "committed" if result.is_new else "already committed", commit)
                 self.lineage = lineage.of_commit(client, self.config, commit, self.persist_conn_id, self.lineage.inputs)
             else:
-                self._conflict(client, result, context)
+                told(self, client, result, self.notify, context)
                 if result.is_new:
                     raise PersistCasConflict(result.record)
                 report = self._heal(client, description, context)
         if "lower" in report:
             interval = show_interval(report["lower"], report["upper"])
             self.log.info("%s %s: %s", report["result"], interval, in_words(self.shard, report["stats"]))
-        for line in report.get("errors", ()):
-            self.log.warning("%s", line)
-        corrected = correction_notice(self.shard, report.get("stats", {}))
-        for warning in (*([] if corrected is None else [corrected]), *report.get("warnings", [])):
-            self.log.warning("%s", warning)
-        page = shard_page(self.persist_conn_id, self.shard)
-        set_event_extra(context, self.asset, report if page is None else {**report, "page": page})
+        warn(self.log, report)
+        set_event_extra(context, self.asset, with_page(report, self.persist_conn_id, self.shard))
         return report
 
     def _heal(self, client: PersistClient, description: BatchDescription, context: Context) -> dict[str, Any]:
@@ -212,7 +207,7 @@ class AppendBatchesOperator(lineage.ReportsLineage, _PersistOperator):
 
         def on_step(step: run.Step) -> None:
             if isinstance(step, Conflict):
-                self._conflict(client, step, context)
+                told(self, client, step, self.notify, context)
             elif isinstance(step, Minted):
                 self.lineage = lineage.of_inputs(client, self.config, step.description, self.persist_conn_id)
                 interval = show_interval(step.description.lower, step.description.upper)
@@ -226,12 +221,6 @@ class AppendBatchesOperator(lineage.ReportsLineage, _PersistOperator):
         count(self, context, HEALS)
         report_commit(self, context, client, healed.commit)
         return report_of(client, "healed", healed.commit)
-
-    def _conflict(self, client: PersistClient, conflict: Conflict, context: Context) -> None:
-        """Log both sides, and alert once. It is an error only the first time."""
-        self.log.log(logging.ERROR if conflict.is_new else logging.INFO, "%s", conflict.record)
-        if announce_conflict(client, conflict.record, self.notify, context):
-            count(self, context, CONFLICTS)
 
 
 class CheckpointManifestOperator(_PersistOperator):
@@ -269,11 +258,6 @@ class CheckpointManifestOperator(_PersistOperator):
             self.log.warning("%s", warning)
         set_event_extra(context, self.asset, report)
         return report
-
-
-def is_read_only(config: ViewConfig, context: Context) -> bool:
-    """True if this dag run only tries the view: by its file, or by the run's conf `{"read_only": true}`."""
-    return config.read_only or asks_for(context, "read_only")
 
 
 def asks_for(context: Context, name: str) -> bool:
@@ -319,16 +303,34 @@ def report_of(client: PersistClient, result: str, commit: Commit | None) -> dict
     }
 
 
+def with_page(report: dict[str, Any], conn_id: str, shard: str) -> dict[str, Any]:
+    """The report, with the shard's page."""
+    page = shard_page(conn_id, shard)
+    return report if page is None else {**report, "page": page}
+
+
+def warn(log: Any, report: Mapping[str, Any]) -> None:
+    """Log the errors and warnings of a commit."""
+    shard = str(report.get("shard"))
+    corrected = correction_notice(shard, report.get("stats", {}))
+    for line in (*report.get("errors", ()), *filter(None, [corrected]), *report.get("warnings", ())):
+        log.warning("%s: %s", shard, line)
+
+
+def told(
+    operator: Any, client: PersistClient, conflict: Conflict, notify: Sequence[NotifyBy], context: Context
+) -> None:
+    """Log both sides of a conflict, and alert once. It is an error only the first time."""
+    operator.log.log(logging.ERROR if conflict.is_new else logging.INFO, "%s", conflict.record)
+    if announce_conflict(client, conflict.record, notify, context):
+        count(Counted(operator.persist_conn_id, conflict.record.shard), context, CONFLICTS)
+
+
 MAX_HEALS = 5  # per try: each costs a Spark job; Airflow tries a run again, later, that loses more often
 
 
 def heal(
-    client: PersistClient,
-    config: ShardConfig,
-    lost: BatchDescription,
-    *,
-    write: Write,
-    on_step: Callable[[Step], None],
+    client: PersistClient, config: ShardConfig, lost: BatchDescription, *, write: Write, on_step: Callable[[Step], None]
 ) -> Round | NothingToDo:
     """Commit what is still missing of `lost`'s interval; `NothingToDo` if others have committed all of it.
 

@@ -36,7 +36,13 @@ class _Sensor(BaseSensorOperator):
 
     ui_color = "#d9e8e3"
 
-    def __init__(self, *, deferrable: bool | None, persist_conn_id: str, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        deferrable: bool | None = None,
+        persist_conn_id: str = PersistHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.deferrable = defers_by_default() if deferrable is None else deferrable
         self.persist_conn_id = persist_conn_id
@@ -79,17 +85,8 @@ class ShardSensor(_Sensor):
 
     template_fields: Sequence[str] = ("shard", "upper", "persist_conn_id")
 
-    def __init__(
-        self,
-        *,
-        shard: str,
-        upper: str | int | None = None,
-        deferrable: bool | None = None,
-        may_be_new: bool = False,
-        persist_conn_id: str = PersistHook.default_conn_name,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(deferrable=deferrable, persist_conn_id=persist_conn_id, **kwargs)
+    def __init__(self, *, shard: str, upper: str | int | None = None, may_be_new: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.shard = shard
         self.upper = upper
         self.may_be_new = may_be_new
@@ -139,15 +136,8 @@ class InputSensor(_Sensor):
 
     template_fields: Sequence[str] = ("persist_conn_id",)
 
-    def __init__(
-        self,
-        *,
-        config: CollectionConfig,
-        deferrable: bool | None = None,
-        persist_conn_id: str = PersistHook.default_conn_name,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(deferrable=deferrable, persist_conn_id=persist_conn_id, **kwargs)
+    def __init__(self, *, config: CollectionConfig, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.config = config
 
     def _trigger(self, context: Context) -> BaseTrigger:

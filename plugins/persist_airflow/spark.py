@@ -106,7 +106,7 @@ class SparkJobOperator(SparkSubmitOperator):
             exit_status = self._submit(context, items, arguments)
             seen = "Its output is above." if exit_status else "It ended with success, but left no answer."
         except AirflowException as error:
-            seen, exit_status = str(error), _exit_status(self._hook)
+            seen, exit_status = str(error), getattr(getattr(self._hook, "_submit_sp", None), "returncode", None)
         if self._is_stopped:
             exit_status = STOPPED[0]  # whichever way the provider ends it
         cause = self._causes.cause(exit_status) or find_cause(seen.splitlines())
@@ -218,12 +218,6 @@ class SparkJobOperator(SparkSubmitOperator):
         master = host if is_url else f"{connection.conn_type}://{host}"
         deploy_mode = self._deploy_mode or connection.extra_dejson.get("deploy-mode")
         return (f"{master}:{port}" if port else master), deploy_mode
-
-
-def _exit_status(hook: SparkSubmitHook | None) -> int | None:
-    """How `spark-submit` ended, if it was started."""
-    process = getattr(hook, "_submit_sp", None)
-    return None if process is None else process.returncode
 
 
 def _close_pipe(hook: SparkSubmitHook | None) -> None:

@@ -94,11 +94,7 @@ def register(inputs: Mapping[str, DataFrame]) -> None:
 
 
 def check_query(
-    spark: SparkSession,
-    what: str,
-    text: str,
-    inputs: Mapping[str, DataFrame],
-    operators: frozenset[str] = OPERATORS,
+    spark: SparkSession, what: str, text: str, inputs: Mapping[str, DataFrame], operators: frozenset[str] = OPERATORS
 ) -> None:
     """Raise `ConfigError` unless the query only computes with its inputs. Errors of Spark's own analysis pass.
 

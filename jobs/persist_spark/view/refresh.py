@@ -194,10 +194,7 @@ def run_without_output(frame: DataFrame) -> None:
 def check_limits(config: ViewConfig, refresh: Refresh) -> None:
     """Raise `TooManyUpdates` if the refresh exceeds the view's limits."""
     limits, stats = config.limits, refresh.stats
-    for what, found, most in (
-        ("updates", stats.updates, limits.max_updates),
-        ("rows", stats.rows, limits.max_rows),
-    ):
+    for what, found, most in (("updates", stats.updates, limits.max_updates), ("rows", stats.rows, limits.max_rows)):
         if most is not None and found > most:
             raise TooManyUpdates(
                 f"view {config.name}: the refresh has {found} {what}; at most {most} are allowed"

@@ -109,10 +109,7 @@ def dags(session: Any, dag_ids: Collection[str]) -> dict[str, DagFacts]:
         )
     }
     statement = select(
-        DagModel.dag_id,
-        DagModel.is_paused,
-        DagModel.next_dagrun_data_interval_start,
-        DagModel.next_dagrun_create_after,
+        DagModel.dag_id, DagModel.is_paused, DagModel.next_dagrun_data_interval_start, DagModel.next_dagrun_create_after
     ).where(DagModel.dag_id.in_(dag_ids))
     groups = {dag_id: dag_id.removeprefix(GROUP_PREFIX) for dag_id in dag_ids if dag_id.startswith(GROUP_PREFIX)}
     results = group_results(session, [(dag_id, run_id) for dag_id, (run_id, _) in runs.items() if dag_id in groups])
