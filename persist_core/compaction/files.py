@@ -14,12 +14,21 @@ from persist_core.handles.client import PersistClient
 from persist_core.handles.write import stage_part
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
 
-# A look-up opens few files, and a merge carries over unchanged ones: so a run has about `FILES`, unless
-# they were too small to be worth opening, or too large to be decoded in memory.
+# A look-up opens few files, and a merge carries over unchanged ones: so a run has about `FILES`, unless they were too
+# small to be worth opening, or too large to be decoded in memory. A run of very many files has larger ones
+# (docs/decisions/storage.md).
 FILES = 32
 MIN_FILE_BYTES = 32 << 20
 MAX_FILE_BYTES = 64 << 20
+MANY_FILES = 2048
+MAX_LARGE_FILE_BYTES = 512 << 20
 _BYTES_PER_ROW = 64  # of a run whose inputs are unknown
+
+
+def target_bytes(run_bytes: float, min_file_bytes: int = MIN_FILE_BYTES) -> float:
+    """The size of a file in a run of so many bytes."""
+    usual = min(max(run_bytes / FILES, min_file_bytes), MAX_FILE_BYTES)
+    return max(usual, min(run_bytes / MANY_FILES, MAX_LARGE_FILE_BYTES))
 
 
 def rows_per_file(parts: Sequence[Part], min_file_bytes: int = MIN_FILE_BYTES) -> int:
@@ -27,7 +36,7 @@ def rows_per_file(parts: Sequence[Part], min_file_bytes: int = MIN_FILE_BYTES) -
     counted = [part for part in parts if part.kind is PartKind.INSERTIONS and part.rows]
     size_bytes, rows = sum(part.size_bytes for part in counted), sum(part.rows or 0 for part in counted)
     per_row = size_bytes / rows if rows else _BYTES_PER_ROW
-    return max(1, int(min(max(size_bytes / FILES, min_file_bytes), MAX_FILE_BYTES) / per_row))
+    return max(1, int(target_bytes(size_bytes, min_file_bytes) / per_row))
 
 
 @dataclass

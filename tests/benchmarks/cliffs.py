@@ -47,10 +47,10 @@ class Cost:
     by_keys: bool
 
 
-def _updates(spark: SparkSession, first: int, rows: int, name: str) -> DataFrame:
-    """The records frame of upserts of consecutive keys."""
+def updates(spark: SparkSession, first: int, rows: int, name: str, key: str = "id") -> DataFrame:
+    """The records frame of upserts of consecutive numbers, each with its key."""
     given = {
-        "id": "id",
+        "id": key,
         "name": f"concat('{name} ', id)",
         "amount": "id",
         "rate": "0.5D",
@@ -67,11 +67,11 @@ def _updates(spark: SparkSession, first: int, rows: int, name: str) -> DataFrame
 class Case:
     """A shard of so many rows, and one more batch, staged again and again."""
 
-    def __init__(self, spark: SparkSession, folder: Path, rows: int) -> None:
+    def __init__(self, spark: SparkSession, folder: Path, rows: int, key: str = "id") -> None:
         self.spark = spark
         self.shard = StagedShard(spark, folder, ONE_KEY)
         start = time.perf_counter()
-        manifest = self.shard.write(_updates(spark, 0, rows, "old"), self._description(10, rows))
+        manifest = self.shard.write(updates(spark, 0, rows, "old", key), self._description(10, rows))
         self.shard.append(manifest)
         self.base_s = time.perf_counter() - start
         self.shard.upper, self.shard.epoch = 10, 2
@@ -79,8 +79,12 @@ class Case:
     def _description(self, upper: int, rows: int) -> BatchDescription:
         return self.shard.description(upper, input_bytes=rows * _BYTES_PER_RECORD)
 
+    def stage(self, records: DataFrame | Iterable[Record], rows: int, **options: Any) -> None:
+        """Stage the batch; nothing is committed."""
+        self.shard.write(records, self._description(20, rows), **options)
+
     def cost(self, records: DataFrame | Iterable[Record], rows: int) -> Cost:
-        """Stage the batch once; nothing is committed."""
+        """Stage the batch once, and measure that."""
         group = f"cliff {time.perf_counter()}"
         self.spark.sparkContext.setJobGroup(group, group)
         plans: list[bool] = []
@@ -91,7 +95,7 @@ class Case:
 
         start = time.perf_counter()
         with mock.patch.object(upsert_batch, "committed_updates", committed):
-            self.shard.write(records, self._description(20, rows))
+            self.stage(records, rows)
         seconds = time.perf_counter() - start
         tracker = self.spark.sparkContext.statusTracker()
         last = max(tracker.getJobIdsForGroup(group))
@@ -103,7 +107,7 @@ class Case:
 def _batch(case: str, spark: SparkSession, rows: int) -> tuple[DataFrame | list[Record], int]:
     """The records of the batch, and their number."""
     if case == "keys":
-        return _updates(spark, rows // 2, rows, "new"), rows
+        return updates(spark, rows // 2, rows, "new"), rows
     order = (1, "f", 0, 1)
     first = Record((1,), ("new", None, None), 15, order)
     if case == "truncate":

@@ -56,6 +56,7 @@ from tests.spark.upsert_cases import (
     order_struct,
     to_records,
     until_kept,
+    without_beaten,
 )
 
 Batches = tuple[tuple[int, int | None], ...]
@@ -77,6 +78,7 @@ class SequenceShard:
     index: list[Row] = field(default_factory=list)
     late: list[Row] = field(default_factory=list)
     stash_rows: int = 0
+    leaves_out: bool = False  # what hot keys have too much
 
     def drain(
         self,
@@ -138,14 +140,16 @@ class SequenceShard:
                 stash, stash_rows = few, self.stash_rows
                 names = [*schema.key_names, BAD_KEY]
                 slots = frame.select(*names) if stash is None else frame.select(*names).union(stash.select(*names))
+            read, beaten = without_beaten(frame, schema, leaves_out=self.leaves_out and not is_thorough)
             drained = persistent_upsert(
-                frame,
+                read,
                 self._state() if self.parts else None,
                 schema=schema,
                 lower=lower,
                 upper=upper,
                 stash=stash,
                 stash_rows=stash_rows,
+                beaten=beaten,
                 is_thorough=is_thorough,
                 inherits=inherits,
                 seen=SeenBefore(

@@ -37,6 +37,7 @@ from tests.spark.upsert_cases import (
     to_records,
     to_state,
     until_kept,
+    without_beaten,
 )
 
 BATCHES: tuple[tuple[int, int | None], ...] = ((0, 3), (3, 4), (4, 9), (9, None))
@@ -53,6 +54,7 @@ class Shard:
     updates: list[UpsertDiff] = field(default_factory=list)
     stash: list[Record] = field(default_factory=list)
     stash_rows: int = 0
+    leaves_out: bool = False  # what hot keys have too much
 
     def drain(
         self,
@@ -91,7 +93,8 @@ class Shard:
             if is_restricted and not is_thorough:
                 given["stash"] = to_records(self.spark, schema, needed) if needed else None
                 given["stash_rows"] = self.stash_rows
-            drained = persistent_upsert(frame, state, schema=schema, **given, **bounds)
+            read, given["beaten"] = without_beaten(frame, schema, leaves_out=self.leaves_out and not is_thorough)
+            drained = persistent_upsert(read, state, schema=schema, **given, **bounds)
             rows[:] = drained.updates.collect()
             return drained.outcome()
 

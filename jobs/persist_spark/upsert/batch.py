@@ -34,6 +34,7 @@ from persist_spark.upsert.arguments import Watched
 from persist_spark.upsert.eras import Eras
 from persist_spark.upsert.erased import without_erased
 from persist_spark.upsert.few_keys import filter_of, pays
+from persist_spark.upsert.hot_keys import LARGE_INPUT_BYTES, Beaten, find_beaten, repeats
 from persist_spark.upsert.inherited import placed
 from persist_spark.upsert.look import MAX_LOOK_BYTES, Look, cuts_of, look_at, look_for_truncates
 from persist_spark.upsert.lookup import committed_updates, expects_few_files
@@ -127,6 +128,7 @@ def stage_upserts(
             stack.callback(records.unpersist)
         batch = replace(batch, stash=batch.before.needed_stash(records, may_stash=request.may_stash))
         look = batch.look()
+        batch = replace(batch, beaten=batch.find_beaten(stack))
         plans: list[PlannedUpsert] = []
 
         def drain(before: Outcome | None) -> PlannedUpsert:
@@ -180,6 +182,7 @@ class _Batch:
     committed: Sequence[tuple[HollowBatch, BatchManifest]]
     before: StateBefore
     stash: StashBefore = NO_STASH
+    beaten: Beaten | None = None
 
     @property
     def committed_bytes(self) -> int:
@@ -226,6 +229,19 @@ class _Batch:
             waiting = waiting.coalesce(1)  # one stage instead of two
         return look_at(waiting, schema, upper, cuts_of(files) if files else None)
 
+    def find_beaten(self, stack: ExitStack) -> Beaten | None:
+        """The records that hot keys have too many, if the batch is large, and to read its keys costs little or there
+        probably are some. Kept in memory until `stack` ends."""
+        request, is_cheap = self.request, self.request.is_columnar or self.looks
+        if request.description.input_bytes < LARGE_INPUT_BYTES:
+            return None
+        if not is_cheap and not repeats([manifest for _, manifest in self.committed]):
+            return None
+        found = find_beaten(self.records, request.schema, request.eras)
+        if found is not None:
+            stack.callback(found.groups.unpersist)
+        return found
+
     def plan(self, look: Look | None, before: Outcome | None) -> _Plan:
         """The next step after this look, and after a plan whose output was discarded.
 
@@ -257,9 +273,9 @@ class _Batch:
     def planned(self, plan: _Plan) -> PlannedUpsert:
         """The batch as one expression."""
         request, description, slots = self.request, self.request.description, plan.slots
-        blob = self.client.blob
+        blob, beaten = self.client.blob, None if plan.is_thorough or plan.inherits else self.beaten
         return persistent_upsert(
-            self.records,
+            self.records if beaten is None else beaten.left_out(self.records),
             committed_updates(
                 self.spark,
                 blob,
@@ -274,6 +290,7 @@ class _Batch:
             upper=description.upper,
             stash=plan.stash.rows,
             stash_rows=plan.stash.total,
+            beaten=0 if beaten is None else beaten.count,
             stash_frontier=description.stash_frontier,
             late=request.late,
             may_stash=request.may_stash or STASH_OPERATOR in description.operators,

@@ -32,7 +32,6 @@ Invariants a reader may rely on:
    for each batch of a collection: it is compiled once, and the JVM optimizes it.
 
 Expressions are SQL texts, since each of a thousand calls of the Column API would cost a dozen messages to the JVM.
-A value goes through the windows in one piece.
 """
 
 from __future__ import annotations
@@ -103,6 +102,7 @@ class PlannedUpsert:
     _chain: DataFrame
     _observed: tuple[Observation, Observation]
     _stash_rows: int | None
+    _beaten: int
 
     def outcome(self) -> Outcome:
         """The counts that the action observed. Call it only after the action has succeeded: it waits for them.
@@ -112,6 +112,7 @@ class PlannedUpsert:
         arguments = self._arguments
         counted = {name: count for each in self._observed for name, count in json.loads(each.get["counts"]).items()}
         counts, found = warnings.split(counted, arguments.watched)
+        counts |= {name: counts[name] + self._beaten for name in ("records_read", "duplicates")}
         outcome = Outcome.observed(counts, self.is_thorough, arguments.seen, self._stash_rows, found)
         if outcome.counted["stash_rows"] and not arguments.may_stash:
             raise InvariantViolation(
@@ -154,6 +155,7 @@ def persistent_upsert(
     upper: int | None,
     stash: DataFrame | None = None,
     stash_rows: int | None = None,
+    beaten: int = 0,
     late: Late = "lift",
     as_of_frontier: int | None = None,
     stash_frontier: int | None = None,
@@ -170,10 +172,10 @@ def persistent_upsert(
     `state`: committed updates (`persist_spark.read.parts`), all before `lower`, of at least every slot in the batch,
     oks and errs; value columns of retractions may be null. `stash`: the stash before, in the records frame, not
     consolidated; what it holds before `stash_frontier` (default: `lower`) was processed since. `stash_rows`: how many
-    the whole stash holds, if `stash` has only what the batch can change (`persist_spark.upsert.stash`). `late`:
-    what to do if a record's time lies before `lower`: it was never consumed and is lifted or made an err; or
-    (`persisted`: the caller redelivers) it is dropped and counted. `may_stash=False` promises that no time lies at or
-    after `upper`, and leaves out the columns that only the stash has. `is_thorough`: expand truncates and break ties;
+    the whole stash holds, if `stash` has only what the batch can change (`persist_spark.upsert.stash`). `beaten`: how
+    many records are left out (`persist_spark.upsert.hot_keys`). `late`: if a record's time lies before `lower`, it was
+    never consumed and is lifted or made an err; or (`persisted`: the caller redelivers) it is dropped and counted.
+    `may_stash=False` promises that no time lies at or after `upper`. `is_thorough`: expand truncates and break ties;
     `state` then has to hold *all* slots. `inherits=False` guesses that no record leaves out a value, and promises that
     no stored row has inherited one. `in_one_task`: this is so little that one task does it, without an exchange.
     `seen`: drain in `sequence` order, after this; `state` then has the column `ORDER`. `eras`: the orders come from
@@ -183,22 +185,20 @@ def persistent_upsert(
     """
     floor = lower if as_of_frontier is None else max(lower, as_of_frontier)
     if upper is not None and floor >= upper:
-        raise BadBounds(
-            f"times cannot advance to {show_time(floor)} in a batch {show_interval(lower, upper)}; expected less than"
-            " its upper"
-        )
+        between = show_interval(lower, upper)
+        raise BadBounds(f"times cannot advance to {show_time(floor)} in {between}; expected less than its upper")
     inherits = inherits and schema.inherits
     arguments = Arguments(schema, lower, upper, floor, late, may_stash, is_thorough, inherits, seen, eras, watched)
     is_sequence = seen is not None
     chain = _chain(records, stash, lower if stash_frontier is None else stash_frontier, state, arguments)
-    if in_one_task:
-        chain = chain.coalesce(1)
+    chain = chain.coalesce(1) if in_one_task else chain
     read, emitted = Observation(), Observation()
     counts = read_counts(is_sequence=is_sequence, has_eras=eras is not None, guesses=arguments.guesses)
     ranked = warnings.observed(_ranked(chain, arguments), read, counts, arguments)
     written = _written(_compared(ranked, arguments), arguments)
     written = written.observe(emitted, as_json(emitted_counts(is_sequence=is_sequence)))
-    return PlannedUpsert(_published(written, arguments), is_thorough, arguments, chain, (read, emitted), stash_rows)
+    planned = (_published(written, arguments), is_thorough, arguments, chain, (read, emitted), stash_rows, beaten)
+    return PlannedUpsert(*planned)
 
 
 def _chain(

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from persist_core.compaction.files import target_bytes
 from persist_core.compaction.steps import BUDGET_BYTES, Sized, alone, budget_of, end_of_step
 from persist_core.contents.key_range import EVERYTHING, Key, KeyRange, spanning
 
@@ -110,3 +111,11 @@ def test_alone_is_meeting_no_other(seed: int) -> None:
 
 def test_a_range_spans_all_keys_that_start_with_a_bound() -> None:
     assert spanning([KeyRange((1,), ("a",)), KeyRange((2,), ("a", 5))]) == KeyRange((1,), ("a",))
+
+
+@pytest.mark.parametrize(
+    ("run_mb", "file_mb"),
+    [(10, 32), (1_024, 32), (1_600, 50), (100_000, 64), (256 << 10, 128), (1 << 20, 512), (9 << 20, 512)],
+)
+def test_files_grow_with_their_run(run_mb: int, file_mb: int) -> None:
+    assert target_bytes(run_mb << 20) == file_mb << 20

@@ -1,0 +1,93 @@
+"""Records that others of their slot and time beat, left out before the exchange: a hot key is one task after it.
+
+    records ──counts by hash──> hot? ──the highest order of each hot slot and time──broadcast──> records without those
+                                                                                                 below it
+
+Only the winner of a slot and time changes the slot; of the others only the number is reported. It is known beforehand,
+so a retried task does not change it. All versions of other times stay: each of them is history.
+
+Not left out: records of equal orders, because canonical bytes decide between them, and records that lack a value or
+give one to such a record. If orders may not be comparable (`persist_spark.upsert.eras`), a record is left out only if
+it is beaten by one of its server that is later by both clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from persist_core.config.order import SEEN_MS, SERVER, SOURCE_MS
+from persist_core.contents.batch import BatchManifest
+from persist_core.schema import INHERITED, TIME, CollectionSchema
+from persist_spark.frame import DELETE, OP, ORDER, UPSERT, quoted, slot_names
+from persist_spark.upsert.eras import FIELDS, Eras
+
+LARGE_INPUT_BYTES = 64 << 20  # in a smaller batch, to find hot keys costs more than a long task
+SHARE = 32  # a hot slot has at least this part of the batch's records
+_BUCKETS = 4096
+_REPEATS = 8  # the share of duplicates in a batch from which on the next one is looked at, though that costs a read
+_BEST, _COUNT = "_persist_best", "_persist_count"
+
+
+@dataclass(frozen=True)
+class Beaten:
+    """`groups`: slots (`_persist_slot0`..) and times, with the highest order of each. `count`: all below these."""
+
+    groups: DataFrame
+    count: int
+    names: Sequence[str]
+    eras: Eras | None
+    schema: CollectionSchema
+
+    def left_out(self, records: DataFrame) -> DataFrame:
+        """The records without the `count` that are beaten."""
+        order = _order(self.eras, self.schema)
+        same = [f"{name} <=> _persist_slot{place}" for place, name in enumerate(self.names)]
+        is_beaten = " AND ".join([*same, f"{order} < {_BEST}", _compared(records)])
+        return records.join(F.broadcast(self.groups), F.expr(is_beaten), "left_anti")
+
+
+def repeats(manifests: Sequence[BatchManifest]) -> bool:
+    """True if the newest batch had many records of equal slots and times: batches of a shard are mostly alike."""
+    raw = [manifest.stats for manifest in manifests if manifest.run is None and manifest.stats]
+    return bool(raw) and _REPEATS * raw[-1].get("duplicates", 0) >= max(1, raw[-1].get("records_read", 0))
+
+
+def find_beaten(records: DataFrame, schema: CollectionSchema, eras: Eras | None) -> Beaten | None:
+    """The records that hot keys have too many; `None`: there are no hot keys. Runs one job, and two more if there are.
+
+    `groups` is cached: the caller ends that.
+    """
+    names = [*map(quoted, slot_names(schema)), TIME]
+    if eras is not None:
+        names.append(f"{ORDER}.{FIELDS[SERVER]}")
+    compared = records.where(_compared(records))
+    compared = compared.selectExpr("*", f"pmod(xxhash64({', '.join(names)}), {_BUCKETS}) AS bucket")
+    counts = {row["bucket"]: row["count"] for row in compared.groupBy("bucket").count().collect()}
+    least = sum(counts.values()) // SHARE
+    hot = [f"{bucket}" for bucket, count in counts.items() if count > least]
+    if not hot:
+        return None
+    found = compared.where(f"bucket IN ({', '.join(hot)})")
+    measured = [f"max({_order(eras, schema)}) AS {_BEST}", f"count(1) AS {_COUNT}"]
+    is_hot = f"{_COUNT} > {least // 2}"
+    clocks = [] if eras is None else [FIELDS[name] for name in (SOURCE_MS, SEEN_MS)]
+    measured += [f"max({ORDER}.{clock}) AS {clock}" for clock in clocks]
+    is_hot += "".join(f" AND {clock} <=> {_BEST}.{clock}" for clock in clocks)
+    slots = [F.expr(name).alias(f"_persist_slot{place}") for place, name in enumerate(names)]
+    groups = found.groupBy(*slots).agg(*map(F.expr, measured)).where(is_hot).drop(*clocks).persist()
+    count = groups.selectExpr(f"coalesce(sum({_COUNT} - 1), 0) AS count").collect()[0]["count"]
+    return Beaten(groups, count, names, eras, schema)
+
+
+def _order(eras: Eras | None, schema: CollectionSchema) -> str:
+    return ORDER if eras is None else eras.placed(ORDER, schema.position)
+
+
+def _compared(records: DataFrame) -> str:
+    """SQL: nothing but the order decides whether the record counts."""
+    is_whole = f" AND {INHERITED} IS NULL" if INHERITED in records.columns else ""
+    return f"{OP} IN ('{UPSERT}', '{DELETE}') AND {ORDER} IS NOT NULL{is_whole}"
