@@ -10,6 +10,7 @@ Below `<shard>/`:
     jobs/<lower>/<attempt>/input-<n>.gz               copy of an input file for Spark to read, until that job ends
     batches/<attempt>/_persist_part=<kind>/*.parquet  parts that one write attempt staged
     batches/<attempt>/manifest.json                   manifest of that attempt, written last
+    batches/<attempt>/parts-<n>.json                  lists of its parts, if they are many
     batches/<attempt>/failure.json                    why the attempt failed, if it could still write this
     dry-runs/<attempt>.json                             what a read-only refresh of a view would write, until it is read
     checkpoints/_latest                               id of the latest checkpoint
@@ -145,6 +146,18 @@ def is_input_copy(key: str) -> bool:
 def part_key(shard: str, attempt: str, kind: str, number: int, suffix: str = "parquet") -> str:
     """An output file of an attempt, in the folder that Spark makes; its kind is a `PartKind` or an operator's name."""
     return f"{attempt_prefix(shard, attempt)}/{PART}={kind}/part-{number}.{suffix}"
+
+
+def list_key(manifest: str, number: int) -> str:
+    """The key of a list of parts (`persist_core.contents.part_lists`), by its manifest's key."""
+    return f"{manifest.removesuffix(MANIFEST)}parts-{number:06d}.json"
+
+
+def manifest_of_list(key: str) -> str | None:
+    """The key of the manifest to which the list with this key belongs, or `None` if it has another form."""
+    folder, name = posixpath.split(key)
+    is_list = re.fullmatch(r"parts-[0-9]{6,}\.json", name) is not None
+    return f"{folder}/{MANIFEST}" if is_list and attempt_of(f"{folder}/{MANIFEST}") else None
 
 
 def attempt_of(key: str, made: Callable[[str, str], str] = manifest_key) -> str | None:

@@ -8,9 +8,8 @@ All dataclasses are frozen plain data; times are ints, a closed upper is `None`.
 from __future__ import annotations
 
 import enum
-import hashlib
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -18,6 +17,8 @@ from typing import Any
 from persist_core.contents.err_groups import ErrGroup
 from persist_core.contents.key_range import Key, KeyRange
 from persist_core.contents.operator_state import OperatorState, StateArtifact, chain_digest
+from persist_core.contents.part_lists import PartList, UnreadParts, split
+from persist_core.contents.restored import Restored
 from persist_core.contents.run import Run
 from persist_core.contents.stats import BatchWarning
 from persist_core.errors import BadBounds, CorruptArtifact, InvalidInput
@@ -101,36 +102,6 @@ class BatchCounts:
     def updates(self) -> int:
         """Updates, oks and errs: exact for a raw batch, an upper bound for a run, whose history has two a row."""
         return self.rows + 2 * self.history
-
-
-@dataclass(frozen=True)
-class Correction:
-    """A batch from a replay since the upper `start_ms`; inputs before `end_ms` (`None`: all) were to be corrected."""
-
-    from_ms: int
-    end_ms: int | None
-    start_ms: int
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Restored:
-    """Where a restore took contents, progress and operator state from: a checkpoint, of another shard for a fork.
-
-    `watermark`: what the operator state holds from there on is in the shard's contents no more than it was then, though
-    its time may be final by now. The next batch takes it in. `correction` is set for one, of a replay in `shard`.
-    """
-
-    shard: str
-    checkpoint_id: str
-    watermark: int | None
-    correction: Correction | None = None
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Restored:
-        """The inverse of `asdict`."""
-        said = data.get("correction")
-        return cls(**{**data, "correction": Correction(**said) if said else None})
 
 
 @dataclass(frozen=True)
@@ -247,6 +218,7 @@ class HollowBatch:
 class BatchManifest:
     """Everything about one staged batch. One commit appends exactly one manifest; a merge puts one in place.
 
+    `parts` are `UnreadParts` if there are many and only the manifest itself was read: they are in `lists`.
     `contents_digest` binds the token: bounds, consolidated oks and errs (order-independent), source frontier, schema.
     `operators` is the operator state after the batch; `read_operators` are the digests of the chains it started from.
     `stats`: `DrainStats.to_json()` of its run (empty for other writers); `warnings`: what that says of rows;
@@ -261,7 +233,7 @@ class BatchManifest:
     token: str
     contents_digest: str
     schema: CollectionSchema
-    parts: tuple[Part, ...]
+    parts: Sequence[Part]
     counts: BatchCounts
     checkpoint_id: str
     epoch: int
@@ -287,12 +259,30 @@ class BatchManifest:
     @property
     def size_bytes(self) -> int:
         """Bytes of all parts."""
-        return sum(part.size_bytes for part in self.parts)
+        return sum(each.size_bytes for each in self.outline)
 
     @property
-    def schemas(self) -> dict[int, CollectionSchema]:
+    def outline(self) -> Sequence[Part | PartList]:
+        """Its parts; or its lists of parts, which say the same of all of theirs together, if only these are known."""
+        return self.parts.lists if isinstance(self.parts, UnreadParts) else self.parts
+
+    @property
+    def schemas(self) -> Mapping[int, CollectionSchema]:
         """The schemas that it and its parts are written in, by version."""
+        if isinstance(self.parts, UnreadParts):
+            return self.parts.schemas
         return {schema.version: schema for schema in (self.schema, *(part.schema for part in self.parts))}
+
+    @cached_property
+    def lists(self) -> tuple[PartList, ...]:
+        """The lists in which its parts are stored beside it; none for few parts."""
+        parts = self.parts
+        return parts.lists if isinstance(parts, UnreadParts) else tuple(each for each, _ in self.split)
+
+    @cached_property
+    def split(self) -> Sequence[tuple[PartList, bytes]]:
+        """Its lists, and their bytes: to be stored before itself. None if they were not read."""
+        return () if isinstance(self.parts, UnreadParts) else tuple(split(map(_part_json, self.parts)))
 
     @cached_property
     def sha256(self) -> str:
@@ -334,7 +324,8 @@ class BatchManifest:
             **asdict(replace(self, parts=())),
             "schema": self.schema.version,
             "schemas": [schema.to_json() for _, schema in sorted(self.schemas.items())],
-            "parts": [{**vars(part), "schema": part.schema.version} for part in self.parts],
+            "parts": [] if self.lists else [_part_json(part) for part in self.parts],
+            "lists": [asdict(each) for each in self.lists],
         }
         return seal(_MANIFEST, MANIFEST_VERSION, body)
 
@@ -342,13 +333,14 @@ class BatchManifest:
     def decode(cls, data: bytes, *, what: str = "a batch manifest") -> BatchManifest:
         """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
         body = unseal(data, kind=_MANIFEST, version=MANIFEST_VERSION, what=what)
-        try:
+        with _well_formed(what):
             schemas = {each["version"]: CollectionSchema.from_json(each) for each in body.pop("schemas")}
+            lists = tuple(map(PartList.from_json, body.pop("lists")))
             manifest = cls(
                 **{
                     **body,
                     "schema": schemas[body["schema"]],
-                    "parts": tuple(_part(part, schemas) for part in body["parts"]),
+                    "parts": UnreadParts(lists, schemas) if lists else _parts(body["parts"], schemas),
                     "counts": BatchCounts(**body["counts"]),
                     "sources": {name: SourceFrontier(**source) for name, source in body["sources"].items()},
                     "operators": {name: OperatorState.from_json(state) for name, state in body["operators"].items()},
@@ -360,10 +352,35 @@ class BatchManifest:
                     "run": Run.from_json(body["run"]) if body["run"] else None,
                 }
             )
-        except (ValueError, KeyError, TypeError) as error:
-            raise CorruptArtifact(f"{what} is malformed: {error!r}; run `persist fsck`") from error
         vars(manifest)["sha256"] = sealed_digest(data)  # of the stored bytes, not of a new encoding
         return manifest
+
+    def with_lists(self, lists: Sequence[tuple[PartList, bytes, str]]) -> BatchManifest:
+        """The manifest with the parts of these of its lists, of each its bytes and its name for errors."""
+        parts: list[Part] = []
+        for each, data, what in lists:
+            found = each.read(data, what=what)
+            with _well_formed(what):
+                parts += _parts(found, self.schemas)
+        whole = replace(self, parts=tuple(parts))
+        vars(whole).update(sha256=self.sha256, lists=self.lists)
+        return whole
+
+
+@contextmanager
+def _well_formed(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptArtifact(f"{what} is malformed: {error!r}; run `persist fsck`") from error
+
+
+def _part_json(part: Part) -> dict[str, Any]:
+    return {**vars(part), "schema": part.schema.version}
+
+
+def _parts(found: Sequence[Mapping[str, Any]], schemas: Mapping[int, CollectionSchema]) -> tuple[Part, ...]:
+    return tuple(_part(each, schemas) for each in found)
 
 
 def _part(body: Mapping[str, Any], schemas: Mapping[int, CollectionSchema]) -> Part:
@@ -381,20 +398,3 @@ def check_bounds(lower: int, upper: int | None) -> None:
     check_time(lower, what="lower")
     if upper is not None and check_time(upper, what="upper") <= lower:
         raise BadBounds(f"bounds {show_interval(lower, upper)} are empty or run backwards; expected lower < upper")
-
-
-def contents_digest(
-    *, lower: int, upper: int | None, rows: str, sources: Mapping[str, SourceFrontier], schema: CollectionSchema
-) -> str:
-    """The digest that binds a token to contents. `rows` is an order-independent digest of all consolidated updates.
-
-    File names, part sizes and row order do not enter, so that a restaged retry has the same digest.
-    """
-    body = {
-        "lower": lower,
-        "upper": upper,
-        "rows": rows,
-        "sources": {name: asdict(source) for name, source in sources.items()},
-        "schema": schema.to_json(),
-    }
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -10,10 +10,11 @@ from collections.abc import Collection, Iterable, Mapping
 
 from persist_core.checkpoint.checkpointer import Checkpointer, Listing
 from persist_core.checkpoint.quarantine import Quarantine
-from persist_core.contents.batch import BatchManifest, HollowBatch, SourceFrontier
+from persist_core.contents.batch import BatchManifest, SourceFrontier
 from persist_core.errors import CorruptArtifact, Corruption, UnknownVersion
 from persist_core.handles.client import PersistClient
 from persist_core.handles.load import load_manifest
+from persist_core.handles.side_by_side import side_by_side
 from persist_core.keys import (
     CheckpointLayout,
     attempt_of,
@@ -22,11 +23,12 @@ from persist_core.keys import (
     conflicts_prefix,
     is_input_copy,
     jobs_prefix,
+    list_key,
     owner_of,
 )
 from persist_core.protocol.fork_records import ForkRecord, list_forks
 from persist_core.shard.eras import refuse_earlier
-from persist_core.shard.state import Commit, ShardState
+from persist_core.shard.state import ShardState
 from persist_core.sources.registry import progress_of
 
 MAX_CONFLICTS = 1_000  # records that are kept, the newest; they are for people and alerts
@@ -38,7 +40,8 @@ class Needs:
     def __init__(self, client: PersistClient, shard: str) -> None:
         self._client = client
         self._shard = shard
-        self._manifests: dict[str, BatchManifest] = {}
+        self._manifests: dict[str, BatchManifest] = {}  # of commits: their lists of parts may be gone
+        self._whole: dict[str, BatchManifest] = {}
 
     def of(self, state: ShardState, *, candidates: Collection[str] | None = None) -> set[str]:
         """All needed keys below the shard, given its newest state.
@@ -67,13 +70,21 @@ class Needs:
 
     def of_batches(self, state: ShardState) -> set[str]:
         """Manifests of batches, and their parts."""
-        self._read(state.batches)
-        keys = {batch.manifest_key for batch in state.batches}
-        return keys | {part.key for key in keys for part in self._manifests[key].parts}
+        missing = {each.manifest_key: each for each in state.batches if each.manifest_key not in self._whole}
+        self._whole.update(zip(missing, self._client.manifests(missing.values()), strict=True))
+        return {key for each in state.batches for key in self._named(each.manifest_key)}
+
+    def _named(self, key: str) -> set[str]:
+        """A manifest that was read whole, its lists and its parts."""
+        manifest = self._whole[key]
+        lists = (list_key(key, number) for number in range(len(manifest.lists)))
+        return {key, *lists, *(part.key for part in manifest.parts)}
 
     def of_commits(self, state: ShardState) -> set[str]:
         """The keys that each commit in the state has named: a checkpoint can be derived from it again."""
-        self._read(state.commits)
+        missing = [each for each in state.commits if each.manifest_key not in self._manifests]
+        read = side_by_side(self._client.manifest, missing, threads=self._client.fetch_threads)
+        self._manifests.update(zip((each.manifest_key for each in missing), read, strict=True))
         needed = set()
         for commit in state.commits:
             manifest = self._manifests[commit.manifest_key]
@@ -151,15 +162,15 @@ class Needs:
         """The keys in the record, with the parts of manifests. What is missing was gone before the fork was made."""
         shared = set(record.keys)
         for key in record.keys:
-            if attempt_of(key) is not None and key not in self._manifests:
+            if attempt_of(key) is not None and key not in self._whole:
                 try:
-                    self._manifests[key] = load_manifest(self._client.blob, key)
+                    self._whole[key] = load_manifest(self._client.blob, key)
                 except CorruptArtifact:
                     if self._client.blob.get(key) is not None:
                         raise
                     continue
-            if key in self._manifests:
-                shared |= {part.key for part in self._manifests[key].parts}
+            if key in self._whole:
+                shared |= self._named(key)
         return shared
 
     def _in_use(
@@ -190,8 +201,3 @@ class Needs:
         except Corruption:  # of the fork: it may name any of them
             return True
         return not named.isdisjoint(keys)
-
-    def _read(self, named: Iterable[HollowBatch | Commit]) -> None:
-        """Read the manifests that are not known yet. Raises `CorruptArtifact` naming one that cannot be read."""
-        missing = {each.manifest_key: each for each in named if each.manifest_key not in self._manifests}
-        self._manifests.update(zip(missing, self._client.manifests(missing.values()), strict=True))

@@ -13,7 +13,7 @@ from persist_core.contents.batch import BatchManifest, HollowBatch
 from persist_core.contents.parts import PARQUET, PartFormat
 from persist_core.errors import ShardNotFound
 from persist_core.frontier import Frontier
-from persist_core.handles.load import load_manifest, load_manifests
+from persist_core.handles.load import load_head, load_manifests
 from persist_core.handles.read import FETCH_THREADS, ReadHandle
 from persist_core.handles.since import SinceHandle
 from persist_core.handles.write import WriteHandle
@@ -69,16 +69,19 @@ class PersistClient:
         return state
 
     def manifest(self, of: HollowBatch | Commit) -> BatchManifest:
-        """The manifest of a batch or commit of a state; `CorruptArtifact` if it is missing or not the one committed."""
-        return load_manifest(self.blob, of.manifest_key, sha256=of.manifest_sha256)
+        """The manifest of a batch or commit of a state; `CorruptArtifact` if it is missing or not the one committed.
+
+        Many parts are in lists, which are not read (`UnreadParts`): see `manifests`."""
+        return load_head(self.blob, of.manifest_key, sha256=of.manifest_sha256)
 
     def manifests(self, named: Iterable[HollowBatch | Commit]) -> list[BatchManifest]:
-        """The manifests of these batches and commits, in their order. Raises as `manifest`."""
+        """The manifests of these batches and commits with all their parts, in their order. Raises as `manifest`."""
         return load_manifests(self.blob, named, threads=self.fetch_threads)
 
     def staged_manifest(self, key: str) -> BatchManifest:
-        """A manifest that no state names yet; `CorruptArtifact` naming the key if it is missing or damaged."""
-        return load_manifest(self.blob, key)
+        """A manifest that no state names yet, as `manifest`; `CorruptArtifact` naming the key if it is missing or
+        damaged."""
+        return load_head(self.blob, key)
 
     def open_reader(self, shard: str, *, generation: int | None = None) -> ReadHandle:
         """A reader of the shard as it is now; sees later appends too. Holds nothing back: see `open_leased_reader`.

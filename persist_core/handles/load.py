@@ -6,23 +6,26 @@ Damage is `CorruptArtifact` naming the object, never another exception.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
 
 from persist_core.contents.batch import BatchManifest, HollowBatch, Part
+from persist_core.contents.key_range import KeyRange, meets_any
+from persist_core.contents.part_lists import UnreadParts
 from persist_core.contents.parts import PARQUET, PartFormat, read_as
 from persist_core.errors import CorruptArtifact, InvalidInput
 from persist_core.handles.side_by_side import side_by_side
-from persist_core.keys import owner_of
+from persist_core.keys import list_key, owner_of
 from persist_core.location.blob import Blob
 from persist_core.sealed import check_in_place
 from persist_core.shard.state import Commit
 
 
-def load_manifest(blob: Blob, key: str, *, sha256: str | None = None) -> BatchManifest:
-    """Read a batch's manifest; `sha256` is the digest that the state binds (`None`: not committed yet).
+def load_head(blob: Blob, key: str, *, sha256: str | None = None) -> BatchManifest:
+    """Read a batch's manifest without its lists; `sha256` is the digest that the state binds (`None`: not committed
+    yet).
 
     Raises `CorruptArtifact` naming the key if it is missing or damaged, or another manifest than the one committed.
     """
@@ -44,10 +47,40 @@ def load_manifest(blob: Blob, key: str, *, sha256: str | None = None) -> BatchMa
     return manifest
 
 
+def load_manifest(blob: Blob, key: str, *, sha256: str | None = None, threads: int = 1) -> BatchManifest:
+    """Read a batch's manifest with its parts. Raises as `load_head`, and of its lists too."""
+    return load_lists(blob, key, load_head(blob, key, sha256=sha256), threads=threads)
+
+
+def load_lists(
+    blob: Blob, key: str, manifest: BatchManifest, ranges: Sequence[KeyRange] | None = None, *, threads: int = 1
+) -> BatchManifest:
+    """The manifest under `key` with its parts, if those were not read. Raises `CorruptArtifact` naming a list.
+
+    `ranges`: without the parts in lists that hold no key of these.
+    """
+    if not isinstance(manifest.parts, UnreadParts):
+        return manifest
+    wanted = [
+        (each, list_key(key, number))
+        for number, each in enumerate(manifest.lists)
+        if ranges is None or meets_any(each.keys, ranges)
+    ]
+    found = side_by_side(lambda each: blob.get(each[1]), wanted, threads=threads)
+    lists = []
+    for (each, name), data in zip(wanted, found, strict=True):
+        if data is None:
+            raise CorruptArtifact(f"list of parts {name} is missing in {blob.uri}; run `persist fsck`")
+        lists.append((each, data, f"list of parts {name} in {blob.uri}"))
+    return manifest.with_lists(lists)
+
+
 def load_manifests(blob: Blob, named: Iterable[HollowBatch | Commit], *, threads: int) -> list[BatchManifest]:
     """The manifests of batches and commits of a state, in their order. Raises as `load_manifest`."""
     return side_by_side(
-        lambda each: load_manifest(blob, each.manifest_key, sha256=each.manifest_sha256), named, threads=threads
+        lambda each: load_manifest(blob, each.manifest_key, sha256=each.manifest_sha256, threads=threads),
+        named,
+        threads=threads,
     )
 
 

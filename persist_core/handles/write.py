@@ -7,8 +7,9 @@ tools and tests. Staging changes nothing that a reader sees.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,8 +21,7 @@ from persist_core.contents.batch import (
     BatchManifest,
     Part,
     PartKind,
-    Restored,
-    contents_digest,
+    SourceFrontier,
 )
 from persist_core.contents.key_range import EVERYTHING, KeyRange, range_of
 from persist_core.contents.operator_state import OperatorState
@@ -34,9 +34,10 @@ from persist_core.contents.parts import (
     rows_digest,
     updates_schema,
 )
+from persist_core.contents.restored import Restored
 from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import BadBounds, SchemaMismatch
-from persist_core.keys import manifest_key, part_key
+from persist_core.keys import list_key, manifest_key, part_key
 from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, INHERITED, TIME, CollectionSchema
 from persist_core.shard import state as transitions
@@ -156,6 +157,23 @@ def stage_part(
     return Part(key, kind, len(data), digest, schema, len(table), *bounds, inherits, part_format.index(data))
 
 
+def contents_digest(
+    *, lower: int, upper: int | None, rows: str, sources: Mapping[str, SourceFrontier], schema: CollectionSchema
+) -> str:
+    """The digest that binds a token to contents. `rows` is an order-independent digest of all consolidated updates.
+
+    File names, part sizes and row order do not enter, so that a restaged retry has the same digest.
+    """
+    body = {
+        "lower": lower,
+        "upper": upper,
+        "rows": rows,
+        "sources": {name: asdict(source) for name, source in sources.items()},
+        "schema": schema.to_json(),
+    }
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
 def manifest_for(
     description: BatchDescription,
     schema: CollectionSchema,
@@ -188,8 +206,10 @@ def manifest_for(
 
 
 def stage_manifest(blob: Blob, manifest: BatchManifest, attempt: str) -> str:
-    """Write the manifest, last of its attempt's files, and return its key."""
+    """Write the manifest, last of its attempt's files, after its lists, and return its key."""
     key = manifest_key(manifest.shard, attempt)
+    for number, (_, data) in enumerate(manifest.split):
+        blob.set(list_key(key, number), data)
     blob.set(key, manifest.encode())
     return key
 

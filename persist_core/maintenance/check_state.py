@@ -81,7 +81,9 @@ def read_manifests(client: PersistClient, state: ShardState, found: Violations) 
     named.update({batch.manifest_key: batch for batch in state.batches})
     for key, each in named.items():
         with found.checking("manifest", key):
-            manifests[key] = client.manifest(each)
+            # Lists of parts of a batch that was merged may be gone.
+            is_batch = isinstance(each, HollowBatch)
+            manifests[key] = client.manifests([each])[0] if is_batch else client.manifest(each)
             _check_schemas(key, manifests[key], state, found)
     for batch in state.batches:
         manifest = manifests.get(batch.manifest_key)

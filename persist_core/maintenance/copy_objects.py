@@ -17,7 +17,7 @@ from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.contents.batch import HollowBatch, SourceFrontier
 from persist_core.errors import CorruptArtifact
 from persist_core.handles.client import PersistClient
-from persist_core.keys import CheckpointLayout, conflict_alerts_prefix, conflicts_prefix, digest_in
+from persist_core.keys import CheckpointLayout, conflict_alerts_prefix, conflicts_prefix, digest_in, list_key
 from persist_core.location.blob import Blob
 from persist_core.sealed import is_sealed, verified_digest
 from persist_core.shard.history import PIN
@@ -83,15 +83,18 @@ class Inventory:
 def inventory_of(client: PersistClient, state: ShardState) -> Inventory:
     """The objects of the state. Raises `CorruptArtifact` for a manifest that is missing or damaged."""
     commits = {commit.manifest_key for commit in state.commits}
-    batches = {batch.manifest_key for batch in state.batches}
+    batches = [batch.manifest_key for batch in state.batches]
     both: tuple[Commit | HollowBatch, ...] = (*state.commits, *state.batches)
     naming = {each.manifest_key: each for each in both}
     needed: list[Named] = []
     progress = [state.sources]
-    manifests = client.manifests(naming.values())
-    for each, manifest in zip(naming.values(), manifests, strict=True):
+    whole = dict(zip(batches, client.manifests(state.batches), strict=True))
+    for each in naming.values():
+        manifest = whole.get(each.manifest_key) or client.manifest(each)
         needed.append(Named(each.manifest_key, None, each.manifest_sha256))
         if each.manifest_key in batches:
+            lists = enumerate(manifest.lists)
+            needed += (Named(list_key(each.manifest_key, number), None, found.sha256) for number, found in lists)
             needed += (Named(part.key, part.size_bytes, part.sha256) for part in manifest.parts)
         if each.manifest_key in commits:
             progress.append(manifest.sources)

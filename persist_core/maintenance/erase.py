@@ -307,7 +307,9 @@ class _Erasing:
         found: dict[str, tuple[str, BatchManifest]] = {}
         commits = {each.manifest_key for each in state.commits}
         for key, each in named.items():  # batches first: they say whether there were errs
-            new = rewriting.manifest(self._client.manifest(each), batches.get(key), is_commit=key in commits)
+            batch = batches.get(key)
+            manifest = self._client.manifest(each) if batch is None else self._client.manifests([batch])[0]
+            new = rewriting.manifest(manifest, batch, is_commit=key in commits)
             if new is not None:
                 attempt = self._client.ids.uuid7()
                 stored = "" if rewriting.is_dry_run else stage_manifest(self._client.blob, new, attempt)

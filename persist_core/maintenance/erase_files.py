@@ -6,6 +6,7 @@ import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,6 +16,7 @@ from persist_core.checkpoint.checkpointer import load_verified
 from persist_core.contents.batch import BatchManifest, HollowBatch, Part, PartKind
 from persist_core.contents.key_range import EVERYTHING, KeyRange, key_at, range_of
 from persist_core.contents.operator_state import OrderKey, StateArtifact
+from persist_core.contents.part_lists import PartList, UnreadParts
 from persist_core.contents.parts import PARQUET
 from persist_core.contents.run import Run
 from persist_core.handles.client import PersistClient
@@ -30,6 +32,8 @@ from persist_core.schema import (
     field_id,
     order_cells,
 )
+
+_Bounded = TypeVar("_Bounded", Part, PartList)
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,8 @@ class Rewriting:
         parts: list[Part] = []
         is_of_keys = False
         counts = dict.fromkeys(vars(manifest.counts), 0)
-        for part in manifest.parts:
+        unread = manifest.parts if isinstance(manifest.parts, UnreadParts) else None
+        for part in () if unread else manifest.parts:
             new, gone = self._part(part, counts) if batch is not None else (self._named(part), None)
             parts += [] if new is None else [new]
             is_of_keys |= gone is not None
@@ -103,7 +108,10 @@ class Rewriting:
             name: replace(state, artifacts=tuple(self._saved(name, each, is_commit) for each in state.artifacts))
             for name, state in manifest.operators.items()
         }
-        after = replace(manifest, parts=tuple(parts), operators=operators, run=self._begun_again(manifest.run))
+        listed = unread and replace(unread, lists=tuple(map(self._named, unread.lists)))
+        after = replace(
+            manifest, parts=listed or tuple(parts), operators=operators, run=self._begun_again(manifest.run)
+        )
         after = self._without_samples(after, is_of_keys)
         if after == manifest:
             return None
@@ -137,8 +145,8 @@ class Rewriting:
         new = replace(part, key=key, size_bytes=len(found.data), sha256=sha256, rows=len(found.kept))
         return replace(new, first_key=keys.first, last_key=keys.last, index=PARQUET.index(found.data)), gone
 
-    def _named(self, part: Part) -> Part:
-        """A file that stays, without bounds that are a key."""
+    def _named(self, part: _Bounded) -> _Bounded:
+        """A file, or a list of files, that stays, without bounds that are a key."""
         return replace(part, first_key=None, last_key=None) if self.sought.is_bound(part.keys) else part
 
     def _begun_again(self, run: Run | None) -> Run | None:

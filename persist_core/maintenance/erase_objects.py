@@ -22,6 +22,8 @@ from persist_core.keys import (
     failure_key,
     hidden_shard,
     is_input_copy,
+    list_key,
+    manifest_of_list,
     owner_of,
 )
 from persist_core.maintenance.sought import Sought
@@ -92,10 +94,14 @@ def _with_names(
     for key, data in objects:
         if is_found(key, data):
             found.append(key)
-        elif attempt_of(key) is not None and key not in kept:
+        elif (attempt_of(key) or manifest_of_list(key)) and key not in kept:
             others[key] = data
-    naming = [key for key, data in others.items() if any(each.encode() in data for each in found)]
-    return naming + sorted(found, key=lambda key: key.endswith(".parquet"))
+    naming = {key for key, data in others.items() if any(each.encode() in data for each in found)}
+    listing = {manifest_of_list(key) for key in naming.union(found)}
+    naming |= others.keys() & listing
+    return sorted(naming, key=lambda key: manifest_of_list(key) is not None) + sorted(
+        found, key=lambda key: key.endswith(".parquet")
+    )
 
 
 def _refused(client: PersistClient, shard: str, found: Sequence[str]) -> Iterator[str]:
@@ -132,8 +138,9 @@ def finish(client: PersistClient, shard: str) -> int:
 def _shared(client: PersistClient, shard: str) -> set[str]:
     """The files that forks read. A record of a fork keeps more: all that it has shared in the beginning."""
     named = {batch.manifest_key for fork in forks_of(client, shard) for batch in fork.batches}
-    manifests = [load_manifest(client.blob, key) for key in named if owner_of(key) == shard]
-    return named | {part.key for manifest in manifests for part in manifest.parts}
+    manifests = {key: load_manifest(client.blob, key) for key in named if owner_of(key) == shard}
+    lists = {list_key(key, number) for key, manifest in manifests.items() for number in range(len(manifest.lists))}
+    return named | lists | {part.key for manifest in manifests.values() for part in manifest.parts}
 
 
 def hidden_shards(client: PersistClient, shard: str) -> list[str]:

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_core.checkpoint.recovery import recover_newest
-from persist_core.contents.batch import Correction, Restored, last_time
+from persist_core.contents.batch import last_time
+from persist_core.contents.restored import Correction, Restored
 from persist_core.handles.client import PersistClient
 from persist_core.handles.slow_reads import named_if_dropped
 from persist_core.protocol.delta import MAX_UPDATES, Delta, check_size, delta_since, net_of

@@ -14,7 +14,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from persist_core.checkpoint.publish import publish_missing
-from persist_core.contents.batch import BatchCounts, BatchDescription, BatchManifest, Restored
+from persist_core.contents.batch import (
+    BatchCounts,
+    BatchDescription,
+    BatchManifest,
+)
+from persist_core.contents.restored import Restored
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.frontier import ZERO
 from persist_core.handles.client import PersistClient

@@ -21,8 +21,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from persist_core.checkpoint.publish import publish_missing
-from persist_core.contents.batch import Restored, SourceFrontier, last_time
+from persist_core.contents.batch import SourceFrontier, last_time
 from persist_core.contents.operator_state import StateArtifact
+from persist_core.contents.restored import Restored
 from persist_core.errors import Corruption, InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.handles.slow_reads import named_if_dropped

@@ -15,7 +15,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from persist_core.checkpoint.publish import publish_missing
-from persist_core.contents.batch import BatchCounts, BatchDescription, Restored
+from persist_core.contents.batch import BatchCounts, BatchDescription
+from persist_core.contents.restored import Restored
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import schema_of

@@ -23,15 +23,15 @@ from persist_core.contents.batch import (
     STASH_OPERATOR,
     BatchCounts,
     BatchManifest,
-    Correction,
     Part,
     PartKind,
-    Restored,
     SourceFrontier,
 )
 from persist_core.contents.erased import ErasedKey, ErasedList, Erasure
 from persist_core.contents.err_groups import ErrGroup
 from persist_core.contents.operator_state import OperatorState, StateArtifact
+from persist_core.contents.part_lists import PartList, UnreadParts
+from persist_core.contents.restored import Correction, Restored
 from persist_core.contents.run import Run
 from persist_core.contents.stats import DryRun
 from persist_core.errors import CorruptArtifact
@@ -129,6 +129,17 @@ FROZEN = FrozenInput(
 )
 STORED = {
     "batch-manifest-v1": Stored(MANIFEST, BatchManifest.encode, BatchManifest.decode),
+    "batch-manifest-with-lists-v1": Stored(
+        replace(
+            MANIFEST,
+            parts=UnreadParts(
+                (PartList("insertions", 1500, 7, None, 9, (-1,), (2**63 - 1,), True, "a" * 64),),
+                {1: OLDER, 2: NEWEST},
+            ),
+        ),
+        BatchManifest.encode,
+        BatchManifest.decode,
+    ),
     "checkpoint-manifest-v2": Stored(CHECKPOINT, CheckpointManifest.encode, CheckpointManifest.decode),
     "frozen-files-v1": Stored(FROZEN, FrozenInput.encode, FrozenInput.decode),
     "frozen-shards-v1": Stored(

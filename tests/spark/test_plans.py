@@ -12,9 +12,12 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from persist_core.contents import part_lists
 from persist_core.contents.batch import BatchCounts, BatchManifest, Part, PartKind
 from persist_core.contents.key_range import KeyRange, exactly, key_at
 from persist_core.contents.run import Run
+from persist_core.errors import CorruptArtifact
+from persist_core.keys import manifest_of_list
 from persist_core.schema import INHERITED, CollectionSchema, Column
 from persist_spark import frame, session
 from persist_spark.upsert import batch as upsert_batch
@@ -228,6 +231,24 @@ def test_a_look_up_opens_only_files_that_can_hold_the_keys(spark: SparkSession, 
     assert sorted(row["id"] for row in found.collect()) == [3, 21]
     opened = {Path(path).parts[-3] for path in found.inputFiles()}
     assert opened == {Path(committed[number][1].parts[0].key).parts[-3] for number in (0, 2)}
+
+
+def test_a_write_reads_only_lists_that_can_hold_its_keys(shard: StagedShard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_lists, "MAX_PARTS", 1)
+    shard.commit([_record(key, _ok("a"), key) for key in range(30)], 10)
+    shard.commit([_record(1, _ok("b"), 31), _record(2, TOMBSTONE, 32)], 20)
+    lists = [key for entry in shard.blob.list_keys_and_metadata("") if manifest_of_list(key := entry.key)]
+    assert len(lists) == 2
+    records, description = [_record(20, _ok("c"), 41)], shard.description(30)
+    whole = shard.write(records, description)
+    for key in lists:
+        shard.blob.delete(key)
+    with pytest.raises(CorruptArtifact, match=lists[0]):
+        shard.write(records, description)
+    monkeypatch.setattr(upsert_batch, "SMALL_STATE_BYTES", 0)
+    monkeypatch.setattr(upsert_batch, "LARGE_STATE_BYTES", 0)
+    monkeypatch.setattr(upsert_batch, "expects_few_files", lambda _: True)
+    assert shard.write(records, description).contents_digest == whole.contents_digest
 
 
 @pytest.mark.parametrize(

@@ -7,22 +7,26 @@ records ──┬─────────────────────
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.storagelevel import StorageLevel
 
 from persist_core.config.error_limits import ErrorLimits, reached_limit
-from persist_core.contents.batch import STASH_OPERATOR, BatchDescription, BatchManifest, HollowBatch, PartKind
+from persist_core.contents.batch import STASH_OPERATOR, BatchDescription, BatchManifest, HollowBatch, Part, PartKind
 from persist_core.contents.err_groups import lines_of
 from persist_core.contents.key_range import KeyRange
+from persist_core.contents.operator_state import StateArtifact
+from persist_core.contents.part_lists import PartList
 from persist_core.contents.pieces import OKS
 from persist_core.contents.stats import BatchWarning
 from persist_core.errors import InvariantViolation, TooManyErrors
 from persist_core.handles.client import PersistClient
 from persist_core.handles.erased import erased_for
+from persist_core.handles.load import load_lists
+from persist_core.handles.side_by_side import side_by_side
 from persist_core.schema import INHERITED, TIME, CollectionSchema, Late
 from persist_core.shard.state import ShardState
 from persist_spark import progress
@@ -105,23 +109,20 @@ def stage_upserts(
         records = without_erased(spark, records, erased, schema, description, has_times=request.has_times)
     below = [batch for batch in state.batches if batch.lower < description.lower]
     progress.enter("plan", f"{sum(batch.counts.rows for batch in below)} updates before")
-    manifests = client.manifests(below)
-    check_sizes(client.blob, part_sizes(manifests))
+    heads = side_by_side(client.manifest, below, threads=client.fetch_threads)
     files, order = StateFiles(client, shard), records.schema[ORDER].dataType
     batch = _Batch(
         spark,
         client,
         request,
         records,
-        committed=list(zip(below, manifests, strict=True)),
+        committed=list(zip(below, heads, strict=True)),
         before=StateBefore(spark, client, files, description, schema, state.schemas, request.keep_deleted_ms, order),
     )
     with ExitStack() as stack:
         # Full states, and runs of merges, have files of attempts that have no manifest.
-        known = [part for manifest in manifests for part in manifest.parts]
-        stack.enter_context(
-            named_damage(client.blob, known=[*known, *itertools.chain(*description.operators.values())])
-        )
+        batch.known.extend(itertools.chain(*description.operators.values()))
+        stack.enter_context(named_damage(client.blob, known=batch.known))
         use(spark, stage_settings(description.input_bytes))
         if (batch.looks or may_look(description)) and not request.is_columnar:
             records.persist(StorageLevel.MEMORY_AND_DISK)
@@ -173,7 +174,11 @@ class _Plan:
 
 @dataclass(frozen=True)
 class _Batch:
-    """All that one batch is made of, before anything of it is read."""
+    """All that one batch is made of, before anything of it is read.
+
+    `committed`: the manifests of large runs have their parts in lists, which `_opened` reads. `known`: the files that
+    the batch may read, so far.
+    """
 
     spark: SparkSession
     client: PersistClient
@@ -183,24 +188,26 @@ class _Batch:
     before: StateBefore
     stash: StashBefore = NO_STASH
     beaten: Beaten | None = None
+    known: list[Part | StateArtifact] = field(default_factory=list)
+
+    @property
+    def _outline(self) -> Iterator[Part | PartList]:
+        return (each for _, manifest in self.committed for each in manifest.outline)
 
     @property
     def committed_bytes(self) -> int:
         """The files in which previous values may be."""
-        parts = (part for _, manifest in self.committed for part in manifest.parts)
-        return sum(part.size_bytes for part in parts if part.kind in _LOOKED_UP)
+        return sum(part.size_bytes for part in self._outline if part.kind in _LOOKED_UP)
 
     @property
     def _committed_rows(self) -> int:
-        parts = (part for _, manifest in self.committed for part in manifest.parts)
-        return sum(part.rows or 0 for part in parts if part.kind is PartKind.INSERTIONS)
+        return sum(part.rows or 0 for part in self._outline if part.kind is PartKind.INSERTIONS)
 
     @property
     def _holds_inherited(self) -> bool:
         """True if a file says that values in it were inherited, or that records left them out."""
-        parts = (part for _, manifest in self.committed for part in manifest.parts)
         state = (*self.before.index, *self.request.description.operators.get(STASH_OPERATOR, ()))
-        found = [part.inherits for part in parts if part.kind in _LOOKED_UP]
+        found = [part.inherits for part in self._outline if part.kind in _LOOKED_UP]
         return any([*found, *(each.inherits for each in state)])
 
     @property
@@ -221,7 +228,7 @@ class _Batch:
         manifests = [manifest for _, manifest in self.committed]
         files: list[KeyRange] = []
         if self.committed_bytes > LARGE_STATE_BYTES and expects_few_files(manifests):
-            files += [part.keys for manifest in manifests for part in manifest.parts if part.kind in OKS]
+            files += [part.keys for part in self._outline if part.kind in OKS]
         if self.before.index_bytes > LARGE_INDEX_BYTES:
             files += [artifact.keys for artifact in self.before.index]
         waiting = self._waiting([*slot_names(schema), OP, TIME, *_unsent(schema)])
@@ -270,6 +277,17 @@ class _Batch:
         ranges = look.ranges if look and is_keyed else None
         return _Plan(is_thorough, inherits, slots, few_keys, ranges, stash, moved_bytes)
 
+    def _opened(self, ranges: Sequence[KeyRange] | None) -> list[tuple[HollowBatch, BatchManifest]]:
+        """The committed batches with the parts that may hold keys of these ranges. Checks the sizes of their files."""
+        blob, threads = self.client.blob, self.client.fetch_threads
+        found = [
+            (batch, load_lists(blob, batch.manifest_key, each, ranges, threads=threads))
+            for batch, each in self.committed
+        ]
+        check_sizes(blob, part_sizes(manifest for _, manifest in found))
+        self.known.extend(part for _, manifest in found for part in manifest.parts)
+        return found
+
     def planned(self, plan: _Plan) -> PlannedUpsert:
         """The batch as one expression."""
         request, description, slots = self.request, self.request.description, plan.slots
@@ -279,7 +297,7 @@ class _Batch:
             committed_updates(
                 self.spark,
                 blob,
-                self.committed,
+                self._opened(plan.ranges),
                 request.schema,
                 slots=slots,
                 ranges=plan.ranges,

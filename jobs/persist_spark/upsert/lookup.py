@@ -79,7 +79,7 @@ def expects_few_files(manifests: Sequence[BatchManifest]) -> bool:
     Judged by the newest batch that is not a run, because the manifests say where its keys lay, and batches of a shard
     are mostly alike. True without such a batch.
     """
-    oks = [[part for part in manifest.parts if part.kind in OKS] for manifest in manifests]
+    oks = [[part for part in manifest.outline if part.kind in OKS] for manifest in manifests]
     raw = [parts for manifest, parts in zip(manifests, oks, strict=True) if manifest.run is None and parts]
     if not raw:
         return True

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
+from unittest.mock import patch
 
 import pyarrow as pa
 
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.config.view import ViewConfig
+from persist_core.contents import part_lists
 from persist_core.contents.parts import updates_schema
 from persist_core.errors import CorruptArtifact
 from persist_core.handles.client import PersistClient
@@ -49,6 +51,7 @@ UPTO = 50  # where the collection's contents end
 _KINDS = {
     "state": r"state:.*",
     "batch manifest": r".*/batches/[^/]+/manifest\.json",
+    "list of parts": r".*/batches/[^/]+/parts-000[0-9]{3}\.json",
     "part": r".*/_persist_part=(insertions|retractions|errs)/.*",
     "history of a run": r".*/_persist_part=history/.*",
     "operator state": r".*/_persist_part=upsert-stash/.*",
@@ -220,7 +223,8 @@ class Complete:
         self.things.client = PersistClient(stored.location, self.things.clock, self.things.client.ids, fetch_threads=1)
         self.client = self.things.client
         self.view = ViewConfig.model_validate({"name": VIEW, "query": f"SELECT name FROM {SHARD}", "inputs": [SHARD]})
-        self._fill()
+        with patch.object(part_lists, "MAX_PARTS", 1):
+            self._fill()
         self.minted = {config.name: self._mint(config) for config in (self.things.config, self.view)}
         self.input_key = self.minted[SHARD].description.input_key or ""
         self.names = stored.names()

@@ -184,5 +184,5 @@ def test_every_bit_of_every_sealed_object_is_sealed(tmp_path: Path, persist_seed
             tried[kind] += 1
     assert tried.keys() == {
         "state", "batch manifest", "checkpoint manifest", "offsets file", "frozen input", "fork record",
-        "conflict record",
+        "conflict record", "list of parts",
     }  # fmt: skip

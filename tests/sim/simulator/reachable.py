@@ -20,7 +20,7 @@ def reachable(blob: Blob, consensus: Consensus, shard: str) -> set[str]:
     for key in (key for key in stored if key.startswith(f"{shard}/forks/")):
         record = _load(blob, key)
         shared = set(record["keys"])
-        shared |= {part["key"] for each in shared if each.endswith("/manifest.json") for part in _parts(blob, each)}
+        shared |= {named for each in shared if each.endswith("/manifest.json") for named in _parts(blob, each)}
         fork = record["fork"]
         others = {entry.key for entry in blob.list_keys_and_metadata(f"{fork}/")}
         if shared & set(_named_by(blob, consensus, fork, stored | others)):
@@ -40,7 +40,7 @@ def _named_by(blob: Blob, consensus: Consensus, shard: str, stored: set[str]) ->
         name = line.split(" ")[-1]
         key = name if "/" in name else f"{shard}/batches/{name}/manifest.json"
         yield key
-        yield from (part["key"] for part in _parts(blob, key))
+        yield from _parts(blob, key)
     yield from _names(state["sources"], stored)
     for commit in state["commits"]:
         yield commit["manifest_key"]
@@ -64,8 +64,14 @@ def _names(value: Any, stored: set[str]) -> Iterator[str]:
         yield from _names(inner, stored)
 
 
-def _parts(blob: Blob, manifest_key: str) -> Any:
-    return _load(blob, manifest_key)["parts"]
+def _parts(blob: Blob, key: str) -> Iterator[str]:
+    """The parts of a manifest, and the lists in which many of them are."""
+    manifest = _load(blob, key)
+    yield from (part["key"] for part in manifest.get("parts", ()))
+    for number in range(len(manifest.get("lists", ()))):
+        listed = key.replace("/manifest.json", f"/parts-{number:06d}.json")
+        yield listed
+        yield from (part["key"] for part in _load(blob, listed).get("parts", ()))
 
 
 def _load(blob: Blob, key: str) -> Any:
