@@ -83,6 +83,11 @@ KNOWN = (
         "install airflow-persist[spark] there too",
     ),
     (
+        "Spark finds no file of this name, which is not ASCII",
+        r"PATH_NOT_FOUND\] Path does not exist: [^\n]*[^\x00-\x7f]",
+        "if the file is there, start Spark (or its server) in a locale of UTF-8: LC_ALL=C.UTF-8",
+    ),
+    (
         "the Spark Connect server does not answer",
         r"StatusCode\.UNAVAILABLE|StatusCode\.DEADLINE_EXCEEDED|failed to connect to all addresses",
         "check that it runs, and the host and the port of the connection",

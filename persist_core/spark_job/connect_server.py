@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from persist_core.clock import Clock, SystemClock
-from persist_core.spark_job.installation import OF_MANY_JOBS, find_spark_submit
+from persist_core.spark_job.installation import OF_MANY_JOBS, find_spark_submit, locale_of_java
 from persist_core.time_text import DAY_MS
 
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
@@ -129,7 +129,8 @@ def main(arguments: Sequence[str], clock: Clock) -> int:
         options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
         submit = str(find_spark_submit(os.environ))
         command = [submit, "--class", _SERVER, *options, *given.options, "spark-internal"]
-        with subprocess.Popen(command, preexec_fn=_end_with_parent) as process:
+        environment = {**os.environ, **locale_of_java()}
+        with subprocess.Popen(command, env=environment, preexec_fn=_end_with_parent) as process:
             for kind in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(kind, lambda number, _: process.send_signal(number))
             why = watch(process, Limits(given.heap / 100, given.hours * HOUR_MS), heap, given.port, clock)

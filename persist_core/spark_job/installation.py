@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import locale
 import os
 import shutil
 import sys
@@ -73,7 +74,15 @@ def job_path() -> Path:
 def spark_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment in which Spark runs the job with this same Python, unless the user chose another."""
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    return {name: value for name, value in python.items() if name not in environment}
+    return {**{name: value for name, value in python.items() if name not in environment}, **locale_of_java()}
+
+
+def locale_of_java() -> dict[str, str]:
+    """The locale of a Java that starts here, if it needs another one.
+
+    With `LC_ALL=C`, or a locale that is not installed, it finds no file whose name is not ASCII.
+    """
+    return {} if locale.getencoding().upper() == "UTF-8" else {"LC_ALL": "C.UTF-8"}
 
 
 def local_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -240,6 +241,14 @@ def test_spark_submit_is_found_or_its_absence_explained(tmp_path: Path, monkeypa
     script.chmod(0o755)
     assert find_spark_submit({"PATH": ""}) == script
     assert spark_environment({"PYSPARK_PYTHON": "mine"}) == {"PYSPARK_DRIVER_PYTHON": str(tmp_path / "python")}
+
+
+@pytest.mark.parametrize(("given", "found"), [("C", "C.UTF-8"), ("no_SUCH.UTF-8", "C.UTF-8"), ("C.UTF-8", "")])
+def test_java_finds_names_that_are_not_ascii(given: str, found: str) -> None:
+    look = "from persist_core.spark_job.installation import *; print(spark_environment({}).get('LC_ALL', ''))"
+    environment = {**os.environ, "LC_ALL": given}
+    said = subprocess.run([sys.executable, "-c", look], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == found
 
 
 @on_each_consensus

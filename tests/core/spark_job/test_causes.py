@@ -32,6 +32,8 @@ NOISE = ["26/01/02 WARN TaskSetManager: Lost task 0.0", "\tat java.base/java.lan
         ("pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different"
          " version: 3.11 than that in driver: 3.12", "Python where Spark runs its tasks is another version"),
         ("ModuleNotFoundError: No module named 'persist_spark'", "a Python package is missing"),
+        ("AnalysisException: [PATH_NOT_FOUND] Path does not exist: file:/in/\u00e4.jsonl. SQLSTATE: 42K03",
+         "Spark finds no file of this name"),
         ("_InactiveRpcError: status = StatusCode.UNAVAILABLE", "the Spark Connect server does not answer"),
     ],
 )  # fmt: skip
