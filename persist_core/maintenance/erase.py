@@ -338,14 +338,17 @@ class _Erasing:
 
     def beyond(self, state: ShardState) -> tuple[tuple[str, ...], int]:
         """Name the places that may hold the keys and are not reached; and count the errors without a readable key."""
-        views = sorted(holder.removeprefix(VIEW) for holder in state.holds if holder.startswith(VIEW))
         forks = {fork.shard for fork in forks_of(self._client, self._shard) if is_shard_name(fork.shard)}
         related = sorted(forks | self._origins)
         unread = self._client.open_reader(self._shard).errors() if state.batches else None
         is_unread = None if unread is None else pc.is_null(unread[self.schema.key_names[0]])
         count = 0 if is_unread is None else pc.sum(is_unread).as_py() or 0
         named = (
-            *(f"view {each}: refresh it; its history still holds rows that came from the keys" for each in views),
+            *(
+                f"view {each}: its history holds what came from the keys. Build it again: `persist drop {each} --yes"
+                f" --force`, then `persist run {each} --recreate`"
+                for each in _views_of(self._client, state)
+            ),
             *(f"{each}, which shares a past with {self._shard}: erase there too" for each in related),
             *([f"{count} errors whose keys could not be decoded: `persist errors {self._shard}`"] if count else []),
             "attempts that still run: GC deletes what they stage; look again with --verify",
@@ -355,6 +358,23 @@ class _Erasing:
 
     def _too_slow(self) -> RunFailed:
         return RunFailed(f"other writers of {self._shard} were faster {MAX_ROUNDS} times; run the command again")
+
+
+def _views_of(client: PersistClient, state: ShardState) -> list[str]:
+    """The views that read the shard, and the views that read these: each after the views that it reads."""
+    ended: list[str] = []
+    seen: set[str] = set()
+
+    def visit(state: ShardState | None) -> None:
+        holders = sorted(each.removeprefix(VIEW) for each in state.holds if each.startswith(VIEW)) if state else []
+        for view in reversed(holders):
+            if view not in seen:
+                seen.add(view)
+                visit(client.machine.fetch(view))
+                ended.append(view)
+
+    visit(state)
+    return ended[::-1]
 
 
 def _rows_of(tables: Sequence[pa.Table], sought: Sought) -> list[pa.Table]:

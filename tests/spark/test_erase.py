@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,33 @@ def test_late_records_do_not_bring_an_erased_key_back(
     frame = snapshot(spark, story.client.location, "people")
     assert sorted((row["email"], row["name"]) for row in frame.collect()) == story.rows()
     assert fsck(story.client, "people").is_clean
+
+
+def test_views_are_named_and_built_again_without_the_key(
+    tmp_path: Path,
+    there: list[str],  # noqa: F811 - the fixture
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By the commands that the erasure says, in its order."""
+    story = Story(tmp_path, there, SEQUENCE, capsys)
+    (tmp_path / "views").mkdir()
+    files = ["--collections", str(tmp_path), "--views", str(tmp_path / "views")]
+    for name, source in (("named", "people"), ("again", "named")):
+        (tmp_path / "views" / f"{name}.yaml").write_text(f"query: SELECT name, email FROM {source}\n")
+    story.feed("1.jsonl", {"email": ANN, "name": "Ann", "seq": 1}, {"email": "bo@x", "name": "Bo", "seq": 1})
+    for name in ("named", "again"):
+        story.persist("run", name, *files)
+    said = story.persist("erase", "people", "--key", ANN, "--reason", "asked", "--verify")
+    views = [line for line in said.splitlines() if "not reached: view" in line]
+    assert [line.split("view ")[1].partition(":")[0] for line in views] == ["named", "again"]
+    for name in ("named", "again"):
+        story.persist("run", name, *files)
+    assert {each.partition("/")[0] for each in story.objects_with(ANN)} == {"named", "again"}
+    for line in views:
+        for command in re.findall("`persist ([^`]*)`", line):
+            story.persist(*command.split(), *(files if command.startswith("run") else []))
+    assert story.objects_with(ANN) == []
+    assert story.client.open_reader("again").snapshot().to_pylist() == [{"name": "Bo", "email": "bo@x"}]
 
 
 def test_in_log_order_the_time_of_a_record_decides(

@@ -14,7 +14,8 @@ from pyspark.sql import SparkSession
 from persist_core.cli import reprocess as cli_reprocess
 from persist_core.cli import run as cli_run
 from persist_core.cli.main import run_command
-from persist_core.config.collection import CollectionConfig
+from persist_core.config.shard import ShardConfig
+from persist_core.config.view import ViewConfig
 from persist_core.contents.batch import BatchDescription
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
@@ -22,6 +23,7 @@ from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.upsert.job import run_write_job
+from persist_spark.view.refresh import run_view_job
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "changing.md"
 PIECE = re.compile(r"`(in/\S+)`|```(yaml|json|console)\n(.*?)```", re.S)
@@ -32,12 +34,12 @@ def there(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) 
     """The options of the location. The write stage runs in the session of the tests."""
     where = PersistLocation(f"file://{tmp_path}/blobs", f"sqlite:///{tmp_path}/consensus.db")
 
-    def write(client: PersistClient, _start: object, config: CollectionConfig, description: BatchDescription) -> str:
+    def write(client: PersistClient, _start: object, config: ShardConfig, description: BatchDescription) -> str:
         item = JobSpec(description, config, client.ids.uuid7())
-        run_write_job(spark, item, client.location)
+        (run_view_job if isinstance(config, ViewConfig) else run_write_job)(spark, item, client.location)
         return item.answer_key
 
-    def write_all(client: PersistClient, start: object, asked: list[tuple[CollectionConfig, BatchDescription]]) -> Any:
+    def write_all(client: PersistClient, start: object, asked: list[tuple[ShardConfig, BatchDescription]]) -> Any:
         return [write(client, start, *each) for each in asked]
 
     monkeypatch.setattr(cli_run, "write_batches", write_all)

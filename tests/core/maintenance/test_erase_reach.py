@@ -47,7 +47,8 @@ def test_forks_and_views_and_errors_without_a_key_are_named() -> None:
     assert "s, which shares a past with twin: erase there too" in in_fork.beyond
     done = erase(history.client, "s", KEYS[:4], by="me", reason="asked")
     assert done.beyond[:3] == (
-        "view totals: refresh it; its history still holds rows that came from the keys",
+        "view totals: its history holds what came from the keys. Build it again: `persist drop totals --yes --force`,"
+        " then `persist run totals --recreate`",
         "twin, which shares a past with s: erase there too",
         "1 errors whose keys could not be decoded: `persist errors s`",
     )
