@@ -247,7 +247,18 @@ def test_committed_files_are_small() -> None:
     report(found, f"expected at most {MAX_FILE_BYTES} bytes per file")
 
 
-def test_every_lock_is_hashed_and_names_no_index() -> None:
+def asked_in(path: Path) -> set[str]:
+    """The names of packages that a file of requirements asks for, those of the files that it includes with them."""
+    found = set[str]()
+    for line in path.read_text().splitlines():
+        if line.startswith("-r "):
+            found |= asked_in(path.parent / line[3:].strip())
+        elif name := re.match(r"[A-Za-z0-9-]+", line):
+            found.add(name[0].lower())
+    return found
+
+
+def test_every_lock_is_whole_hashed_and_names_no_index() -> None:
     found = []
     for lock in sorted((ROOT / "requirements").glob("*.txt")):
         if lock.name == "overrides.txt":
@@ -255,6 +266,9 @@ def test_every_lock_is_hashed_and_names_no_index() -> None:
         text = lock.read_text()
         if not lock.with_suffix(".in").is_file():
             found.append(f"{lock.name}: no {lock.stem}.in beside it")
+            continue
+        missing = asked_in(lock.with_suffix(".in")) - set(re.findall(r"^([a-z0-9-]+)", text, re.MULTILINE))
+        found += [f"{lock.name}: {name} is in {lock.stem}.in alone" for name in sorted(missing)]
         pins = re.split(r"^(?=[a-z0-9])", text, flags=re.MULTILINE)[1:]
         found += [f"{lock.name}: {pin.split()[0]} has no hash" for pin in pins if "--hash=sha256:" not in pin]
         found += [f"{lock.name}: {word}" for word in ("index-url", "find-links", "://") if word in text]
