@@ -13,7 +13,7 @@ from persist_core.checkpoint.quarantine import Quarantine
 from persist_core.contents.batch import BatchManifest, SourceFrontier
 from persist_core.errors import CorruptArtifact, Corruption, UnknownVersion
 from persist_core.handles.client import PersistClient
-from persist_core.handles.load import load_manifest
+from persist_core.handles.load import load_head, load_lists
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.keys import (
     CheckpointLayout,
@@ -42,6 +42,7 @@ class Needs:
         self._shard = shard
         self._manifests: dict[str, BatchManifest] = {}  # of commits: their lists of parts may be gone
         self._whole: dict[str, BatchManifest] = {}
+        self._left: dict[str, BatchManifest] = {}  # of forks: with the lists that are still there
 
     def of(self, state: ShardState, *, candidates: Collection[str] | None = None) -> set[str]:
         """All needed keys below the shard, given its newest state.
@@ -72,11 +73,11 @@ class Needs:
         """Manifests of batches, and their parts."""
         missing = {each.manifest_key: each for each in state.batches if each.manifest_key not in self._whole}
         self._whole.update(zip(missing, self._client.manifests(missing.values()), strict=True))
-        return {key for each in state.batches for key in self._named(each.manifest_key)}
+        named = (each.manifest_key for each in state.batches)
+        return {key for each in named for key in self._named(each, self._whole[each])}
 
-    def _named(self, key: str) -> set[str]:
-        """A manifest that was read whole, its lists and its parts."""
-        manifest = self._whole[key]
+    def _named(self, key: str, manifest: BatchManifest) -> set[str]:
+        """The keys of a manifest, its lists and its parts."""
         lists = (list_key(key, number) for number in range(len(manifest.lists)))
         return {key, *lists, *(part.key for part in manifest.parts)}
 
@@ -159,18 +160,20 @@ class Needs:
         return needed
 
     def _shared(self, record: ForkRecord) -> set[str]:
-        """The keys in the record, with the parts of manifests. What is missing was gone before the fork was made."""
-        shared = set(record.keys)
+        """The keys in the record, with the parts of manifests. What is missing was gone before the fork was made, or is
+        going because nothing needs it: a commit may keep a manifest whose lists are gone."""
+        shared, blob, threads = set(record.keys), self._client.blob, self._client.fetch_threads
         for key in record.keys:
-            if attempt_of(key) is not None and key not in self._whole:
+            manifest = self._whole.get(key) or self._left.get(key)
+            if manifest is None and attempt_of(key) is not None:
                 try:
-                    self._whole[key] = load_manifest(self._client.blob, key)
+                    head = load_head(blob, key)
                 except CorruptArtifact:
-                    if self._client.blob.get(key) is not None:
+                    if blob.get(key) is not None:
                         raise
                     continue
-            if key in self._whole:
-                shared |= self._named(key)
+                manifest = self._left[key] = load_lists(blob, key, head, threads=threads, skips_missing=True)
+            shared |= set() if manifest is None else self._named(key, manifest)
         return shared
 
     def _in_use(

@@ -53,11 +53,17 @@ def load_manifest(blob: Blob, key: str, *, sha256: str | None = None, threads: i
 
 
 def load_lists(
-    blob: Blob, key: str, manifest: BatchManifest, ranges: Sequence[KeyRange] | None = None, *, threads: int = 1
+    blob: Blob,
+    key: str,
+    manifest: BatchManifest,
+    ranges: Sequence[KeyRange] | None = None,
+    *,
+    threads: int = 1,
+    skips_missing: bool = False,
 ) -> BatchManifest:
     """The manifest under `key` with its parts, if those were not read. Raises `CorruptArtifact` naming a list.
 
-    `ranges`: without the parts in lists that hold no key of these.
+    `ranges`: without the parts in lists that hold no key of these. `skips_missing`: without those in missing lists.
     """
     if not isinstance(manifest.parts, UnreadParts):
         return manifest
@@ -69,9 +75,10 @@ def load_lists(
     found = side_by_side(lambda each: blob.get(each[1]), wanted, threads=threads)
     lists = []
     for (each, name), data in zip(wanted, found, strict=True):
-        if data is None:
+        if data is not None:
+            lists.append((each, data, f"list of parts {name} in {blob.uri}"))
+        elif not skips_missing:
             raise CorruptArtifact(f"list of parts {name} is missing in {blob.uri}; run `persist fsck`")
-        lists.append((each, data, f"list of parts {name} in {blob.uri}"))
     return manifest.with_lists(lists)
 
 

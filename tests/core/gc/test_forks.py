@@ -1,4 +1,5 @@
-"""GC and forks: what a given up fork does to its readers, and a fork of a fork that is made while GC looks."""
+"""GC and forks: what a given up fork does to its readers, a fork of a fork that is made while GC looks, and lists of
+parts that nothing reads any more."""
 
 from __future__ import annotations
 
@@ -11,20 +12,23 @@ import pytest
 
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.compaction.merge import Merge, merge_here
-from persist_core.contents import pieces
+from persist_core.contents import part_lists, pieces
 from persist_core.contents.batch import BatchDescription
 from persist_core.contents.parts import updates_schema
 from persist_core.errors import RunFailed
-from persist_core.gc.collect import GRACE_MS, collect
+from persist_core.gc.collect import GRACE_MS, INTENT_MS, collect
 from persist_core.gc.garbage_list import GarbageList
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import ReadHandle, schema_of
 from persist_core.handles.write import stage_manifest
 from persist_core.keys import forks_prefix, gc_clock_key, gc_prefix
 from persist_core.location.blob import BlobMetadata
+from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
+from persist_core.maintenance.drop import drop
 from persist_core.protocol.fork import fork
 from persist_core.shard.state import Committed, ShardState
+from tests.core.maintenance.copies import copy_all
 from tests.core.protocol.restored_shard import SHARD, Collection, as_tables
 from tests.core.protocol.test_restore_faults import client_on
 from tests.dying_store import Crash
@@ -32,6 +36,7 @@ from tests.oracle.strategies import SCHEMA
 from tests.oracle.upsert import Record, UpsertDiff
 
 HOUR_MS = GRACE_MS // 24
+ERAS_TO_SWEEP = INTENT_MS // GRACE_MS + 2  # from a mark until its list is swept
 A = ("eu", 1)
 
 
@@ -189,3 +194,42 @@ def test_a_fork_of_a_fork_is_whole_or_refused(tmp_path: Path, monkeypatch: pytes
     child = shard.beside("child")
     assert set(child.contents(19)) == {("eu", 1), ("eu", 2)}
     child.check()
+
+
+@pytest.fixture
+def fork_with_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Collection, Collection]:
+    """A shard, whose commits are all in its state, and its fork: they share a manifest with lists."""
+    monkeypatch.setattr(part_lists, "MAX_PARTS", 1)
+    shard = Collection(tmp_path)
+    for number in (1, 2):
+        run(shard, number)
+    fork(shard.client, SHARD, shard.client.state(SHARD).commits[-1].checkpoint_id, "twin", writer="test")
+    merge_all(shard.client, SHARD)
+    return shard, shard.beside("twin")
+
+
+def test_lists_of_a_dropped_fork_may_go_before_its_record(fork_with_lists: tuple[Collection, Collection]) -> None:
+    """GC ends between them, and a commit keeps the manifest of lists that are gone."""
+    shard, twin = fork_with_lists
+    drop(shard.client, twin.shard)
+    for _ in range(2 * ERAS_TO_SWEEP):
+        shard.clock.sleep_ms(GRACE_MS)
+        while not collect(shard.client, SHARD, max_keys=1).is_done:
+            pass
+    assert not any(shard.client.blob.list_keys_and_metadata(forks_prefix(SHARD)))
+    shard.check()
+
+
+def test_a_copy_without_lists_that_nothing_reads_is_collected(fork_with_lists: tuple[Collection, Collection]) -> None:
+    """The fork has merged what it shared, but it still names the owner's progress, so its record stays."""
+    shard, twin = fork_with_lists
+    merge_all(shard.client, twin.shard)
+    there = OpenLocation(MemBlob(clock=shard.clock), MemConsensus())
+    copy_all(shard.client, client_on(shard, there))
+    for each in fork_with_lists:
+        each.location, each.client = there, client_on(shard, there)
+    for _ in range(ERAS_TO_SWEEP):
+        pass_era(shard)
+    assert any(shard.client.blob.list_keys_and_metadata(forks_prefix(SHARD)))
+    for each in fork_with_lists:
+        each.check()
