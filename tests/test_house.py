@@ -248,7 +248,7 @@ def test_committed_files_are_small() -> None:
 
 
 def asked_in(path: Path) -> set[str]:
-    """The names of packages that a file of requirements asks for, those of the files that it includes with them."""
+    """The names of packages that a file of requirements asks for, and of all that the files it includes ask for."""
     found = set[str]()
     for line in path.read_text().splitlines():
         if line.startswith("-r "):
