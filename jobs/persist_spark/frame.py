@@ -107,11 +107,16 @@ def literal(scalar: Scalar, column: core.Column) -> str:
         case "timestamp":
             return f"timestamp_micros(CAST('{scalar}' AS BIGINT))"
         case "string":
-            return f"CAST(X'{str(scalar).encode().hex()}' AS STRING)"
+            return text_literal(str(scalar))
         case "binary":
             return f"X'{scalar}'"
         case other:  # a number or a boolean
             return f"CAST('{value_at(scalar, column)!s}' AS {other})"
+
+
+def text_literal(text: str) -> str:
+    """SQL for a text, whatever characters it has."""
+    return f"CAST(X'{text.encode().hex()}' AS STRING)"
 
 
 def passed(*numbers: int) -> list[str]:

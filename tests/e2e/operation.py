@@ -38,7 +38,8 @@ from persist_airflow.triggers import ShardCommitTrigger
 from persist_airflow.watch import build_watch_dag
 watcher = AssetWatcher(name="outside", trigger=ShardCommitTrigger("{SHARD}", poll_s=1))
 changed = Asset("persist://persist_default/{SHARD}-outside", watchers=[watcher])
-with DAG("after_outside", schedule=[changed]) as after:
+again = {{"retries": 2, "retry_delay": timedelta(seconds=1)}}
+with DAG("after_outside", schedule=[changed], default_args=again) as after:
     ShardSensor(task_id="wait", shard="{SHARD}", upper={SECOND}, deferrable=True, poke_interval=1)
 watch = build_watch_dag(Path(__file__).parent, dag_args={{"schedule": timedelta(seconds=10)}})
 maintenance = build_maintenance_dag(dag_args={{"schedule": [changed]}})
@@ -64,7 +65,8 @@ def check(airflow: LocalAirflow, client: PersistClient, slack: HttpSink, statsd:
         while not holds():
             airflow.check()
             states = airflow.query("select dag_id, run_id, state from dag_run order by id desc limit 8")
-            assert airflow.clock.now_ms() < deadline_ms, (what, states, sensors(), slack.requests)
+            waited = "failed" not in sensors() and airflow.clock.now_ms() < deadline_ms
+            assert waited, (what, states, sensors(), slack.requests, logs_of(airflow, STARTER))
             airflow.clock.sleep_ms(200)
 
     def sensors() -> list[str]:
@@ -93,6 +95,11 @@ def check(airflow: LocalAirflow, client: PersistClient, slack: HttpSink, statsd:
     errors = f"errors_alive{labels}"
     wait_until(lambda: statsd.values().get(errors, [""])[-1] == "0|g", "metrics by persist_maintenance")
     assert set(statsd.values()[f"rows{labels}"]) == {"1|g"}
+
+
+def logs_of(airflow: LocalAirflow, dag_id: str) -> str:
+    """The logs of all tasks of a DAG."""
+    return "".join(path.read_text() for path in sorted((airflow.logs / f"dag_id={dag_id}").rglob("*.log")))
 
 
 def said(slack: HttpSink) -> list[str]:

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from persist_core.schema import DIFF, ERR_KIND, ERR_PAYLOAD, INHERITED, CollectionSchema, Column
-from persist_spark.frame import canonical_json, entries_sql, inherited_fields, json_without, sql_type
+from persist_spark.frame import canonical_json, entries_sql, inherited_fields, json_without, sql_type, text_literal
 from persist_spark.upsert.arguments import ACTS, Arguments
 
 _KNOWN = "_persist_known"  # what an err knows, within a look-up: text by column
@@ -53,11 +53,6 @@ def sent_json(schema: CollectionSchema, cells: Sequence[SparkColumn], inherited:
     return json_without(schema.values, cells, left_out)
 
 
-def _text(name: str) -> str:
-    """SQL for a text, whatever it contains."""
-    return f"CAST(X'{name.encode().hex()}' AS STRING)"
-
-
 def _inheriting(schema: CollectionSchema) -> list[tuple[str, Column]]:
     """The columns that can be left out, by the plain names of their cells within `value`."""
     return [(f"v{place}", column) for place, column in enumerate(schema.values) if column.inherits]
@@ -69,7 +64,7 @@ def with_known(state: DataFrame, value: str, arguments: Arguments) -> tuple[Data
     known = f"from_json(CAST({ERR_PAYLOAD} AS STRING), 'map<string,string>')"
     cells = []
     for plain, column in zip(arguments.values, arguments.schema.values, strict=True):
-        text = f"element_at({_KNOWN}, {_text(column.name)})"
+        text = f"element_at({_KNOWN}, {text_literal(column.name)})"
         typed = f"unhex({text})" if column.type == "binary" else f"CAST({text} AS {sql_type(column.type)})"
         cells.append(f"'{plain}', {typed}")
     state = state.selectExpr("*", f"CASE WHEN {is_err} THEN {known} END AS {_KNOWN}")
@@ -176,7 +171,7 @@ def with_errs(resolved: DataFrame, arguments: Arguments, is_partial: str) -> Dat
     """The rows; a row of `is_partial` with an unknown value is an err."""
     schema = arguments.schema
     unknown = {column.name: f"coalesce(NOT {_entry(column)}.known, false)" for _, column in _inheriting(schema)}
-    names = [f"CASE WHEN {is_unknown} THEN {_text(name)} END" for name, is_unknown in unknown.items()]
+    names = [f"CASE WHEN {is_unknown} THEN {text_literal(name)} END" for name, is_unknown in unknown.items()]
     cells = [F.col("value").getField(name) for name in arguments.values]
     message = F.concat(
         F.lit("no value was sent for "),

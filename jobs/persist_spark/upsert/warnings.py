@@ -22,7 +22,7 @@ from persist_core.schema import RESERVED_PREFIX
 from persist_spark.compat import failing
 from persist_spark.counted import as_json
 from persist_spark.decode.row_checks import failed_sql
-from persist_spark.frame import quoted
+from persist_spark.frame import quoted, text_literal
 from persist_spark.upsert.arguments import ACTS, Arguments, Watched
 
 _SAMPLE_CHARS = 500
@@ -77,8 +77,7 @@ def _told(each: Watched) -> str:
     """SQL: a text if the row has the warning: the bad one of a column, an empty one of a check."""
     if each.sql is not None:
         return f"CASE WHEN {_hidden('acts')} THEN CASE WHEN {failed_sql(each.sql)} THEN '' END END"
-    name = f"CAST(X'{(each.column or '').encode().hex()}' AS STRING)"
-    entry = f"get(filter({_hidden('marks')}, mark -> mark.name = {name}), 0)"
+    entry = f"get(filter({_hidden('marks')}, mark -> mark.name = {text_literal(each.column or '')}), 0)"
     return f"CASE WHEN {_hidden('comes')} THEN {entry}.text END"
 
 
