@@ -47,11 +47,11 @@ class Cost:
     by_keys: bool
 
 
-def updates(spark: SparkSession, first: int, rows: int, name: str, key: str = "id") -> DataFrame:
-    """The records frame of upserts of consecutive numbers, each with its key."""
+def updates(spark: SparkSession, first: int, rows: int, name: str, key: str = "id", text: str = "id") -> DataFrame:
+    """The records frame of upserts of consecutive numbers, each with its key and a text."""
     given = {
         "id": key,
-        "name": f"concat('{name} ', id)",
+        "name": f"concat('{name} ', {text})",
         "amount": "id",
         "rate": "0.5D",
         OP: "'u'",
@@ -67,11 +67,11 @@ def updates(spark: SparkSession, first: int, rows: int, name: str, key: str = "i
 class Case:
     """A shard of so many rows, and one more batch, staged again and again."""
 
-    def __init__(self, spark: SparkSession, folder: Path, rows: int, key: str = "id") -> None:
+    def __init__(self, spark: SparkSession, folder: Path, rows: int, **cells: str) -> None:
         self.spark = spark
         self.shard = StagedShard(spark, folder, ONE_KEY)
         start = time.perf_counter()
-        manifest = self.shard.write(updates(spark, 0, rows, "old", key), self._description(10, rows))
+        manifest = self.shard.write(updates(spark, 0, rows, "old", **cells), self._description(10, rows))
         self.shard.append(manifest)
         self.base_s = time.perf_counter() - start
         self.shard.upper, self.shard.epoch = 10, 2

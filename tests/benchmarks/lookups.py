@@ -24,7 +24,7 @@ from tests.benchmarks.cliffs import Case, updates
 from tests.benchmarks.sessions import session
 from tests.benchmarks.turns import usage
 
-KEY = "xxhash64(id)"
+KEY, TEXT = "xxhash64(id)", "sha2(CAST(id AS STRING), 256)"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def cost_of(case: Case, rows: int, keys: int, number: int) -> Cost:
 
 def measure(spark: SparkSession, folder: Path, rows: int, keys: Sequence[int], tries: int) -> None:
     """Print what batches of these sizes cost on a shard of so many rows."""
-    case = Case(spark, folder, rows, key=KEY)
+    case = Case(spark, folder, rows, key=KEY, text=TEXT)
     stored = sum(batch.size_bytes for batch in case.shard.client.state("things").batches)
     tried = [[cost_of(case, rows, count, number) for count in (1, *keys)] for number in range(tries + 1)][1:]
     nothing, *found = zip(*tried, strict=True)
