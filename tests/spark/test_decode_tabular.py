@@ -6,7 +6,8 @@ import gzip
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import Barrier
+from typing import IO, TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +15,12 @@ import pytest
 import zstandard
 
 from persist_core.errors import UnreadableFiles
+from persist_core.location.mem import MemBlob
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD
+from persist_core.sources.feed import LocalFeed
+from persist_core.sources.files import FileSource
+from persist_core.sources.input_file import InputFile
+from persist_spark.decode.parquet import looked_at
 from persist_spark.frame import BAD_KEY, OP
 from tests.spark.decode_feed import Feed, Record
 
@@ -138,6 +144,21 @@ def test_parquet_files_of_differing_schemas(feed: Feed) -> None:
         ("u", 4, None, Decimal("10.00"), None),
     ]
     assert (rows[4][ERR_KIND], bytes(rows[4][ERR_PAYLOAD])) == ("key", b'{"id":"x","price":"1"}')
+
+
+def test_footers_are_read_once_and_side_by_side(feed: Feed) -> None:
+    for number in range(2):
+        pq.write_table(pa.table({"id": [number]}), feed.folder / f"{number}.parquet")
+    config, both = feed.config("parquet", COLUMNS), Barrier(2)
+
+    class Patient(LocalFeed):
+        def opened(self, file: InputFile) -> IO[bytes]:
+            both.wait(10)  # for the other file: one by one it fails
+            return super().opened(file)
+
+    files = FileSource(config, MemBlob()).freeze(None, until=None).frozen.files
+    known, lost = looked_at(Patient(config.source_pattern()), files, 1 << 20)
+    assert ([schema.fields for schema in known.values()], lost) == ([["id"], ["id"]], {})
 
 
 def test_parquet_values_keep_their_type(feed: Feed) -> None:

@@ -10,7 +10,7 @@ job runs until the caller acts on the frame.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -35,7 +35,7 @@ from persist_spark.decode.files import (
 )
 from persist_spark.decode.json import has_half_surrogates
 from persist_spark.decode.long_records import long_records, long_records_frame
-from persist_spark.decode.parquet import long_rows, parquet_records, schemas
+from persist_spark.decode.parquet import FileSchema, alike, looked_at, parquet_records
 from persist_spark.decode.plain import json_records
 from persist_spark.decode.records import RawRecords, decoded
 from persist_spark.decode.row_checks import united, with_failed_checks
@@ -69,12 +69,16 @@ def decode(
     if not HAS_TRY_CAST and spark.conf.get("spark.sql.ansi.enabled", "false") == "true":
         raise InvalidInput("spark.sql.ansi.enabled is true; set it to false on this release of Spark, or use Spark 4")
     limit, is_text = config.limits.max_record_bytes, "parquet" not in config.source.format
-    lost = long_records(copies.feed, files, limit) if is_text else long_rows(copies.feed, files, limit)
+    known: Mapping[InputFile, FileSchema] = {}
+    if is_text:
+        lost = long_records(copies.feed, files, limit)
+    else:
+        known, lost = looked_at(copies.feed, files, limit)
     has_lines = kept_apart(spark, files)
     has_header = "csv" in config.source.format and config.source.header
     with s3a.jars_present():
         readables = readable(files, copies, lost, keeps_header=has_header, is_text=is_text)
-        found = _raw_records(spark, config, readables, copies, see)
+        found = _raw_records(spark, config, readables, known, copies, see)
     at = shown_position(is_text=is_text, has_lines=has_lines)
     parts = [with_failed_checks(config, decoded(config, raw, at)) for raw in found]
     if lost:
@@ -87,6 +91,7 @@ def _raw_records(
     spark: SparkSession,
     config: CollectionConfig,
     files: list[ReadableFile],
+    known: Mapping[InputFile, FileSchema],
     copies: Copies,
     see: Callable[..., None],
 ) -> list[RawRecords]:
@@ -100,7 +105,7 @@ def _raw_records(
         for layout, members in laid_out:
             see(layout.fields, len(members))
         return [csv_records(config, text_lines(spark, members, copies.options), layout) for layout, members in laid_out]
-    by_schema = schemas(copies.feed, files)
+    by_schema = alike(known, files)
     _check_layouts(len(by_schema))
     for schema, members in by_schema:
         see(schema.fields, len(members), [name for name, _ in schema.unreadable])

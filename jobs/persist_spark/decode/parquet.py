@@ -101,49 +101,56 @@ class FileSchema:
         return [name for name, _ in (*self.columns, *self.unreadable)]
 
 
-def schemas(feed: Feed, files: Sequence[ReadableFile]) -> list[tuple[FileSchema, list[ReadableFile]]]:
-    """Files of equal schema together, at least one group. Reads the footers.
+def looked_at(
+    feed: Feed, files: Sequence[InputFile], limit: int
+) -> tuple[dict[InputFile, FileSchema], dict[InputFile, list[TooLong]]]:
+    """The schema of each file, and the files that certainly hold a value above `limit` bytes, which are lost whole.
 
-    Raises `UnreadableFiles` for files without one, and for names that Spark cannot distinguish.
+    Reads each footer once. Raises `UnreadableFiles` for files without one, and for names that Spark cannot distinguish.
     """
+
+    def look(file: InputFile) -> tuple[FileSchema, TooLong | None]:
+        with feed.opened(file) as source:
+            footer = pq.read_metadata(source)
+        return file_schema(footer), _too_long(file, footer, limit)
+
+    read = [file for file in files if file.size_bytes]
+    found = dict(zip(read, of_each(look, read), strict=True))
+    known = {file: schema for file, (schema, _) in found.items()}
+    return known, {file: [lost] for file, (_, lost) in found.items() if lost is not None}
+
+
+def alike(
+    known: Mapping[InputFile, FileSchema], files: Sequence[ReadableFile]
+) -> list[tuple[FileSchema, list[ReadableFile]]]:
+    """Files of equal schema together, at least one group."""
     found: dict[str, tuple[FileSchema, list[ReadableFile]]] = {}
-    known = of_each(lambda file: file_schema(_footer(feed, file)), [each.file for each in files])
-    for file, schema in zip(files, known, strict=True):
+    for file in files:
+        schema = known[file.file]
         found.setdefault(repr(schema), (schema, []))[1].append(file)
     return list(found.values()) or [(FileSchema(()), [])]
 
 
-def long_rows(feed: Feed, files: Sequence[InputFile], limit: int) -> dict[InputFile, list[TooLong]]:
-    """The files that hold a value above `limit` bytes for certain, by their footers: such a file is lost whole.
+def _too_long(file: InputFile, footer: pq.FileMetaData, limit: int) -> TooLong | None:
+    """The file, if a value in it has more than `limit` bytes for certain.
 
     A footer says how many bytes the values of a column have together, decompressed, in a group of rows: what one of
     them has is known only if all are long.
     """
-    lost = {}
-    read = [file for file in files if file.size_bytes]
-    for file, footer in zip(read, of_each(lambda file: _footer(feed, file), read), strict=True):
-        groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-        chunks = [
-            group.column(place)
-            for group in groups
-            if group.total_byte_size > limit
-            for place in range(group.num_columns)
-        ]
-        long = [each for each in chunks if each.total_uncompressed_size > limit * max(each.num_values, 1)]
-        if long:
-            worst = max(long, key=lambda each: each.total_uncompressed_size)
-            message = (
-                f"file {file.relative!r}: {worst.num_values} values of column {worst.path_in_schema!r} have"
-                f" {worst.total_uncompressed_size} bytes; expected at most {limit} each (limits.max_record_bytes). No"
-                " row of the file was read"
-            )
-            lost[file] = [TooLong(file, message)]
-    return lost
-
-
-def _footer(feed: Feed, file: InputFile) -> pq.FileMetaData:
-    with feed.opened(file) as source:
-        return pq.read_metadata(source)
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    chunks = [
+        group.column(place) for group in groups if group.total_byte_size > limit for place in range(group.num_columns)
+    ]
+    long = [each for each in chunks if each.total_uncompressed_size > limit * max(each.num_values, 1)]
+    if not long:
+        return None
+    worst = max(long, key=lambda each: each.total_uncompressed_size)
+    return TooLong(
+        file,
+        f"file {file.relative!r}: {worst.num_values} values of column {worst.path_in_schema!r} have"
+        f" {worst.total_uncompressed_size} bytes; expected at most {limit} each (limits.max_record_bytes). No"
+        " row of the file was read",
+    )
 
 
 def file_schema(footer: pq.FileMetaData) -> FileSchema:

@@ -20,12 +20,15 @@ from persist_core.sources.input_file import InputFile
 _BAD_BYTES = (OSError, EOFError, zlib.error, zstandard.ZstdError, pa.ArrowException)
 _END = b"\x00the end\n"  # of a text: a frame of our own
 _END_FRAME = zstandard.ZstdCompressor().compress(_END)
+_THREADS = 16  # of short reads, which wait for the store
 _MAX_NAMED = 5  # in one message
 _MAX_REASON_CHARS = 300
 _Found = TypeVar("_Found")
 
 
-def of_each(read: Callable[[InputFile], _Found], files: Sequence[InputFile], *, threads: int = 1) -> list[_Found]:
+def of_each(
+    read: Callable[[InputFile], _Found], files: Sequence[InputFile], *, threads: int = _THREADS
+) -> list[_Found]:
     """The result of `read` for each file, in their order.
 
     Raises `UnreadableFiles` naming all files whose bytes are at fault, and `SourceChanged` for one that the system does
