@@ -66,7 +66,10 @@ def type_name(text: str) -> str:
     try:
         arrow_type(name)
     except InvalidName:
-        other = _OTHER_TYPE_NAMES.get(name.partition("(")[0])
+        short, bracket, digits = name.partition("(")
+        other = _OTHER_TYPE_NAMES.get(short)
+        if short == "numeric" and bracket:
+            other = f"decimal({digits}"
         if name.startswith("decimal("):
             remedy = "the precision is 1 to 38, the scale 0 to the precision"
         else:

@@ -79,7 +79,7 @@ def parse_condition(text: str, columns: Sequence[str]) -> tuple[str, ...]:
 
     Raises `BadQuery` if it is not one expression, or is not made of what a view's query may be made of.
     """
-    statements = _statements(text)
+    statements = _statements(text, "a condition")
     if len(statements) != 1:
         raise BadQuery(f"{len(statements)} statements", "one condition", "join several by AND")
     tree = statements[0]
@@ -101,7 +101,7 @@ def parse_condition(text: str, columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in columns if name in used)
 
 
-def _statements(text: str) -> list[exp.Expr]:
+def _statements(text: str, expected: str = "a query") -> list[exp.Expr]:
     quiet = logging.getLogger("sqlglot")
     level, quiet.level = quiet.level, logging.ERROR  # sqlglot warns if it falls back to "some command"
     try:
@@ -109,11 +109,11 @@ def _statements(text: str) -> list[exp.Expr]:
     except ParseError as error:
         detail = error.errors[0] if error.errors else {}
         there = f" (line {detail['line']}, column {detail['col']})" if "line" in detail else ""
-        what = str(detail.get("description") or str(error).splitlines()[0])
+        what = _without_classes(str(detail.get("description") or str(error).splitlines()[0]))
         near = f" near {detail['highlight']!r}" if detail.get("highlight") else ""
-        raise _bad_syntax(f"{what}{near}{there}") from None
+        raise _bad_syntax(f"{what}{near}{there}", expected) from None
     except (SqlglotError, RecursionError) as error:
-        raise _bad_syntax(str(error).splitlines()[0] if str(error) else type(error).__name__) from None
+        raise _bad_syntax(str(error).splitlines()[0] if str(error) else type(error).__name__, expected) from None
     finally:
         quiet.level = level
 
@@ -127,8 +127,16 @@ def _unlike_spark(text: str) -> str | None:
     return next((each[:40] for each in comments if "/*+" in each or "\\\n" in f"{each}\n"), None)
 
 
-def _bad_syntax(found: str) -> BadQuery:
-    return BadQuery(found, "a query that parses", "correct it; docs/reference/views.md says what a query may be")
+def _without_classes(description: str) -> str:
+    """The parser's description, without the names of its classes."""
+    if description.startswith("Required keyword: "):
+        return "an expression that is not finished"
+    return description.partition(" but got <Token")[0]
+
+
+def _bad_syntax(found: str, expected: str = "a query") -> BadQuery:
+    remedy = f"correct it; docs/reference/views.md says what {expected} may be"
+    return BadQuery(found, f"{expected} that parses", remedy)
 
 
 def _inputs(text: str, tree: exp.Expr) -> Iterator[str]:

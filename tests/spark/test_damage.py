@@ -13,10 +13,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from persist_core.compaction.merge import Merge, merge_here, replace_inputs
+from persist_core.contents import part_lists
 from persist_core.contents.batch import STASH_OPERATOR, BatchManifest, PartKind
 from persist_core.contents.parts import updates_schema
 from persist_core.errors import CorruptArtifact, ReadTooSlow
 from persist_core.handles.write import stage_manifest
+from persist_core.keys import list_key, manifest_key
 from persist_core.location.file.blob import FileBlob
 from persist_core.schema import TIME
 from persist_spark.compat import ENGINE_ERRORS, READS_ARROW
@@ -161,6 +163,23 @@ def test_an_error_at_a_whole_part_stays_what_it_is(shard: StagedShard) -> None:
         named.collect()
     shard.blob.set(key, data[:-1])
     with pytest.raises(CorruptArtifact, match=key), damage.named_damage(shard.blob):
+        named.collect()
+
+
+def test_a_part_whose_list_is_gone_is_not_said_to_be_damaged(
+    shard: StagedShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run carries the file, and a commit keeps the manifest beside it."""
+    monkeypatch.setattr(part_lists, "MAX_PARTS", 1)
+    shard.commit([_record(1, "a", 1)], 10)
+    manifest = shard.commit([_record(1, "b", 2)], 20)
+    key, _ = _insertions(shard, manifest)
+    for number, _ in enumerate(manifest.lists):
+        shard.blob.delete(list_key(manifest_key(SHARD, shard.attempt), number))
+    named = shard.spark.range(1).selectExpr(
+        f"raise_error('Encountered error while reading file {shard.blob.uri_of(key)}')"
+    )
+    with pytest.raises(ENGINE_ERRORS), damage.named_damage(shard.blob):
         named.collect()
 
 

@@ -28,7 +28,7 @@ from persist_core.contents.batch import BatchManifest, Part
 from persist_core.contents.operator_state import StateArtifact
 from persist_core.errors import CorruptArtifact, InvariantViolation, PersistError, ReadTooSlow
 from persist_core.handles.client import PersistClient
-from persist_core.handles.load import load_manifest
+from persist_core.handles.load import load_head, load_lists
 from persist_core.handles.read import MAX_COPIES
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.handles.slow_reads import too_slow
@@ -188,7 +188,10 @@ def _path_in(uri: str) -> str:
 def _named_beside(blob: Blob, key: str) -> Part | StateArtifact | None:
     """The facts of the manifest beside a staged file; `None` without that, or if it does not name the file."""
     beside = f"{_attempt_folder(key)}/{MANIFEST}"
-    return None if blob.get(beside) is None else _named_in([load_manifest(blob, beside)], key)
+    if blob.get(beside) is None:
+        return None
+    head = load_head(blob, beside)  # of a commit: its lists of parts may be gone
+    return _named_in([load_lists(blob, beside, head, skips_missing=True)], key)
 
 
 def _named_now(client: PersistClient, key: str) -> Part | StateArtifact | None:

@@ -6,7 +6,7 @@ import pytest
 
 from persist_core.config import view_query
 from persist_core.config.query_rules import BadQuery
-from persist_core.config.view_query import ParsedQuery, parse
+from persist_core.config.view_query import ParsedQuery, parse, parse_condition
 from tests.view_texts import HOSTILE, ONLY_SPARK_SEES, ORDINARY
 
 COLUMNS = {"a": ["id", "x", "y"], "b": ["id", "z"]}
@@ -116,6 +116,16 @@ def test_wrong_queries_say_what_where_and_what_to_do(query: str) -> None:
 def test_what_the_parser_does_not_understand_is_refused(query: str) -> None:
     with pytest.raises(BadQuery, match="expected a query that parses; correct it"):
         parse(query)
+
+
+@pytest.mark.parametrize("text", ["id > 1 AND", "id BETWEEN 1", "id IN (SELECT id FROM", "sum("])
+def test_what_is_not_finished_is_said_without_classes(text: str) -> None:
+    with pytest.raises(BadQuery, match="expected a condition that parses; correct it") as found:
+        parse_condition(text, ["id"])
+    assert "<" not in str(found.value)
+    with pytest.raises(BadQuery, match="expected a query that parses; correct it") as found:
+        parse(f"SELECT * FROM a WHERE {text}")
+    assert "<" not in str(found.value)
 
 
 @pytest.mark.parametrize("query", ORDINARY)
