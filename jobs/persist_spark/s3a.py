@@ -110,6 +110,8 @@ def _bucket_options(settings: S3Settings, environment: Mapping[str, str], own: M
         options |= {"endpoint": endpoint, "connection.ssl.enabled": str(not endpoint.startswith("http:")).lower()}
     if settings.region or endpoint:
         options["endpoint.region"] = settings.region or _DEFAULT_REGION
+    if settings.kms_key is not None:
+        options |= {"encryption.algorithm": "SSE-KMS", "encryption.key": settings.kms_key}
     is_chain = settings.access_key_id is None and "access.key" not in own
     if is_chain and any(environment.get(name) for name in _NEED_AWS_CHAIN):
         options["aws.credentials.provider"] = _AWS_CHAIN

@@ -43,6 +43,8 @@ from persist_spark.upsert.job import run_write_job
 from tests.core.location.test_s3_rights import FEEDS, policy
 from tests.core.sources.bucket import Bucket
 from tests.sampling import sample
+from tests.servers.keyed_buckets import KEY, KeyedBuckets
+from tests.servers.proxy import Fate, FaultyProxy
 from tests.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server, running
 from tests.spark.s3_store import s3_server
 
@@ -243,6 +245,29 @@ def test_the_rights_of_the_page_in_another_region_are_enough(
             bucket.put("a.jsonl", lines(1, v="later"))
         assert made.write(description) == {1: "x", 2: "x"}
         location.close()
+
+
+def test_a_feed_and_a_location_that_a_key_encrypts(request: pytest.FixtureRequest, spark: SparkSession) -> None:
+    """Reading asks for nothing. What is written names the key: parts by S3A, and the copy of a frozen version."""
+    server, keyed = s3_server(request), KeyedBuckets()
+    bucket = Bucket(server, is_versioned=True)
+    bucket.put("a.jsonl", lines(1))
+    bucket.put("b.jsonl", lines(2))
+    with FaultyProxy("127.0.0.1", int(server.endpoint.rpartition(":")[2]), keyed, is_http=True) as proxy:
+
+        def through(uri: str) -> str:
+            return uri.replace(server.endpoint, f"http://{proxy.address}")
+
+        connections = {name: through(uri) for name, uri in bucket.connections.items()}
+        where = f"{through(server.new_uri('parts'))}&kms_key={KEY}"
+        with open_location(PersistLocation(where, where, connections)) as location:
+            made = Vendor(spark, bucket, location)
+            assert feed_access(spark, location, feed_of(location, made.config), ()).is_direct
+            description = made.mint(10)
+            bucket.put("a.jsonl", lines(1, v="later"))
+            assert made.write(description) == {1: "x", 2: "x"}
+        assert keyed.written["post"], "S3A's uploads"
+        assert not {*proxy.injected} - {Fate.PASS}
 
 
 def test_the_options_are_for_the_feeds_bucket_alone(bucket: Bucket) -> None:

@@ -232,6 +232,15 @@ def _session(profile: str | None) -> Any:
 
 
 def _make_client(settings: S3Settings, tries: int) -> Any:
+    client = _plain_client(settings, tries)
+    if settings.kms_key is not None:  # S3 decrypts by itself, and refuses a read with these headers
+        key = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": settings.kms_key}
+        for write in ("PutObject", "CreateMultipartUpload"):
+            client.meta.events.register(f"before-parameter-build.s3.{write}", lambda params, **_: params.update(key))
+    return client
+
+
+def _plain_client(settings: S3Settings, tries: int) -> Any:
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
 

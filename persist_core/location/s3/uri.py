@@ -12,7 +12,7 @@ from persist_core.errors import InvalidUri
 from persist_core.location.uri import LocationUri
 
 PARAMETERS = frozenset(
-    {"endpoint", "region", "path_style", "profile", "access_key_id", "secret_access_key", "session_token"}
+    {"endpoint", "region", "path_style", "kms_key", "profile", "access_key_id", "secret_access_key", "session_token"}
 )
 MAX_PREFIX_BYTES = 512  # of the 1024 that a name may have; consensus takes up to 160 of the rest
 
@@ -28,6 +28,7 @@ class S3Settings:
     endpoint: str | None = None
     region: str | None = None
     path_style: bool | None = None  # None: True iff an endpoint is given (few servers have a host per bucket)
+    kms_key: str | None = None  # what is written is encrypted by it (SSE-KMS); None: as the bucket says
     profile: str | None = None
     access_key_id: str | None = field(default=None, repr=False)
     secret_access_key: str | None = field(default=None, repr=False)
@@ -36,7 +37,7 @@ class S3Settings:
     @property
     def uri(self) -> str:
         """The URI without credentials: safe to print, and enough to open it again if the environment has them."""
-        shown = {"endpoint": self.endpoint, "region": self.region, "profile": self.profile}
+        shown = {"endpoint": self.endpoint, "region": self.region, "kms_key": self.kms_key, "profile": self.profile}
         query = [f"{name}={quote(value, safe='/:')}" for name, value in shown.items() if value is not None]
         if self.path_style is not None:
             query.append(f"path_style={str(self.path_style).lower()}")

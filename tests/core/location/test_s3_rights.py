@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from persist_core.clock import SystemClock
-from persist_core.errors import StorageError
-from persist_core.location import S3Blob, S3Consensus, VersionedData, open_consensus, s3_settings
+from persist_core.errors import Determinate, StorageError
+from persist_core.location import S3Blob, S3Consensus, VersionedData, open_blob, open_consensus, s3_settings
 from persist_core.location.mem import MemBlob
 from persist_core.location.s3.client import BLOB_TRIES
 from persist_core.location.s3.log import S3Logs
 from persist_core.sources.files import FileSource
 from tests.core.location.s3_wire import Answer, Wire
 from tests.core.sources.bucket import Bucket
+from tests.servers.keyed_buckets import KEY, KeyedBuckets
+from tests.servers.proxy import FaultyProxy
 from tests.servers.s3 import S3Server
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "locations-s3.md"
@@ -110,6 +113,25 @@ def use_consensus(consensus: S3Consensus, monkeypatch: pytest.MonkeyPatch) -> No
     sweep = S3Logs.sweep
     monkeypatch.setattr(S3Logs, "sweep", lambda logs, key, first, _: sweep(logs, key, first, -10_000))
     assert consensus.truncate("a key", 2) == 2
+
+
+def test_buckets_that_take_only_what_a_key_encrypts(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0)
+    keyed, port = KeyedBuckets(), int(versitygw.endpoint.rpartition(":")[2])
+    with FaultyProxy("127.0.0.1", port, keyed, is_http=True) as proxy:
+        plain = versitygw.new_uri("persist").replace(versitygw.endpoint, f"http://{proxy.address}")
+        with closing(open_blob(plain)) as blob, pytest.raises(Determinate, match="403"):
+            blob.set("k", b"v")
+        settings, consensus = s3_settings(f"{plain}&kms_key={KEY}"), open_consensus(f"{plain}&kms_key={KEY}")
+        assert settings is not None
+        assert isinstance(consensus, S3Consensus)
+        blob = S3Blob(settings, multipart_bytes=6 * MIB, piece_bytes=5 * MIB)
+        use_blob(blob, Wire(blob))
+        use_consensus(consensus, monkeypatch)
+        blob.close()
+        consensus.close()
+    assert keyed.written["put"] > 1
+    assert keyed.written["post"] > 1, "large values"
 
 
 def test_the_policy_of_a_feed_allows_what_is_read_of_it(versitygw: S3Server) -> None:

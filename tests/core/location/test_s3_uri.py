@@ -20,6 +20,7 @@ from persist_core.location import S3Blob, S3Consensus, S3Settings, open_blob, op
             S3Settings("bucket", "p", endpoint="http://127.0.0.1:9000", path_style=False),
         ),
         ("s3://bucket?endpoint=https%3A%2F%2Fhost", S3Settings("bucket", endpoint="https://host")),
+        ("s3://bucket?kms_key=arn:aws:kms:r:1:key/2", S3Settings("bucket", kms_key="arn:aws:kms:r:1:key/2")),
         ("s3://bucket?profile=me", S3Settings("bucket", profile="me")),
         (
             "s3://bucket?access_key_id=A&secret_access_key=x+y/z%3D&session_token=t",
@@ -36,6 +37,7 @@ def test_what_a_uri_says(uri: str, settings: S3Settings) -> None:
     again = s3_settings(blob.uri)
     assert again is not None
     assert (again.bucket, again.prefix, again.endpoint) == (settings.bucket, settings.prefix, settings.endpoint)
+    assert again.kms_key == settings.kms_key
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def test_what_a_uri_says(uri: str, settings: S3Settings) -> None:
         ("s3://bucket/a//b", "empty, '.' or '..' segment"),
         ("s3://bucket/a/%2e%2e/b", "empty, '.' or '..' segment"),
         ("s3://bucket/" + "p" * 513, "longer than 512 bytes"),
-        ("s3://bucket?endpont=x", "unknown query parameter endpont; s3: takes access_key_id, endpoint, path_style"),
+        ("s3://bucket?endpont=x", "unknown query parameter endpont; s3: takes access_key_id, endpoint, kms_key, path"),
         ("s3://bucket?", "unknown query parameter (none)"),
         ("s3://bucket?region=a&region=b", "region is given more than once"),
         ("s3://bucket?region=", "region is empty"),
