@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import random
 from collections.abc import Iterator
 from contextlib import closing
@@ -19,12 +20,15 @@ from persist_core.contents.parts import updates_schema
 from persist_core.errors import CorruptArtifact, ReadTooSlow
 from persist_core.handles.write import stage_manifest
 from persist_core.keys import list_key, manifest_key
+from persist_core.location.blob import BlobMetadata
 from persist_core.location.file.blob import FileBlob
 from persist_core.schema import TIME
 from persist_spark.compat import ENGINE_ERRORS, READS_ARROW
 from persist_spark.footers import digests_of
+from persist_spark.frame import part_type
 from persist_spark.read import damage, frames
 from persist_spark.read.frames import named_failures, snapshot
+from persist_spark.read.parts import scan
 from tests.oracle.upsert import Record
 from tests.sampling import is_long
 from tests.spark.s3_store import s3_blob, shard_on_one_store
@@ -204,6 +208,33 @@ def test_a_file_that_gc_deleted_during_a_read_is_no_damage(shard: StagedShard) -
     with pytest.raises(ReadTooSlow, match=rf"{SHARD} was merged.*{key} is gone.*lease"), named_failures(shard.location):
         slow.collect()
     assert snapshot(shard.spark, shard.location, SHARD).count() == 20
+
+
+def test_a_folder_is_one_path_if_all_its_files_are_read(shard: StagedShard, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = shard.commit([_record(key, "a", key) for key in range(20)], 10)
+    key, data = _insertions(shard, manifest)
+    folder = posixpath.dirname(key).replace(shard.attempt, shard.client.ids.uuid7())
+    files = [f"{folder}/part-{number}.parquet" for number in range(9)]
+    for file in files:
+        shard.blob.set(file, data)
+
+    def paths_and_rows(count: int) -> tuple[str, int]:
+        found = scan(shard.spark, shard.blob, [(file, ONE_KEY) for file in files[:count]], part_type(ONE_KEY))
+        plan = found._jdf.queryExecution().toString()
+        return plan.rpartition("InMemoryFileIndex(")[2].partition(")")[0], found.count()
+
+    assert paths_and_rows(8) == ("8 paths", 160)
+    assert paths_and_rows(9) == ("1 paths", 180)
+    listed = shard.blob.list_keys_and_metadata
+
+    def vanishing(prefix: str) -> list[BlobMetadata]:
+        found = list(listed(prefix))
+        shard.blob.delete(files[0])
+        return found
+
+    monkeypatch.setattr(shard.blob, "list_keys_and_metadata", vanishing)
+    with pytest.raises(CorruptArtifact, match="files appeared or vanished"):
+        paths_and_rows(9)
 
 
 def test_a_damaged_carried_file_is_found_without_its_manifest(shard: StagedShard) -> None:

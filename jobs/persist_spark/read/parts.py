@@ -4,12 +4,17 @@
     explicit schema, pruned columns
 
 `scan` reads every file of a shard, in the schema version that it was written in (`persist_spark.frame.as_written`).
+
+For each path Spark asks the store whether it is there, and lists what is below it: on S3 three requests. So a folder
+that holds only files to read, which is what most attempts stage, is one path. It is listed here before Spark lists it,
+and again after it: files are written once, so what is the same both times is what Spark has found.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import posixpath
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -18,9 +23,12 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core.contents.pieces import Piece, Take
+from persist_core.errors import CorruptArtifact
+from persist_core.handles.side_by_side import side_by_side
 from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
 from persist_spark import s3a
+from persist_spark.footers import THREADS
 from persist_spark.frame import as_written, named
 from persist_spark.read import damage
 
@@ -31,6 +39,7 @@ _READ_OPTIONS = {
 }
 File = tuple[str, CollectionSchema]  # the key of a Parquet file, and the schema in which it was written
 _ENDED = (T.StructField(ENDED, T.LongType()),)
+_FOLDER_FILES = 8  # from so many on, to list their folder costs less
 _GLOB = re.compile(r"[\\*?\[\]{}]")
 
 
@@ -101,13 +110,28 @@ def _read(
     written: CollectionSchema,
     more: Mapping[str, str],
 ) -> DataFrame:
-    """Files of one version."""
-    paths = [literal(blob.uri_of(key)) for key in keys]
+    """Files of one version. Raises `CorruptArtifact` if one vanishes meanwhile."""
+    whole = _whole_folders(blob, keys)
+    apart = [key for key in keys if posixpath.dirname(key) not in whole]
+    paths = [literal(blob.uri_of(path)) for path in (*whole, *apart)]
     options = {**_READ_OPTIONS, **s3a.access_options(blob.uri, os.environ), **more}
     fields, cells = as_written(schema, written)
     with s3a.jars_present():
         found = spark.read.schema(fields).options(**options).parquet(*paths)
+    for folder in set(whole) - set(_whole_folders(blob, keys)):
+        raise CorruptArtifact(f"{folder}: files appeared or vanished while Spark listed it; {damage.REMEDY}")
     return found if fields == schema else found.selectExpr(*cells)
+
+
+def _whole_folders(blob: Blob, keys: Iterable[str]) -> list[str]:
+    """The folders with many of these files and no others."""
+    wanted: dict[str, set[str]] = {}
+    for key in keys:
+        wanted.setdefault(posixpath.dirname(key), set()).add(key)
+    large = [folder for folder, files in wanted.items() if len(files) >= _FOLDER_FILES]
+    listings = side_by_side(lambda folder: list(blob.list_keys_and_metadata(f"{folder}/")), large, threads=THREADS)
+    shown = [{file.key for file in each if posixpath.basename(file.key)[0] not in "._"} for each in listings]
+    return [folder for folder, files in zip(large, shown, strict=True) if files == wanted[folder]]
 
 
 def literal(path: str) -> str:
