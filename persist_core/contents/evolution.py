@@ -117,8 +117,8 @@ def _renamed(
     number = living.get(column.name)
     if number is None and old not in living:
         raise SchemaMismatch(
-            f"column {column.name}: `renamed_from: {old}`, and the shard has neither; its columns are"
-            f" {', '.join(living)}. Name the one that it is now"
+            f"column {column.name}: `renamed_from: {old}`, but the shard has no column {old}; its columns are"
+            f" {', '.join(living)}. Write the name that the column has now"
         )
     if number is None:
         return living[old]

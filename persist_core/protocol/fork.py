@@ -119,7 +119,7 @@ def share(client: PersistClient, began: ShardState, point: RestorePoint, new_sha
         [*names, *(key for keys in shared for key in sorted(keys))],
         checkpoint_id=point.checkpoint.checkpoint_id,
         made_ms=client.clock.now_ms(),
-        eras=lambda owner: client.state(owner).era,
+        eras=lambda owner: (client.machine.fetch(owner) or ShardState(owner)).era,  # a fork may be copied alone
     )
     state = client.state(shard)
     if not set(names) <= {batch.manifest_key for batch in state.batches}:

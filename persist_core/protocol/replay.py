@@ -131,6 +131,8 @@ def replay(
             stages.checkpoint(client, fork)
             on_round()
             say(f"replayed {step.interval} of {shard}: {step.input_files} files, {step.input_bytes} bytes")
+            for each in step.warnings:
+                say(f"warning: {shard}: {each}")
         elif isinstance(step, Conflict):
             say(str(step.record))
 

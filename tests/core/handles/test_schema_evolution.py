@@ -124,7 +124,7 @@ def test_declarations_that_were_applied_may_stay() -> None:
     [
         (schema(B, N), r"write `b: \{type: string, renamed_from: a\}`; if not, write `dropped: \[a\]`"),
         (schema(A, Column("m", "bigint")), "renamed_from: n"),
-        (schema(A, replace(N, name="m", renamed_from="x")), "the shard has neither; its columns are id, a, n"),
+        (schema(A, replace(N, name="m", renamed_from="x")), "the shard has no column x; its columns are id, a, n"),
         (schema(replace(A, renamed_from="n")), "the shard has both"),
         (schema(replace(B, renamed_from="a"), replace(A, name="c", renamed_from="a"), N), "`renamed_from` one"),
         (schema(A, N, Column("m", "double", nullable=False)), "the new column m is not nullable"),

@@ -20,6 +20,7 @@ from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.copy import Copier
 from persist_core.maintenance.fsck import fsck
+from persist_core.protocol.fork import fork
 from persist_core.shard.state import ShardState
 from tests.core.compaction.histories import KEYED, MULTISET, SEQUENCED, History
 from tests.core.gc.test_kills import SHARD as FRUIT
@@ -151,8 +152,10 @@ def test_a_fork_brings_the_files_of_its_owner_and_gc_keeps_them(tmp_path: Path) 
     copy_all(complete.client, target, FORK)
     assert target.shards() == [FORK]
     check_equal(complete.client, target, FORK)
+    fork(target, FORK, target.state(FORK).commits[-1].checkpoint_id, "again", writer="test")
     copy_all(complete.client, target, SHARD)  # its state needs less of these files
     _collect_all(target)
+    assert not fsck(target, "again").violations
     for name in (SHARD, FORK):
         check_equal(complete.client, target, name)
     assert copy_all(complete.client, target, FORK)[FORK].objects == 0

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from persist_core.contents.stats import BatchWarning
+from persist_core.handles.write import manifest_for
 from persist_core.keys import hidden_shard
 from persist_core.maintenance.reprocess import Reprocessed, Request, reprocess
 from persist_core.protocol.replay import PURPOSE
 from persist_core.protocol.restore_point import FIRST_UPPER
+from persist_core.sample.fields import NEW
 from tests.core.protocol.ordered_shard import OrderedCollection
 from tests.core.protocol.restored_shard import SHARD, Collection, contents
 from tests.oracle.strategies import STRAY, History, histories
@@ -21,7 +27,9 @@ from tests.oracle.upsert import Record
 HIDDEN = hidden_shard(SHARD, PURPOSE)
 
 
-def corrected(shard: Collection, from_ms: int, **request: Any) -> Reprocessed:
+def corrected(
+    shard: Collection, from_ms: int, *, say: Callable[[str], None] = lambda _: None, **request: Any
+) -> Reprocessed:
     hidden = shard.beside(HIDDEN)
     asked = Request(from_ms, **{"is_confirmed": True, **request})
     return reprocess(
@@ -30,7 +38,7 @@ def corrected(shard: Collection, from_ms: int, **request: Any) -> Reprocessed:
         asked,
         write=lambda _, description: hidden.write(description),
         writer="test/reprocess",
-        say=lambda _: None,
+        say=say,
     )
 
 
@@ -89,3 +97,19 @@ def test_a_correction_gives_what_a_fresh_load_gives(history: History, other: His
             each.run(upper + 100 + STRAY)
         assert shard.contents(shard.upper() - 1) == fresh.contents(fresh.upper() - 1)
         shard.check()
+
+
+def test_a_replay_says_what_its_jobs_warn_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A field that was renamed since is in no column: its values would be lost silently."""
+    shard, said = Collection(tmp_path), list[str]()
+    shard.drop("1.txt", (Record(("eu", 1), ("a", None, None), 9, (0, "f", 0, 0)),))
+    shard.run(10)
+    replace_file(shard, "1.txt", (Record(("eu", 1), ("b", None, None), 9, (0, "f", 0, 0)),))
+    warning = BatchWarning(NEW, 0, ("name",))
+    staged = manifest_for
+    monkeypatch.setattr(
+        "persist_core.handles.write.manifest_for",
+        lambda *given, **named: replace(staged(*given, **named), warnings=(warning,)),
+    )
+    corrected(shard, 0, say=said.append)
+    assert f"warning: {SHARD}: {warning}" in said
