@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,17 @@ def test_a_hot_key_of_a_large_batch_is_found(
 def test_few_records_of_each_key_are_not_left_out(spark: SparkSession) -> None:
     records = [Record((row // 2,), ("a", None, None), None, (None, "f", 0, row)) for row in range(400)]
     assert find_beaten(to_records(spark, ONE_KEY, records), ONE_KEY, None) is None
+
+
+@pytest.mark.usefixtures("all_are_hot")
+def test_names_of_columns_do_not_matter_to_hot_keys(spark: SparkSession) -> None:
+    names = ("bucket", "count", "groups")
+    values = tuple(replace(column, name=name) for column, name in zip(ONE_KEY.values, names, strict=True))
+    schema = replace(ONE_KEY, key=(replace(ONE_KEY.key[0], name="by0"),), values=values)
+    records = to_records(spark, schema, [Record((1,), ("a", 1, 1.0), None, (None, "f", 0, row)) for row in range(3)])
+    found = find_beaten(records, schema, None)
+    assert found is not None
+    assert (found.count, found.left_out(records).count()) == (2, 1)
 
 
 @pytest.mark.usefixtures("all_are_hot")

@@ -29,7 +29,7 @@ LARGE_INPUT_BYTES = 64 << 20  # in a smaller batch, to find hot keys costs more 
 SHARE = 32  # a hot slot has at least this part of the batch's records
 _BUCKETS = 4096
 _REPEATS = 8  # the share of duplicates in a batch from which on the next one is looked at, though that costs a read
-_BEST, _COUNT = "_persist_best", "_persist_count"
+_BEST, _COUNT, _BUCKET = "_persist_best", "_persist_count", "_persist_bucket"
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ def find_beaten(records: DataFrame, schema: CollectionSchema, eras: Eras | None)
     if eras is not None:
         names.append(f"{ORDER}.{FIELDS[SERVER]}")
     compared = records.where(_compared(records))
-    compared = compared.selectExpr("*", f"pmod(xxhash64({', '.join(names)}), {_BUCKETS}) AS bucket")
-    counts = {row["bucket"]: row["count"] for row in compared.groupBy("bucket").count().collect()}
+    compared = compared.selectExpr("*", f"pmod(xxhash64({', '.join(names)}), {_BUCKETS}) AS {_BUCKET}")
+    counts = {row[_BUCKET]: row["count"] for row in compared.groupBy(_BUCKET).count().collect()}
     least = sum(counts.values()) // SHARE
     hot = [f"{bucket}" for bucket, count in counts.items() if count > least]
     if not hot:
         return None
-    found = compared.where(f"bucket IN ({', '.join(hot)})")
+    found = compared.where(f"{_BUCKET} IN ({', '.join(hot)})")
     measured = [f"max({_order(eras, schema)}) AS {_BEST}", f"count(1) AS {_COUNT}"]
     is_hot = f"{_COUNT} > {least // 2}"
     clocks = [] if eras is None else [FIELDS[name] for name in (SOURCE_MS, SEEN_MS)]
