@@ -247,7 +247,7 @@ def test_unwrapped_records(
             "transforms": "unwrap",
             "transforms.unwrap.type": "io.debezium.transforms.ExtractNewRecordState",
             "transforms.unwrap.delete.tombstone.handling.mode": "rewrite",
-            "transforms.unwrap.add.fields": "op,lsn,source.ts_ms,ts_ms",
+            "transforms.unwrap.add.fields": "op,lsn,sequence,source.ts_ms,ts_ms",
         },
     )  # fmt: skip
     chance = random.Random(persist_seed)

@@ -45,12 +45,15 @@ def mariadb(sequence: int | None, file: int, pos: int, at: int, *, domain: int =
     return {**mysql(file, pos, at), "connector": "mariadb", "gtid": gtid}
 
 
-def postgres(lsn: int | None, at: int) -> dict[str, Any]:
-    return {"connector": "postgresql", "ts_ms": at, "lsn": lsn}
+def postgres(lsn: int | None, at: int, before: int | None = None) -> dict[str, Any]:
+    """`before`: the commit before the record's transaction."""
+    sequence = json.dumps([before and str(before), str(lsn)])
+    return {"connector": "postgresql", "ts_ms": at, "lsn": lsn, "sequence": sequence}
 
 
-def oracle(scn: int, at: int, redo: str = "0x000048.00000139.0010") -> dict[str, Any]:
-    return {"connector": "oracle", "ts_ms": at, "scn": str(scn), "commit_scn": str(scn + 2), "rs_id": redo, "ssn": 0}
+def oracle(scn: int, at: int, redo: str = "0x000048.00000139.0010", *, commit: int | None = None) -> dict[str, Any]:
+    commit_scn = commit and str(commit)
+    return {"connector": "oracle", "ts_ms": at, "scn": str(scn), "commit_scn": commit_scn, "rs_id": redo, "ssn": 0}
 
 
 def sqlserver(commit: int, at: int, change_lsn: str | None = f"{LSN}1", serial: int | None = 1) -> dict[str, Any]:
@@ -72,6 +75,9 @@ LOGS: dict[str, list[tuple[str, dict[str, Any]]]] = {  # the records of each con
         ("r", postgres(None, 50)),
         ("r", postgres(9, 50)),
         ("u", postgres(10, 10)),
+        ("u", postgres(7, 10, 11)),  # its transaction ran during the snapshot
+        ("u", postgres(8, 10, 11)),
+        ("u", postgres(12, 10, 11)),
         ("u", postgres(2**62, 10)),
     ],
     "mysql": [
@@ -96,9 +102,11 @@ LOGS: dict[str, list[tuple[str, dict[str, Any]]]] = {  # the records of each con
     ],
     "oracle": [
         ("r", oracle(9, 50)),
-        ("u", oracle(10, 1, "0x000048.00000139.0010")),
-        ("u", oracle(10, 1, "0x000048.00000139.0190")),
-        ("u", oracle(100, 1)),
+        ("u", oracle(10, 1, "0x000048.00000139.0010", commit=12)),
+        ("u", oracle(10, 1, "0x000048.00000139.0190", commit=12)),
+        ("u", oracle(7, 1, "0x000048.00000999.0010", commit=13)),  # its transaction ran during the snapshot
+        ("u", oracle(8, 1, "0x000048.00000139.0010", commit=13)),
+        ("u", oracle(100, 1, commit=100)),
     ],
     "mongodb": [("r", mongodb(1, 29)), ("u", mongodb(1, 30)), ("u", mongodb(2, 1))],
 }

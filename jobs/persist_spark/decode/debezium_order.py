@@ -2,19 +2,22 @@
 
 | connector | `number` | `pos` | `lsn` | `row` | `server` |
 | --- | --- | --- | --- | --- | --- |
-| postgresql | `lsn` | | | | |
+| postgresql | `lsn`, or the commit before it (`sequence`) | `lsn` | | | |
 | mysql | number of the binlog `file` | `pos` | | `row` | `server_id` |
 | mariadb | sequence of the `gtid` (domain-server-sequence) | `pos` | | `row` | `domain` and its number |
 | sqlserver, db2 | | | `commit_lsn`, `change_lsn` | `event_serial_no` (SQL Server) | |
-| oracle | `scn` | | `rs_id`, or `lcr_position` | `ssn` | |
+| oracle | `scn`, or `commit_scn` | `scn` | `rs_id`, or `lcr_position` | `ssn` | |
 | mongodb | `ts_ms`, the second of the oplog | `ord` | | | |
 
 1. A record of a snapshot (`r`) has the position of the snapshot, and comes before all changes after that. One without a
    position comes before all other records of its key. So does one of MariaDB without a GTID, since its binlog file says
    nothing beside sequences.
-2. A record of another connector, or one that does not say its place, has no order: Vitess (`vgtid` is a place for each
+2. `number` of PostgreSQL and Oracle is the greater one of two. A transaction that is open while a snapshot is taken may
+   have changed a row at a lower position than the snapshot's, which does not see it. A commit counts: its own, or the
+   one before it in the log. Transactions that change one row never overlap, so this keeps their order.
+3. A record of another connector, or one that does not say its place, has no order: Vitess (`vgtid` is a place for each
    shard), Informix, Spanner, Cassandra, unwrapped records without `__lsn` and the like.
-3. `source_ms` is the database's clock, `seen_ms` the connector's: see `persist_spark.upsert.eras`. A record of a
+4. `source_ms` is the database's clock, `seen_ms` the connector's: see `persist_spark.upsert.eras`. A record of a
    snapshot that has only the first has no clock, because it was read later than its position says.
 """
 
@@ -35,13 +38,15 @@ from persist_spark.decode.json import Shape, parse_text, without_mark
 UNORDERED = "unordered"  # boolean: the record says no place in a log, or none that can be read
 KNOWN = ("postgresql", "mysql", "mariadb", "sqlserver", "db2", "oracle", "mongodb")
 _NUMBERS = ("lsn", "pos", "row", "event_serial_no", "scn", "ssn", "ord")
-_TEXTS = ("connector", "file", "gtid", "server_id", "commit_lsn", "change_lsn", "rs_id", "lcr_position", "ts_ms")
+_PARTS = ("file", "gtid", "sequence", "commit_lsn", "change_lsn", "commit_scn", "rs_id", "lcr_position")
+_TEXTS = ("connector", "server_id", "ts_ms", *_PARTS)
 SOURCE_FIELDS = (*_NUMBERS, *_TEXTS)
 _SEEN = "seen"
 _PLACES = "order_texts"  # a struct of the texts of `SOURCE_FIELDS`, and `_SEEN`
 _FLAT = "order_flat"  # what `ExtractNewRecordState` adds to an unwrapped record (`add.fields`)
 _FLAT_STARTS = ("__source_", "__")
 _BINLOG = r"(\d{1,18})$"
+_COMMIT_BEFORE = r'^\["(\d{1,19})"'  # of PostgreSQL's `sequence`, a text: ["28830616","28830672"]
 _GTID = r"^(\d{1,10})-\d{1,10}-(\d{1,18})$"  # MariaDB's; MySQL's is a UUID and a number
 
 
@@ -89,7 +94,10 @@ def auto_order() -> dict[str, SparkColumn]:
     has_gtid = sequence.isNotNull()
     binlog = F.when(number("pos").isNotNull(), try_cast(found(_BINLOG, "file", 1), "bigint"))
     oplog = F.when(text("ord").isNotNull(), number("ts_ms"))
-    place = F.coalesce(number("lsn"), number("scn"), sequence, binlog, oplog)
+    written = F.coalesce(number("lsn"), number("scn"))
+    commits = try_cast(found(_COMMIT_BEFORE, "sequence", 1), "bigint"), number("commit_scn")
+    place = F.when(written.isNotNull(), F.greatest(written, *commits))
+    place = F.coalesce(place, sequence, binlog, oplog)
     is_first = is_read & connector.eqNullSafe("mariadb") & ~has_gtid
     change = F.when(text("commit_lsn").isNotNull(), F.concat_ws("/", text("commit_lsn"), text("change_lsn")))
     server = F.when(has_gtid, F.concat(F.lit("domain "), found(_GTID, "gtid", 1)))
@@ -100,7 +108,7 @@ def auto_order() -> dict[str, SparkColumn]:
     return {
         ERA: F.lit(None).cast("bigint"),
         "number": F.when(~is_first, place),
-        "pos": F.when(~is_first, F.coalesce(number("ord"), number("pos"))),
+        "pos": F.when(~is_first, F.coalesce(number("ord"), number("pos"), written)),
         "lsn": F.coalesce(change, text("rs_id"), text("lcr_position")),
         "row": F.when(~is_first, F.coalesce(number("row"), number("event_serial_no"), number("ssn"))),
         SERVER: F.when(~is_read, server),
