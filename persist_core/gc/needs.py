@@ -13,7 +13,7 @@ from persist_core.checkpoint.quarantine import Quarantine
 from persist_core.contents.batch import BatchManifest, SourceFrontier
 from persist_core.errors import CorruptArtifact, Corruption, UnknownVersion
 from persist_core.handles.client import PersistClient
-from persist_core.handles.load import load_head, load_lists
+from persist_core.handles.load import load_head, load_lists, load_manifest
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.keys import (
     CheckpointLayout,
@@ -184,6 +184,10 @@ class Needs:
         fork = self._client.machine.fetch(name) if len(young) < len(records) else None
         if fork is None or fork.is_dropped:
             return young
+        for batch in fork.batches:
+            left = self._left.get(batch.manifest_key)
+            if left is not None and len(left.parts) < sum(each.files for each in left.lists):
+                load_manifest(self._client.blob, batch.manifest_key)  # it reads this one: that a list is lost is damage
         used = [record for record in records if record in young or self._names_any_of(fork, record.keys)]
         if len(used) == len(records) or not is_last_look:
             return used

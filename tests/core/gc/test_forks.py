@@ -15,13 +15,13 @@ from persist_core.compaction.merge import Merge, merge_here
 from persist_core.contents import part_lists, pieces
 from persist_core.contents.batch import BatchDescription
 from persist_core.contents.parts import updates_schema
-from persist_core.errors import RunFailed
+from persist_core.errors import CorruptArtifact, RunFailed
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, collect
 from persist_core.gc.garbage_list import GarbageList
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import ReadHandle, schema_of
 from persist_core.handles.write import stage_manifest
-from persist_core.keys import forks_prefix, gc_clock_key, gc_prefix
+from persist_core.keys import forks_prefix, gc_clock_key, gc_prefix, list_key
 from persist_core.location.blob import BlobMetadata
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
@@ -59,6 +59,12 @@ def pass_era(*shards: Collection) -> None:
     shards[0].clock.sleep_ms(GRACE_MS)
     for shard in shards:
         collect(shards[0].client, shard.shard)
+
+
+def sweep(shard: Collection) -> None:
+    """Let GC delete what was unneeded, and what forks that nothing needs have kept."""
+    for _ in range(2 * ERAS_TO_SWEEP):
+        pass_era(shard)
 
 
 def before_it_is_staged(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
@@ -220,6 +226,16 @@ def test_lists_of_a_dropped_fork_may_go_before_its_record(fork_with_lists: tuple
     shard.check()
 
 
+def test_a_list_that_a_fork_reads_and_has_lost_stops_gc(fork_with_lists: tuple[Collection, Collection]) -> None:
+    shard, twin = fork_with_lists
+    blob = shard.client.blob
+    blob.delete(list_key(twin.client.state(twin.shard).batches[-1].manifest_key, 0))
+    before = {entry.key for entry in blob.list_keys_and_metadata(f"{SHARD}/")}
+    with pytest.raises(CorruptArtifact, match=r"list of parts .* is missing"):
+        sweep(shard)
+    assert before <= {entry.key for entry in blob.list_keys_and_metadata(f"{SHARD}/")}
+
+
 def test_a_copy_without_lists_that_nothing_reads_is_collected(fork_with_lists: tuple[Collection, Collection]) -> None:
     """The fork has merged what it shared, but it still names the owner's progress, so its record stays."""
     shard, twin = fork_with_lists
@@ -228,8 +244,7 @@ def test_a_copy_without_lists_that_nothing_reads_is_collected(fork_with_lists: t
     copy_all(shard.client, client_on(shard, there))
     for each in fork_with_lists:
         each.location, each.client = there, client_on(shard, there)
-    for _ in range(ERAS_TO_SWEEP):
-        pass_era(shard)
+    sweep(shard)
     assert any(shard.client.blob.list_keys_and_metadata(forks_prefix(SHARD)))
     for each in fork_with_lists:
         each.check()
