@@ -55,8 +55,9 @@ def load(spark: SparkSession, folder: Path) -> None:
         Path(name, "blobs").mkdir()
         source = {"path": "feed/*.parquet", "format": "parquet"}
         config = CollectionConfig.model_validate(
-            {"name": "load", "base_dir": str(folder), "source": source, "key": "id", "columns": _COLUMNS}
-        )
+            {"name": "load", "base_dir": str(folder), "source": source, "key": "id", "columns": _COLUMNS,
+             "delete": "none", "order": "log"}
+        )  # fmt: skip
         with open_location(location) as opened:
             client = PersistClient(opened)
 

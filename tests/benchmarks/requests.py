@@ -1,10 +1,12 @@
 """The requests of a commit on S3, by phase, at two sizes of the table: the terms of docs/scale.md.
 
     python -m tests.benchmarks.requests [--keys 100000 1000000] [--events 1000] [--days 6]
+    python -m tests.benchmarks.requests --keys --files 10 100
 
 Each day is one commit as `persist run` makes it: mint, a `spark-submit`, append, checkpoint, small maintenance; data
 and state lie on one S3-speaking server. Its access log has every request of Python and of Spark. Printed are means of
-the days after the first.
+the days after the first. With `--files`: what a scan of so many files of one folder asks for before it reads them, if
+the folder holds no others, and if it does.
 """
 
 from __future__ import annotations
@@ -15,26 +17,32 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import types as T
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import open_location
+from persist_core.location.open import open_blob, open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.maintain import maintain_inline
 from persist_core.protocol import stages
 from persist_core.protocol.run import append_staged, write_staged
 from persist_core.protocol.stages import Minted
+from persist_core.schema import CollectionSchema, Column
+from persist_core.spark_job.installation import spark_home
+from persist_core.spark_job.jars import s3a_jars
 from persist_core.spark_job.launch import write_batch
 from persist_core.spark_job.process import SparkProcess
 from persist_core.time_text import DAY_MS, format_time, parse_time
+from persist_spark.read.parts import scan
+from tests.benchmarks.sessions import session
 from tests.servers import s3
 
 FIRST = parse_time("2026-01-01")
@@ -139,6 +147,24 @@ def measure(keys: int, events: int, days: int, folder: Path) -> None:
             show(f"{keys:,} keys, {len(parts)} files, {sum(parts) / 1e6:.0f} MB, {events:,} events a day", phases)
 
 
+def scans(sizes: Sequence[int], folder: Path) -> None:
+    """Print what scans of so many files of a folder ask for."""
+    schema = CollectionSchema(key=(Column("id", "bigint", nullable=False),), values=())
+    made = pa.BufferOutputStream()
+    pq.write_table(pa.table({"id": [1]}), made)
+    with logged_server(folder) as (server, log), closing(open_blob(server.new_uri("scans"))) as blob:
+        spark = session(2, "1g", {"spark.jars": ",".join(map(str, s3a_jars(os.environ, spark_home(os.environ))))})
+        for files in sizes:
+            keys = [f"{files}/{number:05}.parquet" for number in range(files)]
+            for key in keys:
+                blob.set(key, made.getvalue().to_pybytes())
+            for what, some in (("all of a folder", keys), ("all but one", keys[1:])):
+                log.since()
+                scan(spark, blob, [(key, schema) for key in some], T.StructType([T.StructField("id", T.LongType())]))
+                found = [f"{count} {kind}" for kind, count in sorted(log.since().items())]
+                sys.stdout.write(f"{files} files, {what}: {', '.join(found)}\n")
+
+
 def show(what: str, phases: Phases) -> None:
     sys.stdout.write(f"{what}, means of {phases.days} days\n")
     for phase, seen in phases.found.items():
@@ -150,6 +176,7 @@ def show(what: str, phases: Phases) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keys", nargs="*", type=int, default=[100_000, 1_000_000])
+    parser.add_argument("--files", nargs="*", type=int, default=[])
     parser.add_argument("--events", type=int, default=1000)
     parser.add_argument("--days", type=int, default=6)
     given = parser.parse_args()
@@ -157,3 +184,6 @@ if __name__ == "__main__":
     for each in given.keys:
         with tempfile.TemporaryDirectory() as made:
             measure(each, given.events, given.days, Path(made))
+    if given.files:
+        with tempfile.TemporaryDirectory() as made:
+            scans(given.files, Path(made))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,20 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> _Plans:
     monkeypatch.setattr(session, "_BYTES_PER_PARTITION", 1000)
     monkeypatch.setattr(upsert_batch, "SMALL_STATE_BYTES", 0)
     return seen
+
+
+def test_files_of_a_large_first_batch_share_no_keys(
+    shard: StagedShard, plans: _Plans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upsert_batch, "LARGE_STATE_BYTES", 1000)
+    records = [_record(key * 7 % 500, _ok("a"), key) for key in range(500)]
+    manifest = shard.write(records, shard.description(10, input_bytes=4000))
+    files = sorted((part.keys.first or (), part.keys.last or ()) for part in manifest.parts)
+    assert len(files) == 4
+    assert all(low[1] < high[0] for low, high in itertools.pairwise(files))
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        plans.made[-1].updates.explain()
+    assert shown.getvalue().count("Exchange ") == 1
 
 
 def test_a_truncate_of_a_large_shard_is_written_once(shard: StagedShard, plans: _Plans) -> None:

@@ -315,6 +315,7 @@ class _Batch:
             is_thorough=plan.is_thorough,
             inherits=plan.inherits,
             in_one_task=slots is None and plan.moved_bytes <= ONE_TASK_BYTES,
+            by_ranges=self.committed_bytes == 0 and description.input_bytes > LARGE_STATE_BYTES,
             seen=self.before.seen(None if plan.is_thorough else plan.ranges, slots),
             eras=request.eras,
             watched=request.watched,

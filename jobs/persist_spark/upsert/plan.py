@@ -163,6 +163,7 @@ def persistent_upsert(
     is_thorough: bool = False,
     inherits: bool = True,
     in_one_task: bool = False,
+    by_ranges: bool = False,
     seen: SeenBefore | None = None,
     eras: Eras | None = None,
     watched: tuple[Watched, ...] = (),
@@ -177,26 +178,25 @@ def persistent_upsert(
     never consumed and is lifted or made an err; or (`persisted`: the caller redelivers) it is dropped and counted.
     `may_stash=False` promises that no time lies at or after `upper`. `is_thorough`: expand truncates and break ties;
     `state` then has to hold *all* slots. `inherits=False` guesses that no record leaves out a value, and promises that
-    no stored row has inherited one. `in_one_task`: this is so little that one task does it, without an exchange.
-    `seen`: drain in `sequence` order, after this; `state` then has the column `ORDER`. `eras`: the orders come from
-    Debezium's `order: auto`, of which two may not be comparable. `watched`: see `persist_spark.upsert.warnings`.
+    no stored row has inherited one. `in_one_task`: so little that one task does it, without an exchange. `by_ranges`:
+    the exchange is by ranges of keys, for which all is read twice. `seen`: for `sequence` order, with `ORDER` in
+    `state`. `eras`: of Debezium's `order: auto`, not all comparable. `watched`: `persist_spark.upsert.warnings`.
 
     Raises `BadBounds` if `as_of_frontier` is not before `upper`.
     """
     floor = lower if as_of_frontier is None else max(lower, as_of_frontier)
     if upper is not None and floor >= upper:
-        between = show_interval(lower, upper)
-        raise BadBounds(f"times cannot advance to {show_time(floor)} in {between}; expected less than its upper")
+        found, where = show_time(floor), show_interval(lower, upper)
+        raise BadBounds(f"times cannot advance to {found} in {where}; expected less than its upper")
     inherits = inherits and schema.inherits
     arguments = Arguments(schema, lower, upper, floor, late, may_stash, is_thorough, inherits, seen, eras, watched)
-    is_sequence = seen is not None
     chain = _chain(records, stash, lower if stash_frontier is None else stash_frontier, state, arguments)
-    chain = chain.coalesce(1) if in_one_task else chain
+    chain = chain.repartitionByRange(*arguments.slot) if by_ranges else chain.coalesce(1) if in_one_task else chain
     read, emitted = Observation(), Observation()
-    counts = read_counts(is_sequence=is_sequence, has_eras=eras is not None, guesses=arguments.guesses)
+    counts = read_counts(is_sequence=seen is not None, has_eras=eras is not None, guesses=arguments.guesses)
     ranked = warnings.observed(_ranked(chain, arguments), read, counts, arguments)
     written = _written(_compared(ranked, arguments), arguments)
-    written = written.observe(emitted, as_json(emitted_counts(is_sequence=is_sequence)))
+    written = written.observe(emitted, as_json(emitted_counts(is_sequence=seen is not None)))
     planned = (_published(written, arguments), is_thorough, arguments, chain, (read, emitted), stash_rows, beaten)
     return PlannedUpsert(*planned)
 
