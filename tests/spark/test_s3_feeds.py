@@ -22,11 +22,15 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.contents.batch import BatchDescription
 from persist_core.errors import Determinate, RunFailed, SourceChanged
 from persist_core.handles.client import PersistClient
-from persist_core.keys import manifest_key
 from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemBlob
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation, connection_variable
+from persist_core.maintenance.fsck import fsck
+from persist_core.maintenance.rebuild import Request as Rebuild
+from persist_core.maintenance.rebuild import rebuild
+from persist_core.maintenance.reprocess import Request as Correction
+from persist_core.maintenance.reprocess import reprocess
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted
 from persist_core.shard.state import Committed
@@ -116,12 +120,20 @@ class Vendor:
         assert isinstance(minted, Minted)
         return minted.description
 
+    def stage(self, config: CollectionConfig, description: BatchDescription) -> str:
+        """Write; the key of the job's answer."""
+        spec = JobSpec(description, config, self.client.ids.uuid7())
+        run_write_job(self.spark, spec, self.location)
+        return spec.answer_key
+
     def write(self, description: BatchDescription) -> dict[int, str]:
         """Write and append; the contents."""
-        spec = JobSpec(description, self.config, self.client.ids.uuid7())
-        run_write_job(self.spark, spec, self.location)
-        key = manifest_key("orders", spec.attempt)
+        key = self.stage(self.config, description)
         assert isinstance(stages.append(self.client, description, key), Committed)
+        return self.rows()
+
+    def rows(self) -> dict[int, str]:
+        """The contents."""
         return {row["id"]: row["v"] for row in self.client.open_reader("orders").snapshot().to_pylist()}
 
 
@@ -165,6 +177,27 @@ def test_an_object_that_changes_is_never_a_mixture(
     bucket.put("late.jsonl", lines(1, v="late"))
     expected = {1: "late", 98: "first"} | ({97: "later"} if change == "put" else {})
     assert made.write(made.mint(20)) == expected
+
+
+def test_objects_are_read_again_by_a_correction_and_a_rebuild(
+    spark: SparkSession, bucket: Bucket, tmp_path: Path
+) -> None:
+    """A correction of one that was replaced; then all of them, for another key."""
+    made = vendor(spark, bucket, tmp_path)
+    bucket.put("a.jsonl", lines(1, 2, v="wrong"))
+    made.write(made.mint(10))
+    bucket.put("b.jsonl", lines(3))
+    made.write(made.mint(20))
+    bucket.put("a.jsonl", lines(1, v="right"))
+    said: dict[str, Any] = {"write": made.stage, "writer": "test", "say": lambda _: None}
+    found = reprocess(made.client, made.config, Correction(0, is_confirmed=True), **said)
+    assert (found.replaced, found.found.changed, found.found.removed) == (("a.jsonl",), 1, 1)
+    assert made.rows() == {1: "right", 3: "x"}
+    made.config = bucket.collection(key="v", columns={"v": "string", "id": "bigint"})
+    assert rebuild(made.client, made.config, Rebuild(is_confirmed=True), **said).generation == 1
+    assert made.client.open_reader("orders").snapshot().column_names[:2] == ["v", "id"]
+    assert made.rows() == {1: "right", 3: "x"}
+    assert fsck(made.client, "orders").is_clean
 
 
 def test_a_version_that_is_frozen_is_read_whatever_comes_later(
