@@ -168,6 +168,26 @@ def test_a_value_is_one_value_before_and_after_it_is_widened(
             merge_all(client, shard)
 
 
+def test_an_evolution_writes_as_much_whatever_the_size(client: PersistClient) -> None:
+    """Each of its kinds, in one commit of one row: what a table of 10 rows costs, one of 10,000 costs."""
+    first = schema(A, N)
+    second = schema(replace(B, renamed_from="a"), replace(N, type="bigint"), Column("more", "string"))
+    written = {}
+    for rows in (10, 10_000):
+        shard = f"of-{rows}"
+        commit(client, shard, first, 10, [((key, f"row {key}" * 20, key), 5, 1) for key in range(1, rows)])
+        before = stored(client)
+        commit(client, shard, second, 20, [((0, "new", 1, "more"), 15, 1)])
+        written[rows] = stored(client) - before
+        assert client.open_reader(shard).snapshot().num_rows == rows
+    assert stored(client) > 10 * written[10]
+    assert abs(written[10_000] - written[10]) < 200
+
+
+def stored(client: PersistClient) -> int:
+    return sum(entry.size_bytes for entry in client.blob.list_keys_and_metadata(""))
+
+
 def merge_all(client: PersistClient, shard: str = SHARD) -> None:
     state = client.state(shard)
     if len(state.batches) > 1:
