@@ -237,7 +237,12 @@ def test_a_sources_connection_is_the_aws_connection_of_that_id(monkeypatch: pyte
     client = PersistHook(configs=[config]).get_conn()
     settings = client.location.feed_settings("s3://vendor/feed", "role")
     assert settings == S3Settings(
-        "vendor", "", "http://127.0.0.1:7070", "eu-west-1", None, None, "AKIA1", "hunter2", "t0k3n"
+        "vendor",
+        endpoint="http://127.0.0.1:7070",
+        region="eu-west-1",
+        access_key_id="AKIA1",
+        secret_access_key="hunter2",
+        session_token="t0k3n",
     )
     assert "hunter2" in masked
     assert "hunter2" not in repr(client.location)
