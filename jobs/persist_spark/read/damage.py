@@ -104,8 +104,12 @@ def stored_sizes(blob: Blob, keys: list[str]) -> dict[str, int]:
                 sizes[key] = path.stat().st_size
         return sizes
     folders = sorted({_attempt_folder(key) for key in keys})
-    listings = side_by_side(lambda folder: list(blob.list_keys_and_metadata(f"{folder}/")), folders, threads=THREADS)
-    return {file.key: file.size_bytes for listing in listings for file in listing}
+    return {file.key: file.size_bytes for listing in listings(blob, folders) for file in listing}
+
+
+def listings(blob: Blob, folders: Sequence[str]) -> list[list[BlobMetadata]]:
+    """All files below each of these folders, listed side by side."""
+    return side_by_side(lambda folder: list(blob.list_keys_and_metadata(f"{folder}/")), folders, threads=THREADS)
 
 
 def _attempt_folder(key: str) -> str:

@@ -24,11 +24,9 @@ from pyspark.sql import types as T
 
 from persist_core.contents.pieces import Piece, Take
 from persist_core.errors import CorruptArtifact
-from persist_core.handles.side_by_side import side_by_side
 from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
 from persist_spark import s3a
-from persist_spark.footers import THREADS
 from persist_spark.frame import as_written, named
 from persist_spark.read import damage
 
@@ -112,13 +110,14 @@ def _read(
 ) -> DataFrame:
     """Files of one version. Raises `CorruptArtifact` if one vanishes meanwhile."""
     whole = _whole_folders(blob, keys)
+    inside = [key for key in keys if posixpath.dirname(key) in whole]
     apart = [key for key in keys if posixpath.dirname(key) not in whole]
     paths = [literal(blob.uri_of(path)) for path in (*whole, *apart)]
     options = {**_READ_OPTIONS, **s3a.access_options(blob.uri, os.environ), **more}
     fields, cells = as_written(schema, written)
     with s3a.jars_present():
         found = spark.read.schema(fields).options(**options).parquet(*paths)
-    for folder in set(whole) - set(_whole_folders(blob, keys)):
+    for folder in set(whole) - set(_whole_folders(blob, inside)):
         raise CorruptArtifact(f"{folder}: files appeared or vanished while Spark listed it; {damage.REMEDY}")
     return found if fields == schema else found.selectExpr(*cells)
 
@@ -129,8 +128,8 @@ def _whole_folders(blob: Blob, keys: Iterable[str]) -> list[str]:
     for key in keys:
         wanted.setdefault(posixpath.dirname(key), set()).add(key)
     large = [folder for folder, files in wanted.items() if len(files) >= _FOLDER_FILES]
-    listings = side_by_side(lambda folder: list(blob.list_keys_and_metadata(f"{folder}/")), large, threads=THREADS)
-    shown = [{file.key for file in each if posixpath.basename(file.key)[0] not in "._"} for each in listings]
+    found = damage.listings(blob, large)
+    shown = [{file.key for file in each if posixpath.basename(file.key)[0] not in "._"} for each in found]
     return [folder for folder, files in zip(large, shown, strict=True) if files == wanted[folder]]
 
 
