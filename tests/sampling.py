@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterable
 from typing import TypeVar
 
+import pytest
 from hypothesis import settings
 
 _Case = TypeVar("_Case")
@@ -27,3 +28,9 @@ def sample(cases: Iterable[_Case], count: int, family: str) -> list[_Case]:
         return known
     chosen = random.Random(f"{os.environ.get('PERSIST_SEED')}/{family}").sample(range(len(known)), count)
     return [known[number] for number in sorted(chosen)]
+
+
+def if_drawn(case: str, cases: Iterable[str], family: str) -> pytest.MarkDecorator:
+    """A mark for some slow tests that overlap: a session runs one of them by the seed, the nightly profile all."""
+    is_drawn = case in sample(cases, 1, family)
+    return pytest.mark.skipif(not is_drawn, reason=f"not drawn by this seed of {family} (PERSIST_PROFILE=nightly)")

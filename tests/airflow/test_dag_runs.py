@@ -22,6 +22,9 @@ from tests.servers.backends import on_s3
 pytestmark = pytest.mark.airflow_2_11
 
 IS_AIRFLOW_3 = importlib.metadata.version("apache-airflow").startswith("3")
+as_on_2_11 = pytest.mark.skipif(
+    IS_AIRFLOW_3 and not is_long(), reason="tests/e2e shows it on Airflow 3 (PERSIST_PROFILE=nightly)"
+)
 SKIPPED = dict.fromkeys(
     ("mint_batch_descriptions", "write_batches", "append_batches", "checkpoint_manifest"), "skipped"
 )
@@ -44,9 +47,7 @@ print(json.dumps(states))
 
 
 @on_s3
-@pytest.mark.skipif(
-    IS_AIRFLOW_3 and not is_long(), reason="tests/e2e has two backfills there (PERSIST_PROFILE=nightly)"
-)
+@as_on_2_11
 def test_dag_runs_in_any_order_end_in_the_same_history(
     fruit: Fruit, migrated: Path, location: PersistLocation, client: PersistClient
 ) -> None:
@@ -74,6 +75,7 @@ def test_airflow_2s_own_backfill(
     assert fsck(client, NAME).is_clean
 
 
+@as_on_2_11
 def test_too_many_errors_fail_the_run_at_once_and_commit_nothing(
     fruit: Fruit, migrated: Path, location: PersistLocation, client: PersistClient
 ) -> None:

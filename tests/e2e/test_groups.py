@@ -125,7 +125,8 @@ def test_one_fails_and_one_dies_and_the_others_commit(
         assert uppers == {**dict.fromkeys(NAMES, end_ms(0)), "figs": 0}
         assert tries(airflow, "batch_1.retry_failed") == [("failed", 1)], "no retry corrects a wrong record"
         assert tries(airflow, "batch_1.write_batches") == tries(airflow, "batch_2.write_batches") == [("success", 1)]
-        assert tries(airflow, "batch_2.retry_failed") == [("skipped", 1)]
+        # The first job to come to the point dies, of either batch.
+        assert tries(airflow, "batch_2.retry_failed") in ([("skipped", 1)], [("success", 1)])
         assert {name: events(airflow, name) for name in NAMES} == {**dict.fromkeys(NAMES, 1), "figs": 0}
         assert on_the_page(airflow) == {**dict.fromkeys(NAMES, "success"), "figs": "failed"}
 
@@ -138,6 +139,7 @@ def test_one_fails_and_one_dies_and_the_others_commit(
         airflow.query("update backfill set completed_at = now() where completed_at is null returning id")
         airflow.command(*create, "2026-01-02")
         assert follow(airflow, DAG_ID, VIEW_ID)[DAG_ID] == ["success"] * 2
+        assert tries(airflow, "batch_2.retry_failed")[1] == ("skipped", 1), "nothing failed on the second day"
         wait_for_view(airflow, client)
     for name in NAMES:
         assert client.state(name).upper.time == end_ms(1)

@@ -71,6 +71,7 @@ def test_with_too_little_memory(tmp_path: Path) -> None:
     check(death(tmp_path, spark_driver_memory="20m"), "Spark has too little memory")
 
 
+@pytest.mark.skipif(not IS_LONG, reason="a Spark of its own (PERSIST_PROFILE=nightly)")
 def test_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit on the size of files stands for the disk: it needs no rights, and fails in the same call."""
     home = spark_home(os.environ)

@@ -15,12 +15,14 @@ import pytest
 
 from persist_core.spark_job.installation import find_spark_submit, spark_environment, spark_home
 from persist_core.spark_job.jars import with_s3a_jars
+from tests.sampling import if_drawn
 from tests.servers.s3 import S3Server
 from tests.servers.spark_cluster import CONF, SparkCluster
 from tests.spark.cluster_job import ROWS
 from tests.spark.s3_store import s3_server
 
-pytestmark = pytest.mark.spark_cluster
+ON_CLUSTER = (("attempts", "input"), "jobs on a cluster")
+pytestmark = [pytest.mark.spark_cluster, if_drawn("attempts", *ON_CLUSTER)]
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = ("task_dies", "executor_dies", "straggler")
 JOB_TIMEOUT_S = 450
