@@ -4,15 +4,16 @@
 
 Two hosts, since Spark starts a speculative attempt only on a host that has no attempt of that task; two names of this
 machine are two hosts to it. The workers get no AWS variables: executors have to be given their credentials by the
-driver, as on other machines.
+driver, as on other machines. A worker that dies comes back, as under a supervisor.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,10 @@ from persist_core.spark_job.process import SMALL_JVM
 from tests import real_parts
 
 HOSTS = ("127.0.0.1", "localhost")
+REGISTERED = "Registering worker"  # as the log of the master says it
 START_MS = 120_000  # three JVMs on a busy machine
 POLL_MS = 100
+_SUPERVISED = ["bash", "-c", 'until "$@"; do sleep 0.2; done', "-"]
 STOP_S = 10.0
 _JVM = " ".join(SMALL_JVM)
 # Settings that make a job small enough for two workers beside it; `spark.driver.host` is where executors call back.
@@ -73,28 +76,33 @@ def running(folder: Path) -> Iterator[SparkCluster]:
             work = folder / f"work-{number}"
             arguments = ["--host", host, "--webui-port", "0", "--cores", "1", "--memory", "1g", "--work-dir", str(work)]
             name = f"{deploy}.worker.Worker"
-            stack.enter_context(_daemon(home, folder / f"worker-{number}.log", name, [*arguments, master]))
-        _wait_for(log, "Registering worker", len(HOSTS))
+            stack.enter_context(_daemon(home, folder / f"worker-{number}.log", name, [*arguments, master], _SUPERVISED))
+        _wait_for(log, REGISTERED, len(HOSTS))
         real_parts.used("Spark cluster", f"standalone, {len(HOSTS)} workers")
         yield SparkCluster(master, folder)
 
 
 @contextmanager
-def _daemon(home: Path, log: Path, name: str, arguments: list[str]) -> Iterator[Path]:
+def _daemon(home: Path, log: Path, name: str, arguments: list[str], supervisor: Sequence[str] = ()) -> Iterator[Path]:
     """One of Spark's daemons, ended with the context; its log."""
-    command = [str(home / "bin" / "spark-class"), name, *arguments]
+    command = [*supervisor, str(home / "bin" / "spark-class"), name, *arguments]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, env=_environment(home), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            command,
+            env=_environment(home),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     try:
         yield log
     finally:
-        process.terminate()
+        os.killpg(process.pid, signal.SIGTERM)
         try:
             process.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait(STOP_S)
 
 

@@ -4,6 +4,8 @@
 
     task_dies      the first attempt of each task writes all of its rows, closes files, and then throws
     executor_dies  the first attempt of one task kills its executor after having written
+    worker_dies    the same, and its worker dies with it, as a machine that is lost; what it had exchanged is gone, and
+                   the worker comes back
     straggler      the first attempt of one task has written everything and then does not end: Spark speculates, and a
                    second attempt wins
     shuffle_lost   the first task deletes the shuffle files of its executor: later tasks cannot fetch them, so Spark
@@ -45,6 +47,10 @@ ROWS_PER_FILE = 40  # so that a task has closed, and uploaded, several files bef
 LINGER_S = 500  # far longer than the test waits: only Spark ends it
 
 
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def faulty(updates: DataFrame, fault: str, marks: str) -> DataFrame:
     """The rows, by tasks that fail in the given way after their last row."""
 
@@ -60,10 +66,10 @@ def faulty(updates: DataFrame, fault: str, marks: str) -> DataFrame:
             return
         if fault == "task_dies":
             raise RuntimeError("this attempt was told to fail after it had written")
-        if fault == "executor_dies" and partition == 0:
-            for line in Path(f"/proc/{os.getppid()}/status").read_text().splitlines():
-                if line.startswith("PPid:"):  # of the daemon that forked this worker: the executor's JVM
-                    os.kill(int(line.split()[1]), signal.SIGKILL)
+        if fault in ("executor_dies", "worker_dies") and partition == 0:
+            executor = _parent(os.getppid())  # of the daemon that forked this worker of Python
+            for pid in (_parent(executor), executor)[fault == "executor_dies" :]:
+                os.kill(pid, signal.SIGKILL)
         if fault == "shuffle_lost" and partition == 0:
             for folder in os.environ["SPARK_LOCAL_DIRS"].split(","):
                 for file in Path(folder).rglob("shuffle_*"):

@@ -15,12 +15,12 @@ import pytest
 
 from persist_core.spark_job.installation import find_spark_submit, spark_environment
 from tests.sampling import sample
-from tests.servers.spark_cluster import CONF, SparkCluster
+from tests.servers.spark_cluster import CONF, HOSTS, REGISTERED, SparkCluster
 from tests.spark.fault_job import PARTITIONS
 from tests.spark.test_s3_cluster import ROOT, SPECULATION
 
 pytestmark = pytest.mark.spark_cluster
-FAULTS = ("task_dies", "executor_dies", "straggler", "shuffle_lost", "replanned")
+FAULTS = ("task_dies", "executor_dies", "worker_dies", "straggler", "shuffle_lost", "replanned")
 TIMEOUT_S = 1800  # of all cases
 KINDS = ("", "truncate", "few keys", "hot key", "steps")
 # Each leaves a mark, but for what Spark does of itself.
@@ -35,6 +35,8 @@ def test_faults_change_no_byte_and_no_count(spark_cluster: SparkCluster, tmp_pat
     marks.mkdir()
     names = dict.fromkeys(_name(each, kind) for fault, kind in cases for each in ("none", fault))
     found = _found(spark_cluster, tmp_path / "locations", marks, list(names))
+    registered = (spark_cluster.folder / "master.log").read_text().count(REGISTERED)
+    assert registered >= len(HOSTS) + sum(fault == "worker_dies" for fault, _ in cases), "the worker did not come back"
     for fault, kind in cases:
         clean, here = found[_name("none", kind)], found[_name(fault, kind)]
         assert here["staged"] == clean["staged"], (fault, kind)
