@@ -84,11 +84,14 @@ def _rebuild_report(found: Rebuilt) -> Report:
     lines += [f"files gone: {show_names(found.gone)}"] if found.gone else []
     done = f"nothing was swapped in; look at it: `persist snapshot {found.built}`"
     if found.commit:
-        done = f"generation {found.generation} of {found.shard} is swapped in, from {show_time(found.commit.lower)} on"
+        since = f"swapped in{'' if found.is_new else ' before'}, from {show_time(found.commit.lower)} on"
+        done = f"generation {found.generation} of {found.shard} {'is' if found.is_new else 'was'} {since}"
         done += f"; the one before is kept as {found.kept}"
+    if not found.is_new:
+        lines, done = [], f"nothing to do: {done} (--swap-back --generation {found.generation - 1})"
     facts = {
         "shard": found.shard,
-        "status": "swapped" if found.commit else "dry_run",
+        "status": "up_to_date" if not found.is_new else "swapped" if found.commit else "dry_run",
         "generation": found.generation,
         "built": found.built,
         "before": asdict(found.before),

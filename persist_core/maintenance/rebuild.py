@@ -68,7 +68,8 @@ class Rebuilt:
     """The report. `generation`: the number of the one that was, or would be, swapped in. `built`: its hidden shard.
 
     `found`: the rows that differ; `None` if they cannot be compared, and `why` says why. `gone`: files whose records
-    the new generation lacks. `commit` and `kept` (where the old one is) are set after the swap.
+    the new generation lacks. `commit` and `kept` (where the old one is) are set after the swap. `is_new` is False if an
+    earlier call swapped it in.
     """
 
     shard: str
@@ -81,6 +82,7 @@ class Rebuilt:
     why: str
     commit: Commit | None = None
     kept: str | None = None
+    is_new: bool = True
 
 
 def rebuild(
@@ -192,30 +194,27 @@ def _kept(client: PersistClient, config: CollectionConfig, state: ShardState, nu
 def _ended_before(
     client: PersistClient, config: CollectionConfig, state: ShardState, back_to: int | None, say: Callable[[str], None]
 ) -> Rebuilt | None:
-    """End a call that was killed after its swap; what it did, if that is what is asked for."""
-    try:
-        first = client.staged_manifest(state.origin.life or "") if state.origin.swaps else None
-    except CorruptArtifact:  # long ago
-        first = None
-    restored = first.restored if first else None
-    theirs = alive(client, restored.shard, or_dropped=True) if restored else None
-    newest = theirs.newest_commit if theirs else None
-    if first is None or restored is None or theirs is None:
+    """The newest swap, if that is what is asked for. Cleans up after a call that was killed after its swap.
+
+    To swap back twice would undo the first; a rebuild is repeated if another commit or file has come since.
+    """
+    hidden, newest = hidden_of(config.name, REBUILD), state.newest_commit
+    commit = next((each for each in state.commits if each.manifest_key == state.origin.life), None)
+    if commit is None or newest is None or not state.origin.swaps:
         return None
-    if newest is not None and newest.checkpoint_id != restored.checkpoint_id:
-        return None
-    is_last = state.newest_commit is not None and state.newest_commit.manifest_key == state.origin.life
-    if newest is None and not (is_last and (back_to is not None or _is_as_read(client, config, state, None))):
-        return None  # deleted after the swap, or a later rebuild that was given up
-    now = _contents(client, state)
-    cleaned_up(lambda: _clean_up(client, config, theirs.shard), say)
+    theirs, checkpoint = alive(client, hidden, or_dropped=True), commit.restored_from or ""
+    is_left = theirs is not None and any(each.checkpoint_id == checkpoint for each in theirs.commits[-1:])
+    if is_left or (theirs is not None and theirs.is_dropped):
+        cleaned_up(lambda: _clean_up(client, config, hidden), say)
+    is_same = back_to is not None or is_left or (commit == newest and _is_as_read(client, config, state, None))
     earlier = [each.kept for each in state.origin.swaps[:-1]]
     asked = [""] if back_to is None else earlier if back_to < 0 else earlier[back_to : back_to + 1]
     definitions = [definition_of(config, REBUILD, each) for each in asked]
-    if first.token not in [swap_token(config.name, first.lower, restored, each) for each in definitions]:
+    tokens = [swap_token(config.name, commit.lower, hidden, checkpoint, each) for each in definitions]
+    if not is_same or commit.token not in tokens:
         return None
-    why, kept = "an earlier call has swapped it in", state.origin.swaps[-1].kept
-    return Rebuilt(config.name, state.origin.generation, theirs.shard, now, now, (), None, why, state.commits[0], kept)
+    now, number, kept = _contents(client, state), state.origin.generation, state.origin.swaps[-1].kept
+    return Rebuilt(config.name, number, hidden, now, now, (), None, "", commit, kept, is_new=False)
 
 
 def _source_of(known: Kept | None) -> str:

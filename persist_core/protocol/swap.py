@@ -64,9 +64,9 @@ def swap(
         return _swapped(client, ours, theirs, keep_ms, writer, definition)
 
 
-def swap_token(shard: str, lower: int, restored: Restored, definition: str) -> str:
-    """The token of the commit that swaps in what `restored` names, built by this definition."""
-    return restore_token("swap", shard, lower, restored.shard, restored.checkpoint_id, definition)
+def swap_token(shard: str, lower: int, built: str, checkpoint_id: str, definition: str) -> str:
+    """The token of the commit that swaps in this checkpoint of the shard `built`, built by this definition."""
+    return restore_token("swap", shard, lower, built, checkpoint_id, definition)
 
 
 def _swapped(
@@ -84,7 +84,7 @@ def _swapped(
             f" {show_interval(ours.since.time or 0, lower)}, as {ours.shard}"
         )
     restored = Restored(theirs.shard, new.checkpoint_id, point.checkpoint.watermark)
-    token = swap_token(ours.shard, lower, restored, definition)
+    token = swap_token(ours.shard, lower, theirs.shard, new.checkpoint_id, definition)
     description = BatchDescription(
         shard=ours.shard,
         lower=lower,

@@ -238,6 +238,8 @@ class World:
         if said is None:
             self.define(definition)
             return
+        if said.startswith("nothing to do"):  # repeated
+            return
         self.model.swap(self.model.rebuilt())
         self._committed()
 
@@ -247,8 +249,8 @@ class World:
             return
         number, definition = max(self.model.kept), self.model.definition
         self.define(self.model.kept[number].definition)
-        command = ["rebuild", NAME, "--swap-back", "--yes", "--take-back-gone", *self._files]
-        if self.persist(*command, refused=REFUSALS["rebuild"]) is None:
+        back = f"--swap-back --generation {number} --yes --take-back-gone".split()
+        if self.persist("rebuild", NAME, *back, *self._files, refused=REFUSALS["rebuild"]) is None:
             self.define(definition)
             return
         self.model.swap(self.model.back(number))

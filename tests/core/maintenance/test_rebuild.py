@@ -48,13 +48,15 @@ class Model:
     at: dict[int, dict[Any, str]] = field(default_factory=dict)
     kept: dict[int, tuple[int, Consumed]] = field(default_factory=dict)
     generation: int = 0
+    back: int | None = None  # the newest swap brought it back
 
     def names(self) -> dict[Any, str]:
         return {record.slot: name_of(record) for _, records in self.consumed for record in records}
 
-    def swapped(self, key: int, consumed: Consumed) -> None:
+    def swapped(self, key: int, consumed: Consumed, back: int | None = None) -> None:
         self.kept[self.generation] = (self.key, self.consumed)
         self.generation += 1
+        self.back = back
         self.key, self.consumed, self.points, self.at = key, consumed, {}, {}
 
 
@@ -150,17 +152,23 @@ def step(world: World, kind: str, data: st.DataObject) -> None:
     elif kind == "rebuild":
         key = data.draw(st.integers(0, 1), label="key")
         shard.define(key)
-        rebuilt(shard)
-        model.swapped(key, world.consumed)
-        world.note()
+        found = rebuilt(shard)
+        if found.is_new:
+            model.swapped(key, world.consumed)
+            world.note()
+        else:
+            assert shard.client.state(SHARD).newest_commit == found.commit, "repeated"
     elif kind == "back" and model.kept:
         number = data.draw(st.sampled_from(sorted(model.kept)), label="generation")
         key, consumed = model.kept[number]
         shard.define(key)
-        rebuilt(shard, back_to=number)
-        known = {name for name, _ in consumed}
-        model.swapped(key, consumed + tuple(each for each in world.consumed if each[0] not in known))
-        world.note()
+        if rebuilt(shard, back_to=number).is_new:
+            known = {name for name, _ in consumed}
+            taken_in = tuple(each for each in world.consumed if each[0] not in known)
+            model.swapped(key, consumed + taken_in, back=number)
+            world.note()
+        else:
+            assert model.back == number, "repeated"
 
 
 def corrected(shard: Keyed) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from persist_core.contents.batch import BatchDescription
+from persist_core.errors import InvalidInput
+from persist_core.maintenance.differences import report_of
 from persist_core.maintenance.drop import drop
 from persist_core.maintenance.hidden import end, kept_generations
 from tests.core.maintenance.rebuilt_shard import A, B, C, made, names, ok, rebuilt
@@ -67,6 +69,46 @@ def test_a_killed_swap_back_answers_only_for_its_generation(tmp_path: Path, monk
             rebuilt(shard, back_to=0)
     assert shard.client.state(SHARD).origin.generation == 3
     assert rebuilt(shard, back_to=2).generation == 4
+
+
+def test_a_rebuild_that_is_repeated_says_that_it_is_done(tmp_path: Path) -> None:
+    shard = made(tmp_path)
+    first = rebuilt(shard)
+    again = rebuilt(shard)
+    assert (again.commit, again.generation, again.kept) == (first.commit, 1, first.kept)
+    assert report_of(again).done.startswith("nothing to do: generation 1 of things was swapped in before")
+    shard.drop("3.txt", [ok(C, "later", 3)])
+    assert rebuilt(shard).generation == 1, "files that no run has read are no reason to build it again"
+    shard.feed["2.txt"] = (ok(C, "four", 2),)
+    (shard.folder / "2.txt").write_text("replaced")
+    assert rebuilt(shard).generation == 2
+    shard.check()
+
+
+def test_a_swap_back_that_is_repeated_says_that_it_is_done(tmp_path: Path) -> None:
+    shard = made(tmp_path, is_swapped=True)
+    first = rebuilt(shard, back_to=-1)
+    shard.drop("3.txt", [ok(C, "later", 3)])
+    shard.run(60)
+    for back_to in (-1, 0):
+        again = rebuilt(shard, back_to=back_to)
+        assert (again.commit, again.generation, again.kept) == (first.commit, 2, first.kept)
+    with pytest.raises(InvalidInput, match="does not fit generation 1"):
+        rebuilt(shard, back_to=1)
+    shard.define(1)
+    assert rebuilt(shard, back_to=-1).generation == 3, "another file: it is not the same wish"
+    assert names(shard)[C] == "later"
+    shard.check()
+
+
+def test_generations_of_one_definition_are_swapped_back_once(tmp_path: Path) -> None:
+    shard = made(tmp_path)
+    shard.define(0)
+    rebuilt(shard)
+    assert rebuilt(shard, back_to=-1).generation == 2
+    assert rebuilt(shard, back_to=-1).generation == 2
+    assert rebuilt(shard, back_to=1).generation == 3
+    shard.check()
 
 
 def test_a_rebuild_half_given_up_is_built_if_files_changed(tmp_path: Path) -> None:
