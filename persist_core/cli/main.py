@@ -56,7 +56,7 @@ from persist_core.inspection.rows import (
     key_of,
 )
 from persist_core.inspection.values import json_rows
-from persist_core.schema import ERR_KEY, ERR_KIND, ERR_PAYLOAD, MISSING_ORDER, RESERVED_PREFIX, TIME
+from persist_core.schema import ERR_KEY, ERR_KIND, ERR_PAYLOAD, MISSING_ORDER, TIME
 from persist_core.spark_job.answer import newest_rejected
 from persist_core.time_text import format_time, show_time
 
@@ -198,7 +198,7 @@ def _print_rows(session: Session, found: tuple[pa.Table, int], empty: str) -> No
         output.print_ndjson(json_rows(shown))
         return
     rows = (_row_for_people(row) for row in json_rows(shown))
-    output.print_table([_short(name, shown.column_names) for name in shown.column_names], rows, empty=empty)
+    output.print_table(output.short_names(shown.column_names), rows, empty=empty)
     if len(shown) < total:
         output.print_line(f"{total - len(shown)} more rows; --limit {total} shows all, --json too")
 
@@ -211,12 +211,6 @@ def _row_for_people(row: Mapping[str, Any]) -> list[Any]:
     if shown.get(ERR_KEY) is not None and shown[ERR_KEY] == shown.get(ERR_PAYLOAD):
         shown[ERR_KEY] = "(the payload)"
     return list(shown.values())
-
-
-def _short(name: str, others: Sequence[str]) -> str:
-    """`_persist_err_kind` -> `kind`, unless a column is called so."""
-    short = name.removeprefix("_persist_").removeprefix("err_") if name.startswith(RESERVED_PREFIX) else name
-    return name if short != name and short in others else short
 
 
 for _command in (

@@ -22,6 +22,7 @@ from rich.text import Text
 from persist_core.errors import Corruption, InvalidInput, NotReadable, PersistError, RunFailed, StorageError
 from persist_core.inspection.values import json_value
 from persist_core.maintenance.actions import Done
+from persist_core.schema import RESERVED_PREFIX
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -124,6 +125,15 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title:
         print_line(empty)
     else:
         console().print(drawn)
+
+
+def short_names(columns: Sequence[str]) -> list[str]:
+    """`_persist_err_kind` -> `kind`, unless a column is called so."""
+    short = [each.removeprefix(RESERVED_PREFIX).removeprefix("err_") for each in columns]
+    return [
+        s if name.startswith(RESERVED_PREFIX) and s not in columns else name
+        for s, name in zip(short, columns, strict=True)
+    ]
 
 
 def print_records(found: Iterable[_Record], columns: Columns[_Record], *, as_json: bool, empty: str = "") -> None:

@@ -163,6 +163,6 @@ def _print_samples(found: Differences, limit: int) -> None:
     """Some of the rows that differ, as a table."""
     shown = found.rows.slice(0, limit)
     if len(shown):
-        output.print_table(shown.column_names, [list(row.values()) for row in json_rows(shown)])
+        output.print_table(output.short_names(shown.column_names), [list(row.values()) for row in json_rows(shown)])
     if len(shown) < len(found.rows):
         output.print_line(f"{len(found.rows) - len(shown)} more")

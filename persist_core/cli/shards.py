@@ -185,7 +185,8 @@ def commits(session: Session, shard: str, before: int | None, limit: int) -> Non
             *((c.error, "", "", "") if c.error else (c.inserts, c.updates, c.deletes, c.errors)),
             c.writer
             + (f" (corrects {show_time(c.correction['from_ms'])} and later)" if c.correction else "")
-            + (" (another generation)" if c.swapped_in else ""),
+            + (" (another generation)" if c.swapped_in else "")
+            + (f" (schema: {'; '.join(c.schema_changes)})" if c.schema_changes else ""),
         )
         for c in page.commits
     ]

@@ -102,9 +102,9 @@ class CommitFacts(LastCommit):
     `inserts`, `updates`, `deletes` and `errors` count keys of a collection (`errors`: records that became errors), or
     rows of a view (an update is then a delete and an insert). `stats` is what the run reported, as its manifest has it.
     `lag_ms` is the time from the upper to the commit. `rows` and `living_errors` are what the shard held after it, and
-    `state_bytes` the size of its batches then. `correction`: from which time on (ms) inputs
-    were replayed, to before which, and why. `swapped_in`: the hidden shard of a generation that the commit has swapped
-    in. `error` says why counts are missing.
+    `state_bytes` the size of its batches then. `schema_changes`: how the commit has evolved the schema, in
+    words. `correction`: from which time on (ms) inputs were replayed, to before which, and why. `swapped_in`: the
+    hidden shard of a generation that the commit has swapped in. `error` says why counts are missing.
     """
 
     seqno: int
@@ -120,6 +120,7 @@ class CommitFacts(LastCommit):
     size_bytes: int | None = None
     parts: int | None = None
     stats: Mapping[str, int] | None = None
+    schema_changes: tuple[str, ...] = ()
     correction: Mapping[str, Any] | None = None
     swapped_in: str | None = None
     error: str | None = None

@@ -152,17 +152,19 @@ class Inspector:
     def _commits(self, state: ShardState, before: int | None, limit: int, check: Check) -> CommitsPage:
         def facts_of(commit: Commit) -> CommitFacts:
             check()
-            return self._commit_facts(commit)
+            return replace(self._commit_facts(commit), schema_changes=changed.get(commit.seqno, ()))
 
-        shard = state.shard
+        shard, changed = state.shard, summaries.schema_changes(state.schemas)
         known = [commit for commit in state.commits if before is None or commit.seqno < before]
         while len(known) < limit:  # each turn finds at least one older commit, or ends
-            older = self._commits_up_to(shard, (known[0].seqno if known else before or 0) - 1)
-            if not older:
+            older = self._version(shard, (known[0].seqno if known else before or 0) - 1)
+            if older is None or not older.commits:
                 break
-            known = [*older, *known]
+            known = [*older.commits, *known]
+            changed |= summaries.schema_changes(older.schemas)
         page = known[-limit:]
-        has_older = len(known) > limit or (bool(page) and bool(self._commits_up_to(shard, page[0].seqno - 1)))
+        oldest = self._version(shard, page[0].seqno - 1) if page and len(known) <= limit else None
+        has_older = len(known) > limit or (oldest is not None and bool(oldest.commits))
         is_newest = bool(page) and page[-1] is state.newest_commit
         made = state if is_newest or not page else self._version(shard, page[-1].seqno)
         facts = side_by_side(facts_of, page, threads=self._threads)
@@ -276,11 +278,6 @@ class Inspector:
                 f"no shard {shard!r} in {self.client.location.consensus.uri}; `persist shards` lists the existing ones"
             )
         return head
-
-    def _commits_up_to(self, shard: str, seqno: int) -> tuple[Commit, ...]:
-        """Commits of the version `seqno` of the state; none if consensus does not keep it."""
-        version = self._version(shard, seqno)
-        return version.commits if version else ()
 
     def _version(self, shard: str, seqno: int) -> ShardState | None:
         """The version `seqno` of the state; `None` if consensus does not keep it."""

@@ -23,12 +23,15 @@ from persist_core.handles.limited import LimitedReader, ReadBudget
 from persist_core.handles.read import check_as_of, schema_of
 from persist_core.inspection.facts import ColumnFacts, RowsPage
 from persist_core.inspection.values import json_rows
+from persist_core.protocol.compare import Side, compare
+from persist_core.protocol.difference import Differences
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, MISSING_ORDER, TIME
 from persist_core.shard.state import ShardState
 
 MAX_ROWS_READ = 2_000_000
 MAX_BYTES_READ = 256 << 20  # of Parquet
 MAX_BYTES_HELD = 128 << 20  # decoded, of one page
+MAX_COMPARED = 200_000  # updates, 1.2 KiB of memory each: `delta.MAX_UPDATES`
 MAX_LIMIT = 1_000  # rows of one page
 MAX_CELL_CHARS = 2_000
 _ROWS_AT_ONCE = 20  # of a page as Python objects, before their texts are cut
@@ -107,6 +110,19 @@ def errors_as_of(
     if cut.offset:
         return page
     return replace(page, groups=grouped(rows_of_errs(table.slice(max(0, len(table) - MAX_READ))), MAX_GROUPS))
+
+
+def differences_between(
+    client: PersistClient, a: Side, b: Side, cut: Cut, *, budget: ReadBudget
+) -> tuple[RowsPage, Differences]:
+    """A page of the rows that differ, each with its kind, and all of them. Raises as `compare` does, for less."""
+
+    def reader_of(shard: str) -> LimitedReader:
+        return LimitedReader(client, shard, budget)
+
+    found = compare(client, a, b, max_updates=MAX_COMPARED, reader_of=reader_of)
+    shown = found.rows.slice(cut.offset, cut.rows)
+    return _page(b.state, (shown, len(found.rows)), None, b.time, cut), found
 
 
 def first_rows(

@@ -7,11 +7,14 @@ as the newest refresh left them in its manifest.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from persist_core.contents.batch import STASH_OPERATOR, BatchManifest, HollowBatch, SourceFrontier
+from persist_core.contents.evolution import changes_between
+from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.contents.stats import MAX_NAMES, BatchWarning
 from persist_core.errors import Corruption
 from persist_core.inspection.debt import DueMerge, merge_due, rows_to_merge
@@ -138,6 +141,12 @@ def commit_facts(commit: Commit, manifest: BatchManifest | None, error: str | No
         parts=len(manifest.parts),
         stats=dict(stats),
     )
+
+
+def schema_changes(schemas: SchemaVersions) -> dict[int, tuple[str, ...]]:
+    """The changes of each evolution, in words, by the version of the state that it made. Forks and swaps make none."""
+    pairs = itertools.pairwise(schemas.versions)
+    return {new.seqno: tuple(changes_between(old.schema, new.schema)) for old, new in pairs if new.seqno != old.seqno}
 
 
 def with_contents(facts: list[CommitFacts], deltas: list[BatchManifest | None], state: ShardState) -> list[CommitFacts]:

@@ -7,6 +7,7 @@ The cost follows the changes since they were equal; two shards that share nothin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from persist_core.contents.batch import last_time
 from persist_core.contents.parts import errs_schema, updates_schema
 from persist_core.errors import InvalidInput, InvalidTime, ShardNotFound
 from persist_core.handles.client import PersistClient
-from persist_core.handles.read import check_as_of
+from persist_core.handles.read import ReadHandle, check_as_of
 from persist_core.keys import is_checkpoint_id, is_shard_name
 from persist_core.protocol.delta import BEGINNING, MAX_UPDATES, Delta, check_size, delta_since, signed
 from persist_core.protocol.difference import Differences, differences
@@ -35,10 +36,18 @@ class Side:
         return f"{self.state.shard} as of {show_time(self.time)}"
 
 
-def side_of(client: PersistClient, shard: str, text: str | None, *, zone: str) -> Side:
+def side_of(
+    client: PersistClient,
+    shard: str,
+    text: str | None,
+    *,
+    zone: str,
+    check: Callable[[str], object] = lambda _: None,
+) -> Side:
     """Read a text: a checkpoint of the shard, a time, or another shard (a fork) as it is now. `None`: as the shard is.
 
-    Raises `InvalidInput` if it is none of them, and `OutsideFrontiers` for a time that cannot be read.
+    Raises `InvalidInput` if it is none of them, `OutsideFrontiers` for a time that cannot be read, and what `check`
+    does with the name of a shard that is not a generation of this one.
     """
     state = client.state(shard)
     if text is None:
@@ -49,14 +58,24 @@ def side_of(client: PersistClient, shard: str, text: str | None, *, zone: str) -
     try:
         return Side(state, check_as_of(state, parse_time(text, what=text, zone=zone, now_ms=client.clock.now_ms())))
     except InvalidTime as error:
+        if is_shard_name(text):
+            check(text)
         other = client.machine.fetch(text) if is_shard_name(text) or text.startswith(f"{shard}~") else None
         if other is None:
             raise InvalidInput(f"{text!r}: expected a checkpoint of {shard}, a time, or a shard: {error}") from None
         return Side(other, check_as_of(other, None))
 
 
-def compare(client: PersistClient, a: Side, b: Side, *, max_updates: int = MAX_UPDATES) -> Differences:
+def compare(
+    client: PersistClient,
+    a: Side,
+    b: Side,
+    *,
+    max_updates: int = MAX_UPDATES,
+    reader_of: Callable[[str], ReadHandle] | None = None,
+) -> Differences:
     """The changes that make `b` of `a`. Raises `InvalidInput` if the schemas differ, or too much has changed."""
+    reader_of = reader_of or client.open_reader
     newer = a.state if len(a.state.schemas.versions) > len(b.state.schemas.versions) else b.state
     is_renamed = _has_other_ids(a.state, b.state)
     schema = newer.schema
@@ -72,9 +91,9 @@ def compare(client: PersistClient, a: Side, b: Side, *, max_updates: int = MAX_U
                 f"{a.state.shard} and {b.state.shard} have other keys or columns; only shards with the same ones can be"
                 " compared"
             )
-        check_size(client.open_reader(side.state.shard), side.state, after, max_updates, show_time(max(after, 0)))
+        check_size(reader_of(side.state.shard), side.state, after, max_updates, show_time(max(after, 0)))
     deltas = [
-        (sign, delta_since(client.open_reader(side.state.shard), shown, after, side.time, orders=False))
+        (sign, delta_since(reader_of(side.state.shard), shown, after, side.time, orders=False))
         for sign, side in ((-1, a), (1, b))
         for shown in [side.state if is_renamed else replace(side.state, schemas=newer.schemas)]
         if side.time > after

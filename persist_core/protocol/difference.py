@@ -15,16 +15,16 @@ from persist_core.contents.parts import ERR_IDENTITY
 from persist_core.contents.row_versions import sum_diffs
 from persist_core.protocol.delta import Delta
 from persist_core.protocol.restore_orders import equal_or_null, same_as_before
-from persist_core.schema import DIFF, CollectionSchema
+from persist_core.schema import DIFF, RESERVED_PREFIX, CollectionSchema
 
-KIND = "kind"  # of a difference: added, removed, before or after
+KIND = f"{RESERVED_PREFIX}kind"  # of a difference: added, removed, before or after
 
 
 @dataclass(frozen=True)
 class Differences:
     """The rows that differ, oks and errs. `columns`: in how many changed rows each value column differs.
 
-    `rows` has each row with its `kind`: one that changed is there twice, as `before` and `after`, in the order of keys.
+    `rows` has each row with its `KIND`: one that changed is there twice, as `before` and `after`, in the order of keys.
     """
 
     added: int

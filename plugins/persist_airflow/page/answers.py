@@ -17,6 +17,8 @@ from persist_core.inspection import rows
 from persist_core.inspection.days import MAX_DAYS
 from persist_core.inspection.inspector import DEFAULT_COMMITS, MAX_BATCHES, MAX_COMMITS
 from persist_core.inspection.rows import MAX_BYTES_HELD, MAX_LIMIT, Cut
+from persist_core.maintenance.differences import line_of
+from persist_core.protocol.compare import side_of
 from persist_core.time_text import parse_time
 
 STATIC = Path(__file__).parent / "static"
@@ -130,6 +132,18 @@ def _changes(site: Site, access: Access, given: Arguments) -> Json:
     return asdict(rows.changes_between(*read, of_errors=of_errors, budget=given.budget()))
 
 
+def _differences(site: Site, access: Access, given: Arguments) -> Json:
+    conn_id, shard = _shard(given)
+    client = site.client(access, conn_id, shard)
+    zone = client.state(shard).schemas.zone
+    a, b = (
+        side_of(client, shard, text, zone=zone, check=lambda other: site.client(access, conn_id, other))
+        for text in (given.text("a"), given.text("b"))
+    )
+    page, found = rows.differences_between(client, a, b, given.cut(), budget=given.budget())
+    return asdict(page) | {"said": f"from {a} to {b}: {line_of(found)}"}
+
+
 ENDPOINTS: dict[str, Endpoint] = {
     "shards": lambda site, access, _: site.shards(access),
     "shard": lambda site, access, given: site.shard(access, *_shard(given)),
@@ -141,9 +155,10 @@ ENDPOINTS: dict[str, Endpoint] = {
     "conflicts": _conflicts,
     "rows": _rows,
     "changes": _changes,
+    "differences": _differences,
     "errors": _errors,
 }
-READS = ("rows", "changes", "errors")  # endpoints that read contents, not facts
+READS = ("rows", "changes", "differences", "errors")  # endpoints that read contents, not facts
 
 
 def answer(

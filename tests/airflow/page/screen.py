@@ -14,7 +14,7 @@ FACTS_TIMEOUT_MS = 30_000
 BASE = "/airflow"
 SHARD = "persist/?conn_id=persist_default&shard="
 DRAWN = "#charts figure:first-child canvas"
-TABS = ("Overview", "Rows", "Changes", "Errors", "History", "Storage", "Definition")
+TABS = ("Overview", "Rows", "Changes", "Differences", "Errors", "History", "Storage", "Definition")
 SCREENSHOTS = ROOT / ".cache" / "screenshots"
 
 

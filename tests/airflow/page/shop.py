@@ -6,7 +6,9 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,6 +20,7 @@ from persist_core.compaction.merge import Merge, merge_here
 from persist_core.config.thresholds import ERRORS, FRESHNESS, Threshold
 from persist_core.contents.batch import BatchDescription
 from persist_core.contents.parts import errs_schema, updates_schema
+from persist_core.contents.restored import Correction
 from persist_core.contents.stats import BatchWarning
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.inspector import Inspector
@@ -25,8 +28,12 @@ from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.protocol import stages
 from persist_core.protocol.conflicts import record_conflict
+from persist_core.protocol.correct import correct, plan_correction
+from persist_core.protocol.delta import BEGINNING
 from persist_core.protocol.fork import fork
+from persist_core.protocol.replay import Start
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
+from persist_core.protocol.swap import swap
 from persist_core.sample.fields import NEW
 from persist_core.schema import DIFF, MISSING_ORDER, TIME, CollectionSchema, Column
 from persist_core.shard.state import UpperMismatch
@@ -196,6 +203,29 @@ def fill_warned(client: PersistClient) -> None:
     commit(client, "warned", CUSTOMERS, (day + 1) * DAY_MS, _decimal(rows), stats=stats, warnings=found)
 
 
+def fill_changed(client: PersistClient) -> None:
+    """A shard whose schema has evolved, which was then corrected, and then rebuilt: four daily commits and two more."""
+    first = client.clock.now_ms() // DAY_MS - 4
+    wide = replace(CUSTOMERS, values=(*CUSTOMERS.values, Column("note", "string")))
+    rows = [(n, f"customer {n}", "Oslo", "1.00") for n in range(4)]
+    for day in range(4):
+        known = client.state("changed").schemas.placed(wide) if day == 3 else CUSTOMERS
+        updates = [((*row, *([None] if day == 3 else [])), (first + day) * DAY_MS, 1) for row in [_money(rows[day])]]
+        commit(client, "changed", known, (first + day + 1) * DAY_MS, updates)
+    for hidden, city in (("reprocess", "Lima"), ("rebuild", "Kyoto")):
+        ours, name = client.state("changed"), f"changed~{hidden}"
+        upper = ours.upper.time or 0
+        corrected = [((*row[:2], city, row[3], "moved"), upper - 1, 1) for row in map(_money, rows)]
+        commit(client, name, wide, upper, corrected)
+        theirs = client.state(name)
+        if hidden == "rebuild":
+            swap(client, ours, theirs, keep_ms=None, writer="cli/rebuild ann")
+        else:
+            theirs = replace(theirs, schemas=ours.schemas)
+            plan = plan_correction(client, ours, theirs, Start(None, BEGINNING, None))
+            correct(client, plan, Correction(0, None, 0, "the cities were wrong"), writer="cli/reprocess ann")
+
+
 def fill_dated(client: PersistClient, feed: Path, zone: str) -> None:
     """A shard of files with dates: one of the first day is late, the third day has none. Then a restore goes back to
     the third day, and the next commit reads the file of the fourth day again."""
@@ -229,9 +259,13 @@ def lose(client: PersistClient, shard: str, writer: str) -> None:
 
 
 def _decimal(updates: list[Update]) -> list[Update]:
+    return [(_money(row), time, diff) for row, time, diff in updates]
+
+
+def _money(row: tuple[Any, ...]) -> tuple[Any, ...]:
     from decimal import Decimal
 
-    return [((*row[:3], Decimal(str(row[3]))), time, diff) for row, time, diff in updates]
+    return (*row[:3], Decimal(str(row[3])))
 
 
 @contextmanager

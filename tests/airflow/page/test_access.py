@@ -25,8 +25,9 @@ from tests.airflow.page.shop import SCRIPT
 
 ENDPOINTS = [
     *("shards", "shard", "commits", "days", "batches", "storage", "checkpoints", "conflicts"),
-    *("rows", "errors", "changes"),
+    *("rows", "errors", "changes", "differences"),
 ]
+ARGUMENTS = {"after": "0", "a": "4", "b": "4"}  # what some of them need
 PLACE = {"conn_id": "persist_default"}
 CUSTOMERS, MENACE = ({**PLACE, "shard": shard} for shard in ("customers", "menace"))
 FORK = {**PLACE, "shard": "customers-before-the-sale"}
@@ -39,7 +40,7 @@ def shards_of(body: dict[str, Any]) -> list[str]:
 def test_without_a_session_there_are_no_facts(browse: Browse) -> None:
     stranger = browse(None)
     for endpoint in ENDPOINTS:
-        answer = stranger.get(f"/persist/api/{endpoint}", params={**CUSTOMERS, "after": "0"})
+        answer = stranger.get(f"/persist/api/{endpoint}", params={**CUSTOMERS, **ARGUMENTS})
         assert (answer.status_code, answer.json()) == (401, {"detail": "Not authenticated"})
     stranger.cookies.set("_token", "forged")
     assert stranger.get("/persist/api/shards").status_code in (401, 403)
@@ -100,7 +101,7 @@ def test_a_viewer_sees_the_shards_of_readable_dags(browse: Browse) -> None:
     assert (everything["dag_id"], {"run", "ack"} - {*everything["actions"]}) == ("persist_actions", set())
     assert "| key | `id` |" in shard["airflow"]["document"]
     for endpoint in ENDPOINTS:
-        answer = viewer.get(f"/persist/api/{endpoint}", params={**CUSTOMERS, "after": "0"})
+        answer = viewer.get(f"/persist/api/{endpoint}", params={**CUSTOMERS, **ARGUMENTS})
         assert answer.status_code == 200, answer.text
 
 
@@ -148,7 +149,7 @@ def test_a_shard_is_hidden_without_rights_on_its_dag(browse: Browse, endpoint: s
         "VIEWER": ("menace", "customers-before-the-sale", "no-such-shard"),
     }.items():
         for shard in filter(None, shards):
-            answer = browse(role).get(f"/persist/api/{endpoint}", params={**PLACE, "shard": shard, "after": "0"})
+            answer = browse(role).get(f"/persist/api/{endpoint}", params={**PLACE, "shard": shard, **ARGUMENTS})
             assert (answer.status_code, answer.json()["error"]["kind"]) == (403, "forbidden"), (role, shard)
             assert "Oslo" not in answer.text
 
@@ -174,8 +175,19 @@ def test_rows_need_the_right_to_read_xcoms(browse: Browse, airflow_api: Any) -> 
         "_token", airflow_api.state.auth_manager.generate_jwt(SimpleAuthManagerUser(username=NO_VALUES, role="VIEWER"))
     )
     assert user.get("/persist/api/shard", params=CUSTOMERS).json()["shows_rows"] is False
-    for endpoint in ("rows", "errors", "changes"):
-        assert user.get(f"/persist/api/{endpoint}", params={**CUSTOMERS, "after": "0"}).status_code == 403
+    for endpoint in ("rows", "errors", "changes", "differences"):
+        assert user.get(f"/persist/api/{endpoint}", params={**CUSTOMERS, **ARGUMENTS}).status_code == 403
+
+
+def test_differences_are_with_shards_that_a_user_may_see(browse: Browse) -> None:
+    for other in ("menace", "customers-before-the-sale", "no-such-shard"):
+        given = {**CUSTOMERS, "a": other, "b": "now"}
+        answer = browse("VIEWER").get("/persist/api/differences", params=given)
+        assert (answer.status_code, answer.json()["error"]["kind"]) == (403, "forbidden"), other
+        answer = browse("VIEWER").get("/persist/api/differences", params={**given, "a": "0", "b": other})
+        assert answer.status_code == 403
+    fork = browse("ADMIN").get("/persist/api/differences", params={**CUSTOMERS, "a": FORK["shard"], "b": FORK["shard"]})
+    assert "0 rows added, 0 removed, 0 changed" in fork.json()["said"]
 
 
 def test_names_of_files_need_the_right_to_see_rows(browse: Browse, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +260,7 @@ def test_every_answer_forbids_foreign_scripts(browse: Browse) -> None:
 def test_hostile_content_comes_as_json_only(browse: Browse) -> None:
     admin = browse("ADMIN")
     for endpoint in ENDPOINTS[1:]:
-        answer = admin.get(f"/persist/api/{endpoint}", params={**MENACE, "after": "0"})
+        answer = admin.get(f"/persist/api/{endpoint}", params={**MENACE, **ARGUMENTS})
         assert answer.headers["content-type"] == "application/json", endpoint
         json.loads(answer.text)
     assert SCRIPT in admin.get("/persist/api/commits", params=MENACE).json()["commits"][0]["writer"]

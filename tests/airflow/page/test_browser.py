@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -182,6 +183,34 @@ def test_rows_follow_the_slider(page: Page, url: str) -> None:
     changes.get_by_label("As of", exact=True).fill("yesterday")
     page.keyboard.press("Enter")
     changes.get_by_role("alert").filter(has_text="invalid_time").wait_for()
+
+
+def test_changes_of_a_table_are_marks_and_differences(page: Page, url: str, tmp_path: Path) -> None:
+    with shop.connected(tmp_path, "changing", shop.fill_changed):
+        page.goto(f"{url}{BASE}/persist/?conn_id=changing&shard=changed#history")
+        rows = page.locator("#commits tbody tr")
+        rows.first.wait_for()
+        marks = [row.locator(".mark").all_inner_texts() for row in rows.all()]
+        added = "schema: note (string) is added: null in earlier rows"
+        assert [[mark.strip() for mark in each] for each in marks] == [
+            ["another generation"], ["correction"], [added], [], [], [],
+        ]  # fmt: skip
+        shoot(page, "changed-history", full_page=True)
+        page.get_by_role("tab", name="Differences").click()
+        differences = page.locator("#differences")
+        differences.get_by_text("0 of 0 differences from changed as of").wait_for()  # a swap's commit is empty
+        differences.get_by_label("From").fill("changed~g5")
+        page.keyboard.press("Enter")
+        said = "1 to 8 of 8 differences from changed~g5 as of"
+        differences.get_by_text(said).wait_for()
+        assert "0 rows added, 0 removed, 4 changed (city 4)" in differences.get_by_role("status").inner_text()
+        assert differences.locator("tbody tr").first.inner_text().split("\t")[0] == "before"
+        shoot(page, "changed-differences", full_page=True)
+        differences.get_by_label("From").fill("no-such-shard")
+        page.keyboard.press("Enter")
+        differences.get_by_role("alert").filter(
+            has_text="expected a checkpoint of changed, a time, or a shard"
+        ).wait_for()
 
 
 def test_errors_that_no_record_removes_say_what_does(page: Page, url: str) -> None:

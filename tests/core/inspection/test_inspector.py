@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 
 import pytest
@@ -17,12 +17,14 @@ from persist_core.contents.batch import BatchDescription
 from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import ShardNotFound
 from persist_core.handles.client import PersistClient
+from persist_core.inspection.facts import CommitFacts
 from persist_core.inspection.inspector import MAX_COMMITS, WEEK_MS, Inspector
 from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.protocol.conflicts import record_conflict
 from persist_core.protocol.fork import fork
+from persist_core.protocol.swap import swap
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.receive import move_away
 from persist_core.shard.state import UpperMismatch
@@ -115,6 +117,34 @@ def test_counters_have_no_lag_and_closed_shards_neither(client: PersistClient) -
 def test_rows_of_a_multiset_are_known_if_its_writer_counted(client: PersistClient) -> None:
     commit(client, "names", MULTISET, 10, [(("Ada",), 1, 3)])
     assert Inspector(client).summary("names").rows is None
+
+
+def test_commits_say_how_they_changed_the_schema(client: PersistClient) -> None:
+    """In a page that spans a swap too, which itself is another schema and no change of one."""
+    commit(client, "orders", KEYED, 10, [((1, "a"), 5, 1)])
+    changed = (Column("title", "string", renamed_from="name"), Column("age", "int"))
+    wide = client.state("orders").schemas.placed(replace(KEYED, values=changed))
+    for upper in (20, 30):
+        commit(client, "orders", wide, upper, [((upper, "b", 1), upper - 5, 1)])
+    commit(client, "orders~rebuild", replace(KEYED, key=(Column("id", "int", nullable=False),)), 30)
+    swap(client, client.state("orders"), client.state("orders~rebuild"), keep_ms=None, writer="test")
+    swapped = client.state("orders")
+    assert swapped.schema is not None
+    commit(client, "orders", swapped.schemas.placed(replace(swapped.schema, values=())), 40)
+    inspector, before = Inspector(client), None
+    found: list[CommitFacts] = []
+    for limit in (3, 1, 1):
+        page = inspector.commits("orders", before=before, limit=limit)
+        found, before = [*page.commits, *found], page.older
+    assert [(each.upper, each.schema_changes, each.swapped_in) for each in found] == [
+        (10, (), None),
+        (20, ("name is renamed to title", "age (int) is added: null in earlier rows"), None),
+        (30, (), None),
+        (31, (), "orders~rebuild"),
+        (40, ("name is dropped; its history stays readable",), None),
+    ]
+    whole = inspector.commits("orders").commits
+    assert [each.schema_changes for each in whole] == [each.schema_changes for each in found]
 
 
 def test_all_commits_are_found_page_by_page(client: PersistClient) -> None:

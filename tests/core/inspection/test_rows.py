@@ -11,11 +11,13 @@ import pytest
 
 from persist_core.errors import InvalidInput, OutsideFrontiers
 from persist_core.handles.client import PersistClient
+from persist_core.handles.limited import ReadBudget
 from persist_core.handles.read import ReadHandle
 from persist_core.inspection import rows
-from persist_core.inspection.rows import Cut, changes_between, errors_as_of, rows_as_of
+from persist_core.inspection.rows import Cut, changes_between, differences_between, errors_as_of, rows_as_of
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
+from persist_core.protocol.compare import side_of
 from persist_core.schema import CollectionSchema, Column
 from tests.oracle.consolidate import Err
 from tests.oracle.view import inherited
@@ -68,6 +70,21 @@ def test_long_texts_are_cut(client: PersistClient) -> None:
 def test_a_key_that_fits_no_column_is_refused(client: PersistClient, key: tuple[str, ...]) -> None:
     with pytest.raises(InvalidInput, match="expected"):
         rows_as_of(client, "orders", None, Cut(key=key))
+
+
+def test_differences(client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = (side_of(client, "orders", time, zone="UTC") for time in ("4", "7"))
+    page, found = differences_between(client, a, b, Cut(offset=1, limit=2, cell_chars=10), budget=ReadBudget(1 << 20))
+    assert (page.total, page.as_of, found.changed, found.removed) == (3, 7, 1, 1)
+    assert [row[:4] for row in page.rows] == [
+        ("after", "r0", 0, "xxxxxxxxxx... (5000 characters)"),
+        ("removed", "r1", 9, "note 9"),
+    ]
+    with pytest.raises(InvalidInput, match="expected at most 100 B"):
+        differences_between(client, a, b, Cut(), budget=ReadBudget(100))
+    monkeypatch.setattr(rows, "MAX_COMPARED", 2)
+    with pytest.raises(InvalidInput, match="has changed by"):
+        differences_between(client, a, b, Cut(), budget=ReadBudget(1 << 20))
 
 
 def test_changes(client: PersistClient) -> None:

@@ -18,6 +18,7 @@ from persist_core.maintenance import actions
 from persist_core.maintenance.hidden import give_up_if_idle
 from persist_core.maintenance.maintain import maintain
 from persist_core.maintenance.reprocess import Reprocessed, Request, reprocess
+from persist_core.protocol.difference import KIND
 from persist_core.protocol.stages import Minted, mint
 from tests.core.maintenance.test_reprocess import HIDDEN, replace_file
 from tests.core.protocol.restored_shard import SHARD, Collection
@@ -172,7 +173,7 @@ def test_a_dry_run_changes_nothing_and_is_gone_on_with(shard: Collection) -> Non
     found = correct(shard, is_dry_run=True)
     assert (found.found.added, found.found.removed, found.found.changed) == (0, 1, 1)
     assert dict(found.found.columns) == {"name": 1}
-    assert [row["kind"] for row in found.found.rows.to_pylist()] == ["removed", "before", "after"]
+    assert [row[KIND] for row in found.found.rows.to_pylist()] == ["removed", "before", "after"]
     assert shard.client.state(SHARD).commits == before
     asked: list[BatchDescription] = []
     assert correct(shard, first=asked.append).commit is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from hypothesis import strategies as st
 from persist_core.cli.main import run_command
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import open_location
+from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.protocol.compare import compare, side_of
 from persist_core.protocol.difference import KIND
 from persist_core.protocol.fork import fork
+from persist_core.schema import Column
 from tests.core.maintenance.test_reprocess_faults import A, B, ok
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.core.world import SCHEMA
@@ -88,6 +91,15 @@ def test_a_fork_is_compared_whole_if_its_history_has_moved_on(tmp_path: Path) ->
     assert [row["name"] for row in found.rows.to_pylist()] == ["later 0", "later 1"]
 
 
+def test_a_column_may_be_called_kind() -> None:
+    client = PersistClient(OpenLocation(MemBlob(), MemConsensus()))
+    schema = replace(SCHEMA, values=(Column("kind", "string"),))
+    commit(client, "plain", schema, 10, [((1, "a"), 5, 1)])
+    commit(client, "plain", schema, 20, [((1, "a"), 15, -1), ((1, "b"), 15, 1)])
+    found = compare(client, *(side_of(client, "plain", time, zone=UTC) for time in ("9", None)))
+    assert [(row[KIND], row["kind"]) for row in found.rows.to_pylist()] == [("before", "a"), ("after", "b")]
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = PersistLocation(f"file://{tmp_path}/blobs", f"sqlite:///{tmp_path}/consensus.db")
     there = ["--blob-uri", where.blob_uri, "--consensus-uri", where.consensus_uri]
@@ -98,7 +110,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert run_command(["diff", "plain", "--a", "9", "--json", "--to", str(file), *there]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["added"], facts["removed"], facts["changed"], facts["columns"]) == (1, 1, 1, {"name": 1})
-    assert [(row["kind"], row["id"], row["name"]) for row in facts["samples"]] == [
+    assert [(row[KIND], row["id"], row["name"]) for row in facts["samples"]] == [
         ("before", 1, "a"),
         ("after", 1, "c"),
         ("removed", 2, "b"),

@@ -44,10 +44,18 @@ function commitsTable(shard, commits, pick) {
     h("time", {}, time(c.upper)), timeElement(c.committed_ms, shard.now_ms),
     ...(c.error ? [h("span", { class: "bad", title: c.error }, "unreadable"), "", "", "", ""] : [count(c.inserts), count(c.updates), count(c.deletes), count(c.errors), count(c.stats.warnings ?? 0)]),
     c.rows === null ? "" : count(c.rows), c.stash === null ? "" : count(c.stash), c.size_bytes === null ? "" : bytes(c.size_bytes), c.lag_ms === null ? "" : duration(c.lag_ms),
-    [writerLink(c.writer, dagIds), c.correction ? h("span", { class: "mark", title: c.correction.reason }, " correction") : c.swapped_in ? h("span", { class: "mark", title: `persist generations ${shard.shard}` }, " another generation") : c.restored_from && h("span", { class: "mark" }, ` restored from ${c.restored_from}`)],
+    [writerLink(c.writer, dagIds), marks(shard, c)],
     pick && c.upper !== null && c.upper - 1 >= (shard.since ?? 0) ? h("button", { type: "button", "aria-label": `Rows as of ${time(c.upper - 1)}`, onclick: () => pick(c.upper - 1) }, "Rows") : "",
   ]);
   return table("Commits, newest first", columns, rows, { empty: "no commits" });
+}
+
+// What a commit is, if it is more than new input.
+function marks(shard, c) {
+  return [
+    c.correction ? ["correction", c.correction.reason] : c.swapped_in ? ["another generation", `persist generations ${shard.shard}`] : c.restored_from && [`restored from ${c.restored_from}`],
+    ...c.schema_changes.map((text) => [`schema: ${text}`, `persist schema ${shard.shard}`]),
+  ].filter(Boolean).map(([text, title]) => h("span", { class: "mark", title }, ` ${text}`));
 }
 
 function conflictsTable(shard, conflicts) {

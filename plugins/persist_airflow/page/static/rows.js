@@ -1,4 +1,5 @@
-// Rows as of a time, with a slider over commits; changes between two times; errors. Each is read page by page.
+// Rows as of a time, with a slider over commits; changes between two times; what differs between two states; errors. Each
+// is read page by page.
 import { get } from "./api.js";
 import { actionButton } from "./actions.js";
 import { h, table } from "./dom.js";
@@ -6,11 +7,11 @@ import { count, time } from "./words.js";
 
 const LIMIT = 50;
 const UNORDERED = "missing_order"; // the kind of errors that only `persist resolve` removes
-const SHORT = { _persist_time: "time", _persist_diff: "diff", _persist_err_kind: "kind", _persist_err_position: "position", _persist_err_key: "key", _persist_err_message: "message", _persist_err_payload: "payload" };
+const SHORT = { _persist_kind: "kind", _persist_time: "time", _persist_diff: "diff", _persist_err_kind: "kind", _persist_err_position: "position", _persist_err_key: "key", _persist_err_message: "message", _persist_err_payload: "payload" };
 
 const GROUPS = [{ name: "count", number: true }, { name: "kind" }, { name: "message" }, { name: "position", title: "of the first" }];
 
-// The panel of "rows", "changes" or "errors".
+// The panel of "rows", "changes", "differences" or "errors".
 export function rowsPanel(shard, commits, what) {
   const keys = shard.schema.key;
   const latest = shard.upper === null ? "" : time(shard.upper - 1);
@@ -19,9 +20,9 @@ export function rowsPanel(shard, commits, what) {
   const asOf = h("input", { type: "text", value: latest, size: 24, spellcheck: "false" });
   const after = h("input", { type: "text", value: times.length > 1 ? time(times.at(-2)) : "", size: 24, spellcheck: "false" });
   const slider = h("input", { type: "range", min: 0, max: Math.max(times.length - 1, 0), value: Math.max(times.length - 1, 0) });
-  const isChanges = what === "changes", ofErrors = h("input", { type: "checkbox" });
-  // All errors are read: their keys may not be typed.
-  const inputs = what === "errors" ? [] : keys.map((column) => h("input", { type: "text", size: 14, "aria-label": `key column ${column.name}` }));
+  const isChanges = what === "changes", isDiff = what === "differences", ofErrors = h("input", { type: "checkbox" });
+  // All errors are read: their keys may not be typed. So are all differences.
+  const inputs = what === "errors" || isDiff ? [] : keys.map((column) => h("input", { type: "text", size: 14, "aria-label": `key column ${column.name}` }));
   const result = h("div", { "aria-live": "polite" });
   const keyFields = h("span", { class: "keys" }, "Key ", keys.map((column, i) => h("label", {}, `${column.name} `, inputs[i])));
   let offset = 0, reading = 0;
@@ -32,8 +33,8 @@ export function rowsPanel(shard, commits, what) {
     result.setAttribute("aria-busy", "true");
     const key = [];
     for (const input of inputs) { if (!input.value) break; key.push(input.value); }
-    const common = { conn_id: shard.conn_id, shard: shard.shard, as_of: asOf.value.trim(), offset, limit: LIMIT };
-    const asked = isChanges ? { ...common, key, after: after.value.trim(), errors: ofErrors.checked ? 1 : 0 } : { ...common, key };
+    const place = { conn_id: shard.conn_id, shard: shard.shard, offset, limit: LIMIT }, common = { ...place, as_of: asOf.value.trim() };
+    const asked = isDiff ? { ...place, a: after.value.trim(), b: asOf.value.trim() } : isChanges ? { ...common, key, after: after.value.trim(), errors: ofErrors.checked ? 1 : 0 } : { ...common, key };
     const name = isChanges && ofErrors.checked ? "changes of errors" : what;
     let shown;
     try {
@@ -54,15 +55,15 @@ export function rowsPanel(shard, commits, what) {
   });
   ofErrors.addEventListener("change", fresh);
   const form = h("form", { class: "controls", onsubmit: (event) => { event.preventDefault(); fresh(); } },
-    isChanges && h("label", {}, "After ", after),
-    h("label", {}, "As of ", asOf),
+    (isChanges || isDiff) && h("label", {}, isDiff ? "From " : "After ", after),
+    h("label", {}, isDiff ? "To " : "As of ", asOf),
     times.length > 1 && h("label", { class: "wide" }, "Commit ", slider),
     inputs.length > 0 && keyFields,
     isChanges && h("label", {}, ofErrors, " of errors"),
     h("button", { type: "submit" }, "Read"));
   say();
   return {
-    element: h("section", { id: what, "aria-label": what }, form, result),
+    element: h("section", { id: what, "aria-label": what }, isDiff && h("p", { class: "muted" }, "Each is a time, a checkpoint, a fork, or an earlier generation: ", h("code", {}, `persist generations ${shard.shard}`)), form, result),
     load: fresh,
     // Shows the contents as of a time; the slider goes to the last commit before it.
     pick: (at) => {
@@ -81,7 +82,7 @@ function pageOf(shard, page, what, turn) {
   const range = page.rows.length ? `${count(page.offset + 1)} to ${count(last)} of ${count(page.total)}` : `0 of ${count(page.total)}`;
   const when = page.after === null ? `as of ${time(page.as_of)}` : `after ${time(page.after)} through ${time(page.as_of)}`;
   return h("div", {},
-    h("p", { role: "status", class: "muted" }, `${range} ${what} ${when}`),
+    h("p", { role: "status", class: "muted" }, `${range} ${what} ${page.said ?? when}`),
     page.groups?.length > 1 && table("errors in groups", GROUPS, page.groups.map((group) => GROUPS.map((column) => group[column.name] ?? "")), {}),
     rows.length > 0 && table(`${what} ${when}`, columns, rows, { hasCaption: false }),
     what === "errors" && hasUnordered(page) && h("div", {}, `No record removes errors of kind ${UNORDERED}. If the records count, deliver them again with an order. Then remove the errors: `,

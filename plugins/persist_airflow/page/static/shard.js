@@ -44,6 +44,7 @@ export async function showShard(connId, name) {
     { id: "overview", name: "Overview", make: () => overview(facts, canRead ? pick : null) },
     { id: "rows", name: "Rows", note: count(facts.shard.rows), make: () => showRows("rows") },
     { id: "changes", name: "Changes", make: () => showRows("changes") },
+    { id: "differences", name: "Differences", make: () => showRows("differences") },
     { id: "errors", name: "Errors", note: facts.shard.errors ? count(facts.shard.errors) : null, make: () => showRows("errors") },
     { id: "history", name: "History", make: () => historyParts(facts, ask, canRead ? pick : null) },
     { id: "storage", name: "Storage", make: () => storageParts(facts, ask) },
