@@ -321,7 +321,8 @@ def drain_inheriting(spark: SparkSession, dice: random.Random, keep: int | None,
         came += [record for record in records if record.value is not TRUNCATE]
         shard.drain([*records, *again], lower, upper, is_restricted=not is_odd)
     check_collection(shard.updates)
-    assert any(isinstance(update.value, Err) and update.value.cells for update in shard.updates)
+    is_shown = any(isinstance(update.value, Err) and update.value.cells for update in shard.updates)
+    assert is_shown or worlds == 1, "no err knows a part of its values: one world may have none"
 
 
 def test_values_that_were_not_sent_are_the_oracles(spark: SparkSession, dice: random.Random) -> None:

@@ -138,8 +138,8 @@ def _committed(plain: str, column: Column, arguments: Arguments) -> str:
         WHEN {REMEMBERED} THEN {_cell(column, arguments, "known.ord", "false")} END"""
 
 
-def with_registers(found: DataFrame, arguments: Arguments, where: str, *, keep: bool = False) -> DataFrame:
-    """The rows; if one inherits and `where` is true for it, it is whole, or an err. `keep`: the registers too."""
+def with_registers(found: DataFrame, arguments: Arguments, where: str) -> DataFrame:
+    """The rows without the registers; if one inherits and `where` is true for it, it is whole, or an err."""
     schema, columns = arguments.schema, _inheriting(arguments.schema)
     is_partial = f"inherited IS NOT NULL AND {where}"
     registers = {plain: f"register_{plain}" for plain, _ in columns}
@@ -162,7 +162,7 @@ def with_registers(found: DataFrame, arguments: Arguments, where: str, *, keep: 
         "value": f"CASE WHEN {is_partial} THEN named_struct({', '.join(cells)}) ELSE value END",
         "inherited": f"CASE WHEN {is_partial} THEN {entries_sql(schema, entries)} ELSE inherited END",
     }
-    kept = [name for name in found.columns if keep or name not in registers.values()]
+    kept = [name for name in found.columns if name not in registers.values()]
     resolved = found.selectExpr(*[f"{given.get(name, name)} AS {name}" for name in kept])
     return with_errs(resolved, arguments, is_partial)
 

@@ -7,7 +7,7 @@ row (`persist_spark.upsert.arguments`) and over what the plan knows about it:
     had           boolean: it held something
     holds         boolean: the row leaves something there: `value` and `err`, by the order `row_ord`
     is_same       boolean: both, and they are equal
-    gives         boolean: the row is beaten, and the slot's row inherits a value from it
+    gives         boolean: the row is beaten, and the slot's row has inherited values, which it may replace
     is_beaten     boolean: an order seen before is higher, or the same with greater bytes
     beaten_by     the order that is higher
     settles       boolean: nothing else that the batch does to the slot comes after the row

@@ -36,36 +36,17 @@ _ENTRIES = "IF(diff IS NULL OR NOT coalesce(known.kind = 'raised', false), inher
 
 
 def is_newest(window: str, acts: str = ACCEPTED) -> str:
-    """SQL: no record after the row in the window is accepted, or gives a value."""
+    """SQL: no record after the row in the window is accepted, or `gives`."""
     return f"lead(CASE WHEN {acts} THEN true END) IGNORE NULLS {window} IS NULL AS is_newest"
 
 
 def given(winners: DataFrame, window: str, arguments: Arguments) -> DataFrame:
-    """The winners with what their slot held before them and holds after them, where columns inherit.
-
-    A beaten record may give a value to the row of its slot: the row of the last record that was accepted (`holder`).
-    Then `value`, `err` and `inherited` are the row's.
-    """
-    hears = f"own_time IS NOT NULL AND {ACTS} AND is_beaten AND coalesce(holder.inherited IS NOT NULL, false)"
-    changed = {
-        "value": "IF(hears, holder.value, value)",
-        "err": "IF(hears, NULL, err)",
-        "inherited": f"IF(hears, holder.inherited, {_ENTRIES})",
-    }
-    columns = [name for name in winners.columns if name != "holder"]
-    rows = winners.selectExpr("*", f"{hears} AS hears", "inherited AS stored").selectExpr(
-        *[f"{changed.get(name, name)} AS {name}" for name in columns],
-        f"IF(hears, holder.ord, {_ORDER}) AS row_ord",
-        "hears OR op = 'u' AS holds",
-        *["hears", "stored"],
-    )
-    rows = inherited.with_registers(rows, arguments, "hears")
+    """The winners with what their slot held before them, where columns inherit (`_registered`)."""
     after = """named_struct('holds', holds, 'value', value, 'err', err, 'ord', CASE WHEN diff IS NOT NULL THEN ord END,
-        'inherited', CASE WHEN diff IS NOT NULL THEN stored END, 'is_new', diff IS NULL, 'now', inherited)"""
-    before = arguments.latest(after, window, where=f"hears OR {ACCEPTED_OR_COMMITTED}")
-    gives = "hears AND NOT (value <=> before.value AND inherited <=> before.now) AS gives"
-    found = rows.selectExpr("*", f"{before} AS before").selectExpr("*", gives)
-    return found.selectExpr("*", is_newest(window, f"gives OR {ACCEPTED}"))
+        'inherited', CASE WHEN diff IS NOT NULL THEN stored END, 'is_new', diff IS NULL)"""
+    changes = f"gives OR {ACCEPTED_OR_COMMITTED}"
+    before = arguments.latest(after, window, where=changes)
+    return winners.selectExpr("*", f"{before} AS before", is_newest(window, f"gives OR {ACCEPTED}"))
 
 
 def expanded(both: DataFrame, arguments: Arguments) -> DataFrame:
@@ -173,7 +154,12 @@ def judged(chain: DataFrame, marks: Sequence[str], arguments: Arguments) -> Data
 
 
 def _registered(found: DataFrame, arguments: Arguments) -> DataFrame:
-    """The rows with their registers, with `holder`, as it came, and whole or errs."""
+    """The rows, whole or errs, and what their slot holds after them: `holds`, by the order `row_ord`.
+
+    A beaten record may give a value to the row of its slot: the row of the last record that was accepted (`holder`), as
+    it came. If that has inherited, the record `gives`, and `value`, `err` and `inherited` are the row's: so what it
+    leaves there settles the slot, even if it brings nothing new.
+    """
     window = arguments.by_rank
     registers = inherited.registers_of(arguments, window, where="lacks")
     held = f"named_struct('value', value, 'ord', {_ORDER}, 'inherited', {_ENTRIES})"
@@ -183,4 +169,16 @@ def _registered(found: DataFrame, arguments: Arguments) -> DataFrame:
         f"{arguments.latest(held, window, where=acted)} AS holder",
         *[f"{sql} AS {name}" for name, sql in registers.items()],
     )
-    return inherited.with_registers(rows, arguments, f"own_time IS NOT NULL AND wins AND {ACCEPTED}", keep=True)
+    gives = f"own_time IS NOT NULL AND wins AND {ACTS} AND is_beaten AND holder.inherited IS NOT NULL"
+    changed = {
+        "value": "IF(gives, holder.value, value)",
+        "err": "IF(gives, NULL, err)",
+        "inherited": f"IF(gives, holder.inherited, {_ENTRIES})",
+    }
+    rows = rows.selectExpr("*", f"coalesce({gives}, false) AS gives").selectExpr(
+        *[f"{changed.get(name, name)} AS {name}" for name in rows.columns if name != "holder"],
+        f"IF(gives, holder.ord, {_ORDER}) AS row_ord",
+        "gives OR op = 'u' AS holds",
+        *["gives", "inherited AS stored"],
+    )
+    return inherited.with_registers(rows, arguments, f"(gives OR own_time IS NOT NULL AND wins AND {ACCEPTED})")
