@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -90,6 +90,7 @@ class Shard:
 
         def drain(is_thorough: bool, inherits: bool) -> Outcome:
             given: dict[str, Any] = {"stash": whole, "is_thorough": is_thorough, "inherits": inherits}
+            given["has_times"] = any(record.time is not None for record in records)
             if is_restricted and not is_thorough:
                 given["stash"] = to_records(self.spark, schema, needed) if needed else None
                 given["stash_rows"] = self.stash_rows
@@ -129,6 +130,29 @@ def test_values_that_were_not_sent_are_the_oracles(spark: SparkSession, dice: ra
     check_collection(shard.updates)
     assert outcome.stats.stash_before > 0
     assert any(isinstance(update.value, Err) and update.value.cells for update in shard.updates)
+
+
+@pytest.mark.parametrize("domain", [ONE_KEY_DOMAIN, WHOLE_DOMAIN], ids=["one key", "all sent"])
+@pytest.mark.parametrize("has_ties", [False, True])
+def test_first_batches_of_one_time_are_the_oracles(
+    spark: SparkSession, dice: random.Random, domain: Domain, *, has_ties: bool
+) -> None:
+    feed, shard = Feed(domain, dice, WORLDS, has_ties=has_ties), Shard(spark, domain)
+    for lower, upper in ((0, 4), (4, 7)):
+        records = [replace(record, time=None) for record in feed.records(2 * PER_BATCH, lower, upper)]
+        shard.drain(records, lower, upper)
+    check_collection(shard.updates)
+
+
+def test_a_first_batch_of_one_time_looks_at_no_row_before(spark: SparkSession, dice: random.Random) -> None:
+    schema = ONE_KEY_DOMAIN.schema
+    records = to_records(spark, schema, Feed(ONE_KEY_DOMAIN, dice, WORLDS).records(2, 0, 3))
+
+    def windows(*, has_times: bool) -> int:
+        drained = persistent_upsert(records, None, schema=schema, lower=0, upper=3, has_times=has_times, inherits=False)
+        return str(drained.updates._jdf.queryExecution().optimizedPlan().toString()).count("Window [")
+
+    assert (windows(has_times=False), windows(has_times=True)) == (1, 2)
 
 
 def test_truncates_are_the_oracles(spark: SparkSession, dice: random.Random) -> None:

@@ -111,7 +111,7 @@ class Arguments:
 
     `inherits`: the plan has registers for values that records leave out. If not, though a column inherits, it guesses
     that no record does, and counts them. `seen`: in `sequence` order; `None`: in `log` order, where a batch has seen
-    nothing, so nothing beats a record.
+    nothing, so nothing beats a record. `is_new`: no slot holds anything, and each gets at most one record that wins.
     `eras`: of orders that may not be comparable; `None`: they always are.
     """
 
@@ -121,6 +121,7 @@ class Arguments:
     floor: int
     late: Late
     may_stash: bool
+    is_new: bool
     is_thorough: bool
     inherits: bool
     seen: SeenBefore | None
@@ -237,5 +238,7 @@ class Arguments:
 
         In `log` order this must be the row before, if any, and a caller knows that: Spark finds it in less time.
         """
-        found = f"CASE WHEN {where} THEN {value} END"
+        found = f"CASE WHEN {'false' if self.is_new else where} THEN {value} END"
+        if self.is_new:  # a constant, so Spark drops the window and all that depends on the value
+            return found
         return f"lag({found}) {window}" if self.seen is None else f"last({found}, true) {self.so_far(window)}"

@@ -312,6 +312,7 @@ class _Batch:
             stash_frontier=description.stash_frontier,
             late=request.late,
             may_stash=request.may_stash or STASH_OPERATOR in description.operators,
+            has_times=request.has_times,
             is_thorough=plan.is_thorough,
             inherits=plan.inherits,
             in_one_task=slots is None and plan.moved_bytes <= ONE_TASK_BYTES,

@@ -1,7 +1,7 @@
 """Records that others of their slot and time beat, left out before the exchange: a hot key is one task after it.
 
-    records ──counts by hash──> hot? ──the highest order of each hot slot and time──broadcast──> records without those
-                                                                                                 below it
+    records ──some, by hash──> hot? ──the highest order of each hot slot and time──broadcast──> records without those
+                                                                                                below it
 
 Only the winner of a slot and time changes the slot; of the others only the number is reported. It is known beforehand,
 so a retried task does not change it. All versions of other times stay: each of them is history.
@@ -28,6 +28,7 @@ from persist_spark.upsert.eras import FIELDS, Eras
 LARGE_INPUT_BYTES = 64 << 20  # in a smaller batch, to find hot keys costs more than a long task
 SHARE = 32  # a hot slot has at least this part of the batch's records
 _BUCKETS = 4096
+LOOKED_AT = 16  # first, one of so many records: the others are read, but neither checked nor decoded
 _REPEATS = 8  # the share of duplicates in a batch from which on the next one is looked at, though that costs a read
 _BEST, _COUNT, _BUCKET = "_persist_best", "_persist_count", "_persist_bucket"
 
@@ -57,7 +58,7 @@ def repeats(manifests: Sequence[BatchManifest]) -> bool:
 
 
 def find_beaten(records: DataFrame, schema: CollectionSchema, eras: Eras | None) -> Beaten | None:
-    """The records that hot keys have too many; `None`: there are no hot keys. Runs one job, and two more if there are.
+    """The records that hot keys have too many; `None`: none. Runs one job, and two more if keys seem to be hot.
 
     `groups` is cached: the caller ends that.
     """
@@ -66,7 +67,8 @@ def find_beaten(records: DataFrame, schema: CollectionSchema, eras: Eras | None)
         names.append(f"{ORDER}.{FIELDS[SERVER]}")
     compared = records.where(_compared(records))
     compared = compared.selectExpr("*", f"pmod(xxhash64({', '.join(names)}), {_BUCKETS}) AS {_BUCKET}")
-    counts = {row[_BUCKET]: row["count"] for row in compared.groupBy(_BUCKET).count().collect()}
+    some = compared.where(f"pmod(xxhash64({ORDER}), {LOOKED_AT}) = 0")
+    counts = {row[_BUCKET]: LOOKED_AT * row["count"] for row in some.groupBy(_BUCKET).count().collect()}
     least = sum(counts.values()) // SHARE
     hot = [f"{bucket}" for bucket, count in counts.items() if count > least]
     if not hot:
@@ -80,6 +82,9 @@ def find_beaten(records: DataFrame, schema: CollectionSchema, eras: Eras | None)
     slots = [F.expr(name).alias(f"_persist_slot{place}") for place, name in enumerate(names)]
     groups = found.groupBy(*slots).agg(*map(F.expr, measured)).where(is_hot).drop(*clocks).persist()
     count = groups.selectExpr(f"coalesce(sum({_COUNT} - 1), 0) AS count").collect()[0]["count"]
+    if not count:
+        groups.unpersist()
+        return None
     return Beaten(groups, count, names, eras, schema)
 
 

@@ -47,12 +47,7 @@ from persist_core.errors import BadBounds, InvariantViolation
 from persist_core.keys import PART
 from persist_core.schema import (
     DIFF,
-    ERR_KEY,
     ERR_KIND,
-    ERR_MESSAGE,
-    ERR_PAYLOAD,
-    INHERITED,
-    LATE_TIME,
     TIME,
     CollectionSchema,
     Late,
@@ -64,20 +59,14 @@ from persist_spark.frame import (
     BAD_KEY,
     OP,
     ORDER,
-    SKIP,
-    TRUNCATE,
-    UPSERT,
-    canonical_json,
-    canonical_key,
     inherited_fields,
-    named,
     passed,
     quoted,
-    shown_time,
 )
 from persist_spark.upsert import inherited, rules, sequence, warnings
 from persist_spark.upsert.arguments import ERR_CELLS, SAME_VALUE, Arguments, SeenBefore, Watched
 from persist_spark.upsert.eras import Eras, incomparable
+from persist_spark.upsert.late import with_late_errs
 from persist_spark.upsert.outcome import Outcome, emitted_counts, read_counts
 from persist_spark.upsert.seen import remembered
 from persist_spark.upsert.thorough import with_canonical, with_truncates
@@ -160,6 +149,7 @@ def persistent_upsert(
     as_of_frontier: int | None = None,
     stash_frontier: int | None = None,
     may_stash: bool = True,
+    has_times: bool = True,
     is_thorough: bool = False,
     inherits: bool = True,
     in_one_task: bool = False,
@@ -176,7 +166,8 @@ def persistent_upsert(
     the whole stash holds, if `stash` has only what the batch can change (`persist_spark.upsert.stash`). `beaten`: how
     many records are left out (`persist_spark.upsert.hot_keys`). `late`: if a record's time lies before `lower`, it was
     never consumed and is lifted or made an err; or (`persisted`: the caller redelivers) it is dropped and counted.
-    `may_stash=False` promises that no time lies at or after `upper`. `is_thorough`: expand truncates and break ties;
+    `may_stash=False` promises that no time lies at or after `upper`, and `has_times=False` that no record has a time of
+    its own. `is_thorough`: expand truncates and break ties;
     `state` then has to hold *all* slots. `inherits=False` guesses that no record leaves out a value, and promises that
     no stored row has inherited one. `in_one_task`: so little that one task does it, without an exchange. `by_ranges`:
     the exchange is by ranges of keys, for which all is read twice. `seen`: for `sequence` order, with `ORDER` in
@@ -189,7 +180,9 @@ def persistent_upsert(
         found, where = show_time(floor), show_interval(lower, upper)
         raise BadBounds(f"times cannot advance to {found} in {where}; expected less than its upper")
     inherits = inherits and schema.inherits
-    arguments = Arguments(schema, lower, upper, floor, late, may_stash, is_thorough, inherits, seen, eras, watched)
+    is_new = state is None and stash is None and not (has_times or is_thorough or inherits or seen)
+    how = (may_stash, is_new, is_thorough, inherits)
+    arguments = Arguments(schema, lower, upper, floor, late, *how, seen, eras, watched)
     chain = _chain(records, stash, lower if stash_frontier is None else stash_frontier, state, arguments)
     chain = chain.repartitionByRange(*arguments.slot) if by_ranges else chain.coalesce(1) if in_one_task else chain
     read, emitted = Observation(), Observation()
@@ -227,7 +220,7 @@ def _arrivals(records: DataFrame, arguments: Arguments, *, stashed: bool = False
         "*", *[f"{sql} AS {name}" for name, sql in zip(bounds, passed(*bounds.values()), strict=True)]
     )
     if arguments.late == "error":
-        records = _with_late_errs(records, arguments)
+        records = with_late_errs(records, arguments.schema, _LOWER)
     own_time = f"coalesce({TIME}, {_GIVEN})"
     is_late = f"{own_time} < {_LOWER}"
     is_past = is_late if arguments.late == "persisted" else "false"
@@ -254,27 +247,6 @@ def _arrivals(records: DataFrame, arguments: Arguments, *, stashed: bool = False
         *arguments.inherited(),
         *(arguments.marks() if stashed else arguments.marks(MARKS)),
     )
-
-
-def _with_late_errs(records: DataFrame, arguments: Arguments) -> DataFrame:
-    """Make each record before `lower` an err of its slot. Its payload is its values: the raw record is not kept."""
-    schema = arguments.schema
-    is_good = F.col(ERR_KIND).isNull() & ~F.col(OP).isin(TRUNCATE, SKIP)
-    own_time, lower = shown_time(TIME), shown_time(_LOWER)
-    refused = F.coalesce((F.col(TIME) < F.col(_LOWER)) & is_good, F.lit(False))
-    err = {
-        ERR_KIND: F.lit(LATE_TIME),
-        ERR_MESSAGE: F.expr(f"concat('time ', {own_time}, ' lies before ', {lower}, ', which is final')"),
-        ERR_KEY: F.coalesce(F.col(BAD_KEY), canonical_key(schema)),
-        ERR_PAYLOAD: canonical_json(schema.values),
-    }
-    names = [column.name for column in schema.values]
-    if schema.inherits:
-        names.append(INHERITED)
-        err[ERR_PAYLOAD] = inherited.sent_json(schema, [named(c.name) for c in schema.values], INHERITED)
-    changed = {name: F.when(refused, value).otherwise(F.col(name)) for name, value in err.items()}
-    gone = {name: F.when(~refused, named(name)) for name in names}
-    return records.withColumns({**changed, **gone, OP: F.when(refused, F.lit(UPSERT)).otherwise(F.col(OP))})
 
 
 def _stashed(stash: DataFrame, frontier: int, arguments: Arguments) -> DataFrame:
@@ -371,7 +343,9 @@ def _compared(ranked: DataFrame, arguments: Arguments) -> DataFrame:
 def _written(compared: DataFrame, arguments: Arguments) -> DataFrame:
     """One row per update and per row of operator state, unpacked; and per value that stays, only to be counted."""
     is_sequence = arguments.seen is not None
-    effects = compared.selectExpr("*", f"explode({rules.effects_sql(is_sequence=is_sequence)}) AS effect")
+    effect = "get({}, 0)" if arguments.is_new else "explode({})"  # a new slot has at most one
+    effects = compared.selectExpr("*", f"{effect.format(rules.effects_sql(is_sequence=is_sequence))} AS effect")
+    effects = effects.where("effect IS NOT NULL")
     cells = rules.written_sql(arguments.slot, is_sequence=is_sequence, inherits=arguments.inherits)
     chosen = effects.selectExpr("effect", "had", "holds", *[f"{sql} AS {name}" for name, sql in cells.items()])
     if arguments.inherits:  # what is known of an err stays in its payload

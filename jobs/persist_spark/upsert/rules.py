@@ -119,6 +119,8 @@ EFFECTS = (
 )
 OF_LOG = ("stash", "keep", "retract", "insert")  # `log` order beats no record and has no order index
 
+_NUMBERS = {each.name: f"{number}" for number, each in enumerate(EFFECTS)}  # Spark compares strings byte by byte
+
 
 def effects(*, is_sequence: bool, inherits: bool) -> list[Effect]:
     """The effects of an order. In `log` order a row has no order beside it."""
@@ -133,7 +135,7 @@ def effects(*, is_sequence: bool, inherits: bool) -> list[Effect]:
 
 
 def effects_sql(*, is_sequence: bool) -> str:
-    """SQL: the names of the effects of a row, as an array; null or empty if it has none."""
+    """SQL: the effects of a row, as an array of their numbers; null or empty if it has none."""
     known = effects(is_sequence=is_sequence, inherits=True)
     cases = [case for case in CASES if is_sequence or case.name != "late"]  # in `log` order `gives` is unknown too
     arrays = [(case.condition, _array([each for each in known if each.name in case.effects])) for case in cases]
@@ -141,11 +143,12 @@ def effects_sql(*, is_sequence: bool) -> str:
 
 
 def _array(chosen: Sequence[Effect]) -> str:
-    always = [f"'{each.name}'" for each in chosen if not each.condition]
+    always = [_NUMBERS[each.name] for each in chosen if not each.condition]
+    others = [(each.condition, _NUMBERS[each.name]) for each in chosen if each.condition]
     arrays = [f"array({', '.join(always)})"] if always else []
     # One array alone may be null: it has no effects either.
-    none = " ELSE CAST(array() AS ARRAY<STRING>)" if len(chosen) > 1 else ""
-    arrays += [f"CASE WHEN {each.condition} THEN array('{each.name}'){none} END" for each in chosen if each.condition]
+    none = " ELSE CAST(array() AS ARRAY<INT>)" if len(chosen) > 1 else ""
+    arrays += [f"CASE WHEN {condition} THEN array({number}){none} END" for condition, number in others]
     return arrays[0] if len(arrays) == 1 else f"concat({', '.join(arrays)})" if arrays else ""
 
 
@@ -157,7 +160,7 @@ def written_sql(slot: Sequence[str], *, is_sequence: bool, inherits: bool) -> di
         columns = {"diff": f"{each.diff}L"} if each.diff else {}
         for name, sql in {**columns, "part": f"'{each.part}'", **each.columns}.items():
             for column in {"slot": slot, "key": slot[:-1]}.get(name, [name]):
-                cells.setdefault(column, {}).setdefault(column if sql == name else sql, []).append(f"'{each.name}'")
+                cells.setdefault(column, {}).setdefault(column if sql == name else sql, []).append(_NUMBERS[each.name])
     return {column: _chosen(by_sql, len(known)) for column, by_sql in cells.items()}
 
 

@@ -1,0 +1,42 @@
+"""Records whose times lie before their batch, as errs: for collections with `time: {late: error}`."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from persist_core.schema import (
+    ERR_KEY,
+    ERR_KIND,
+    ERR_MESSAGE,
+    ERR_PAYLOAD,
+    INHERITED,
+    LATE_TIME,
+    TIME,
+    CollectionSchema,
+)
+from persist_spark.frame import BAD_KEY, OP, SKIP, TRUNCATE, UPSERT, canonical_json, canonical_key, named, shown_time
+from persist_spark.upsert import inherited
+
+
+def with_late_errs(records: DataFrame, schema: CollectionSchema, lower: str) -> DataFrame:
+    """Make each record before the time in column `lower` an err of its slot.
+
+    Its payload is its values: the raw record is not kept.
+    """
+    is_good = F.col(ERR_KIND).isNull() & ~F.col(OP).isin(TRUNCATE, SKIP)
+    own_time, bound = shown_time(TIME), shown_time(lower)
+    refused = F.coalesce((F.col(TIME) < F.col(lower)) & is_good, F.lit(False))
+    err = {
+        ERR_KIND: F.lit(LATE_TIME),
+        ERR_MESSAGE: F.expr(f"concat('time ', {own_time}, ' lies before ', {bound}, ', which is final')"),
+        ERR_KEY: F.coalesce(F.col(BAD_KEY), canonical_key(schema)),
+        ERR_PAYLOAD: canonical_json(schema.values),
+    }
+    names = [column.name for column in schema.values]
+    if schema.inherits:
+        names.append(INHERITED)
+        err[ERR_PAYLOAD] = inherited.sent_json(schema, [named(c.name) for c in schema.values], INHERITED)
+    changed = {name: F.when(refused, value).otherwise(F.col(name)) for name, value in err.items()}
+    gone = {name: F.when(~refused, named(name)) for name in names}
+    return records.withColumns({**changed, **gone, OP: F.when(refused, F.lit(UPSERT)).otherwise(F.col(OP))})
