@@ -23,7 +23,8 @@ def kill_process() -> None:
 
 
 class DyingStore:
-    """Dies at call number `at`, before or, if `is_late`, after it has happened. `calls` is shared by several stores."""
+    """Dies at call number `at`, before or, if `is_late`, after it has happened; and at each later one, because a dead
+    process cleans nothing up. `calls` is shared by several stores."""
 
     def __init__(
         self, store: Any, calls: list[int], at: int, *, is_late: bool, die: Callable[[], None] = crash
@@ -37,8 +38,9 @@ class DyingStore:
     def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any) -> Any:
             self._calls[0] += 1
-            is_last = self._calls[0] == self._at
-            if is_last and not self._is_late:
+            number = self._calls[0]
+            is_last = number == self._at
+            if number > self._at or (is_last and not self._is_late):
                 self._die()
             answer = call(*arguments)
             if isinstance(answer, Iterator):

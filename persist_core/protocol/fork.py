@@ -74,6 +74,7 @@ def _forked(
     known = client.machine.fetch(new_shard) or ShardState(new_shard)
     for commit in known.commits:
         if commit.token == token:
+            publish_missing(client, known)  # of a call that was killed after its commit
             return Committed(commit, is_new=False)
     transitions.check_can_be_fork(known, since)
     known = client.ensure_shard(new_shard)  # so that GC can refuse a fork that it has given up

@@ -47,14 +47,19 @@ class Keyed(Collection):
 def made(folder: Path, *, is_swapped: bool = False) -> Keyed:
     """Three commits; then its file names another key. `is_swapped`: it was rebuilt, and the file is as it was."""
     shard = Keyed(folder)
+    fill(shard, is_swapped=is_swapped)
+    shard.define(int(not is_swapped))
+    return shard
+
+
+def fill(shard: Keyed, *, is_swapped: bool = False) -> None:
+    """Three commits. `is_swapped`: and a rebuild by another key."""
     for number, records in enumerate(([ok(A, "one"), ok(B, "b")], [ok(C, "two", 1)], [ok(C, "three", 2)])):
         shard.drop(f"{number}.txt", records)
         shard.run(10 * (number + 1))
-    shard.define(1)
     if is_swapped:
+        shard.define(1)
         rebuilt(shard)
-        shard.define(0)
-    return shard
 
 
 @contextmanager

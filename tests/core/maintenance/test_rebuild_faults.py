@@ -38,7 +38,7 @@ from tests.virtual import SeededIds
 
 NAMES = {A: "one", B: "b", C: "three"}
 MAX_CALLS = 500
-KILLS = 12
+KILLS = 6
 LEFT = ", or is at work. The next one deletes them"  # a checkpoint task
 REBUILD = f"{SHARD}~rebuild"
 

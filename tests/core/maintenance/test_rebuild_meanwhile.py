@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -108,6 +109,18 @@ def test_generations_of_one_definition_are_swapped_back_once(tmp_path: Path) -> 
     assert rebuilt(shard, back_to=-1).generation == 2
     assert rebuilt(shard, back_to=-1).generation == 2
     assert rebuilt(shard, back_to=1).generation == 3
+    shard.check()
+
+
+def test_a_generation_kept_by_a_killed_call_is_swapped_back(tmp_path: Path) -> None:
+    shard = made(tmp_path)
+    killed = patch("persist_core.protocol.fork.publish_missing", side_effect=Crash)
+    with killed, pytest.raises(Crash):
+        rebuilt(shard)
+    assert shard.client.state(f"{SHARD}~g3").commits, "forked, and not published"
+    rebuilt(shard)
+    shard.define(0)
+    assert rebuilt(shard, back_to=0).generation == 2
     shard.check()
 
 

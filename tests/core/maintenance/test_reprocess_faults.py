@@ -30,7 +30,7 @@ from tests.virtual import ManualClock, SeededIds
 
 A, B, C = ("eu", 1), ("eu", 2), ("", 0)
 MAX_CALLS = 400
-KILLS = 12
+KILLS = 6
 Wrap = Callable[[BatchDescription], None]
 
 
