@@ -1,4 +1,4 @@
-"""kill -9 of reprocess, rebuild and swap-back at any call of a store; and kills, appends and other commands at once.
+"""kill -9 of reprocess, rebuild and swap-back at any call of a store; kills beside concurrent appends and commands.
 
 The oracle is the shard's own progress: a state is whole if it holds just what the files that it has consumed say, each
 as it was when it was consumed. So nothing is lost or doubled if in the end all files are consumed, each once.
@@ -159,6 +159,7 @@ class World:
         self.shard, self.chance = Keyed(folder), chance
         self.versions: dict[tuple[str, int], tuple[Record, ...]] = {}
         self.seen: dict[tuple[str | None, int], dict[Any, str]] = {}
+        self.known: set[str] = set()
         self.told: list[str] = []
         for _ in range(3):
             self.append()
@@ -183,6 +184,7 @@ class World:
         self.put(name, name)
         self.define_as_is()
         self.shard.run((self.shard.client.ensure_shard(SHARD).upper.time or 0) + 10)
+        self.known.add(name)
         self.shard.config = config
 
     def define_as_is(self) -> None:
@@ -198,6 +200,8 @@ class World:
     def check(self) -> None:
         """The state is whole, and what was seen before of its history is still so."""
         sizes = self.consumed()
+        assert self.known <= sizes.keys(), "progress does not go back"
+        self.known = set(sizes)
         inputs = [self.versions[name, sizes[name]] for name in sorted(sizes, key=lambda each: int(each[:-4]))]
         expected = {record.slot: name_of(record) for records in inputs for record in records}
         assert names(self.shard) == expected
@@ -210,7 +214,7 @@ class World:
         check_but_for_left(self.shard)
 
     def other(self) -> None:
-        """What another process does meanwhile; it may be refused."""
+        """Act as another process meanwhile; it may be refused."""
         kind = self.chance.choice(("append", "append", "maintain", *KINDS))
         config = self.shard.config
         self.say(f"  meanwhile {kind}")
