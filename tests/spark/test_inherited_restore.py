@@ -1,4 +1,5 @@
-"""Inherited values go through merges, restores and forks: a late record gives its value as it did before."""
+"""Inherited values go through merges, restores and forks: a late record gives its value as it did before. A truncate
+ends them."""
 
 from __future__ import annotations
 
@@ -11,14 +12,16 @@ from pyspark.sql import SparkSession
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.inspection.late import late_records
 from persist_core.protocol.fork import fork
-from persist_core.schema import CollectionSchema
+from persist_core.schema import INDEX_KIND, RAISED, CollectionSchema, Column
 from persist_core.shard.replace import Replaced
 from tests.core.protocol.ordered_shard import ORDERED
 from tests.core.protocol.restored_shard import SHARD, shown
 from tests.oracle.consolidate import NOT_SENT, Err, Slot
-from tests.oracle.upsert import Record
+from tests.oracle.upsert import TOMBSTONE, TRUNCATE, Record
 from tests.sampling import is_long
+from tests.spark.test_sequence_oracle import OLD, A, B, SequenceShard
 from tests.spark.test_sequence_restore import FILE, SparkCollection
+from tests.spark.upsert_cases import INHERITING_DOMAIN
 
 SCHEMA = replace(ORDERED, values=tuple(replace(c, inherits=c.name == "name") for c in ORDERED.values))
 GIVEN, EQUAL, LOST = (("eu", number) for number in range(3))
@@ -86,3 +89,17 @@ def test_a_late_record_gives_its_value_after_a_restore(spark: SparkSession, tmp_
         assert each.names() == {GIVEN: row("one"), EQUAL: row("one"), LOST: lost}
         each.run(50)
         assert each.names() == {slot: row("three") for slot in (GIVEN, EQUAL, LOST)}
+
+
+def test_a_deleted_row_below_a_truncate_takes_no_value(spark: SparkSession) -> None:
+    """The order index leaves out its tombstone, so the newest entry of the slot says what the row once inherited."""
+    domain = replace(INHERITING_DOMAIN, schema=replace(INHERITING_DOMAIN.schema, order=(Column("seq", "bigint"),)))
+    shard = SequenceShard(spark, domain)
+    shard.drain([Record(A, OLD, None, (1, "a", 0, 0))], 0, 1)
+    shard.drain([Record(A, (NOT_SENT, *OLD[1:]), None, (3, "b", 0, 0))], 1, 2)
+    assert [row[INDEX_KIND] for row in shard.index] == [RAISED]
+    shard.drain([Record(A, TOMBSTONE, None, (4, "c", 0, 0)), Record(B, OLD, None, (4, "c", 0, 1))], 2, 3)
+    shard.drain([Record(None, TRUNCATE, None, (9, "d", 0, 0))], 3, 4)
+    late, unsent = ("late", *OLD[1:]), (NOT_SENT, *OLD[1:])
+    outcome = shard.drain([Record(A, late, None, (2, "e", 0, 0)), Record(B, unsent, None, (10, "e", 0, 1))], 4, 5)
+    assert (outcome.stats.late, outcome.stats.errors) == (1, 1)

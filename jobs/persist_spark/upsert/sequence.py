@@ -30,9 +30,11 @@ IS_UNORDERED = f"coalesce(err.kind IN {UNORDERED}, false)"
 # A record that waits comes after all that the batch does to its slot. If it does anything, that settles the slot.
 SETTLES = "IF(waits, NOT coalesce(before.is_new, false), is_newest) AS settles"
 _OF_REGISTERS = ("committed", "is_awaited", "lacks")
-# Of a committed row: what an equal value that came after it has brought, or what is stored with it.
-_ORDER = "IF(diff IS NULL OR NOT coalesce(known.kind = 'raised', false), ord, known.ord)"
-_ENTRIES = "IF(diff IS NULL OR NOT coalesce(known.kind = 'raised', false), inherited, known.inherited)"
+# Of a committed row: what an equal value that came after it has brought, or what is stored with it. An entry may be
+# older than the row's end: entries of tombstones below the floor are left out.
+_HAS_RAISED = "coalesce(diff > 0 AND known.kind = 'raised', false)"
+_ORDER = f"IF({_HAS_RAISED}, known.ord, ord)"
+_ENTRIES = f"IF({_HAS_RAISED}, known.inherited, inherited)"
 
 
 def is_newest(window: str, acts: str = ACCEPTED) -> str:
