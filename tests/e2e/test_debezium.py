@@ -151,8 +151,9 @@ def test_each_day_is_mariadbs_and_a_replica_takes_over(
         world.begin()
         for day in range(3):
             world.day(chance, 30, kills=day % 2)
-        some = list(zip(tables, chance.sample(list(VARIANTS), len(tables)), strict=True))
-        check(world, loader, some)
+        # Each commit of the table with all types costs as much processor time as all of the databases' work.
+        small = tables[1:]
+        check(world, loader, zip(small, chance.sample(list(VARIANTS), len(small)), strict=True))
         replica.take_over(server)
         source.server = replica
         world.engine.move_to(replica.port)
@@ -162,7 +163,7 @@ def test_each_day_is_mariadbs_and_a_replica_takes_over(
         world.day(chance, 30)
         check(world, loader, product(tables, VARIANTS))
         check_late(world, loader, chance)
-        check(world, Loader(spark, tmp_path / "positions"), product(tables, ["plain"]), order="position")
+        check(world, Loader(spark, tmp_path / "positions"), product(small, ["plain"]), order="position")
     finally:
         world.engine.remove()
         for each in (server, replica):
@@ -183,7 +184,9 @@ def check_late(world: World, loader: Loader, chance: random.Random) -> None:
         # A record that comes before the one that it keeps a value of is an err meanwhile.
         limits = {"max_errors": 0 if table.sends_all else 1000}
         body = table.collection(f"late/{table.name}/dt={{date:%Y-%m-%d}}/*.jsonl", SOURCES["plain"], limits=limits)
-        for until in (*days[1:], world.engine.day):
+        # Two commits of the table with all types: they are the dear ones, and another table has its large values.
+        commits = days[-1:] if table is world.tables[0] else days[1:]
+        for until in (*commits, world.engine.day):
             loader.load(f"{table.name}-late", body, world.feed, until)
         found = table.ours(loader.rows(f"{table.name}-late", days[-1]))
         compare(table, found, world.days[days[-1]][table.name], f"{table.name}, delivered late")
