@@ -162,7 +162,7 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
     )
     op = row_op(config, fields, has_marker=marker is not None and marker in at)
     encoding = Encoding.of(config, marked=False)
-    return RawRecords(op.added(frame), fields, F.col(LINE), encoding, order_of(config, fields))
+    return RawRecords(frame, fields, F.col(LINE), encoding, order_of(config, fields), op.columns)
 
 
 def _fault(layout: Layout, row: SparkColumn, wanted: dict[str, str]) -> tuple[SparkColumn, SparkColumn]:

@@ -162,9 +162,8 @@ def text_lines(spark: SparkSession, files: Sequence[ReadableFile], options: Mapp
     for paths, how in by_store(files, options):
         found = spark.read.options(lineSep="\n", **how).text(paths)
         path, block = F.col("_metadata.file_path").alias("path"), F.col("_metadata.file_block_start").alias(BLOCK)
-        frames.append(found.select(value, path, block))
-    lines = functools.reduce(DataFrame.union, frames).select("*", row)
-    lines = lines.where((F.octet_length(value) > _BLANK_BYTES) | value.rlike(r"\S"))
+        frames.append(found.select(value, path, block, row))  # of a row's number in its task, so before the union too
+    lines = functools.reduce(DataFrame.union, frames).where((F.octet_length(value) > _BLANK_BYTES) | value.rlike(r"\S"))
     line = F.when(value.endswith("\r"), value.substr(F.lit(1), F.length(value) - 1)).otherwise(value)
     known = placed(spark, lines, files)
     broken = (~is_valid_utf8(value)).alias(BROKEN)

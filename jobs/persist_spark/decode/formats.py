@@ -13,7 +13,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import InvalidInput
@@ -24,8 +23,6 @@ from persist_spark.decode.csv import csv_records, layouts
 from persist_spark.decode.debezium import debezium_records
 from persist_spark.decode.dms import dms_json_records
 from persist_spark.decode.files import (
-    BROKEN,
-    LINE,
     Copies,
     ReadableFile,
     kept_apart,
@@ -33,7 +30,6 @@ from persist_spark.decode.files import (
     shown_position,
     text_lines,
 )
-from persist_spark.decode.json import has_half_surrogates
 from persist_spark.decode.long_records import long_records, long_records_frame
 from persist_spark.decode.parquet import FileSchema, alike, looked_at, parquet_records
 from persist_spark.decode.plain import json_records
@@ -96,9 +92,7 @@ def _raw_records(
     see: Callable[..., None],
 ) -> list[RawRecords]:
     if config.source.format in _JSON_LINES:
-        lines = text_lines(spark, files, copies.options)
-        lines = lines.withColumn(BROKEN, F.col(BROKEN) | has_half_surrogates(F.col(LINE)))
-        return [_JSON_LINES[config.source.format](config, lines)]
+        return [_JSON_LINES[config.source.format](config, text_lines(spark, files, copies.options))]
     if config.source.format in ("csv", "dms-csv"):
         laid_out = layouts(config, copies.feed, files)
         _check_layouts(len(laid_out))

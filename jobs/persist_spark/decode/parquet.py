@@ -240,13 +240,13 @@ def parquet_records(
         F.lit(kind).cast("string").alias(FAULT_KIND),
         F.lit(message).cast("string").alias(FAULT),
     )
-    frame = frame.withColumn(BROKEN, _is_broken(config, schema, fields))
     return RawRecords(
-        row_op(config, fields, has_marker=has_marker).added(frame),
+        frame,
         fields,
         F.to_json(F.struct(*payload), {"ignoreNullFields": "false"}) if payload else F.lit("{}"),
         Encoding.of(config, marked=False),
         order_of(config, fields),
+        {BROKEN: _is_broken(config, schema, fields), **row_op(config, fields, has_marker=has_marker).columns},
     )
 
 

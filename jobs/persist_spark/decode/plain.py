@@ -11,8 +11,8 @@ from pyspark.sql import functions as F
 
 from persist_core.config.collection import CollectionConfig
 from persist_spark.decode.encoding import Encoding
-from persist_spark.decode.files import FILE, LINE
-from persist_spark.decode.json import Path, Shape, envelope, parsed, unmarked
+from persist_spark.decode.files import BROKEN, FILE, LINE
+from persist_spark.decode.json import Path, Shape, envelope, has_half_surrogates, parsed, unmarked
 from persist_spark.decode.records import (
     FAULT,
     FAULT_KIND,
@@ -69,12 +69,17 @@ def json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     lacking = unsent(config, fields.values, paths)
     op = row_op(config, fields, has_marker=MARKER in free, lacking=lacking)
     encoding = Encoding.of(config, marked=True)
-    return RawRecords(op.added(frame), fields, F.col(LINE), encoding, order_of(config, fields), unsent=lacking)
+    return RawRecords(frame, fields, F.col(LINE), encoding, order_of(config, fields), op.columns, unsent=lacking)
 
 
 def parsed_lines(config: CollectionConfig, lines: DataFrame, shape: Shape) -> DataFrame:
-    """Lines with the struct of the JSON object in `row`, null if the line is not one, and `odd` (see `Parsed`)."""
-    opened = lines.select(*line_columns(config), envelope(F.col(LINE), shape).alias("envelope"))
+    """Lines with the struct of the JSON object in `row`, null if the line is not one, and `odd` (see `Parsed`).
+
+    A line with half a surrogate pair is `BROKEN` too.
+    """
+    others = [name for name in line_columns(config) if name != BROKEN]
+    broken = (F.col(BROKEN) | has_half_surrogates(F.col(LINE))).alias(BROKEN)
+    opened = lines.select(*others, broken, envelope(F.col(LINE), shape).alias("envelope"))
     found = parsed(F.col("envelope"), shape)
     return opened.select(*line_columns(config), found.row.alias("row"), found.is_odd.alias("odd"))
 
@@ -101,17 +106,16 @@ class RowOp:
     op: SparkColumn
     fault: SparkColumn
 
-    def added(self, frame: DataFrame) -> DataFrame:
-        """`frame`, which has `FAULT_KIND` and `FAULT`, with `RAW_OP`, and with the marker's error if it has one."""
+    @property
+    def columns(self) -> dict[str, SparkColumn]:
+        """`RAW_OP` for a frame that has `FAULT_KIND` and `FAULT`, and both with the marker's error if it has one."""
         is_lost = F.col(FAULT_KIND).isNotNull()
         is_key = F.col(FAULT_KIND).eqNullSafe("key")
-        return frame.withColumns(
-            {
-                RAW_OP: F.when(~is_key, self.op),
-                FAULT_KIND: F.when(is_lost, F.col(FAULT_KIND)).when(self.fault.isNotNull(), F.lit("op")),
-                FAULT: F.coalesce(F.col(FAULT), self.fault),
-            }
-        )
+        return {
+            RAW_OP: F.when(~is_key, self.op),
+            FAULT_KIND: F.when(is_lost, F.col(FAULT_KIND)).when(self.fault.isNotNull(), F.lit("op")),
+            FAULT: F.coalesce(F.col(FAULT), self.fault),
+        }
 
 
 def row_op(

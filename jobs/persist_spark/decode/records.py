@@ -66,7 +66,8 @@ class RawRecords:
 
     `frame` has `RAW_OP`, `FAULT_KIND`, `FAULT`, `line_columns`, `RAW_TIME` if needed, and the texts of the fields:
     `k0..` for the key columns, `v0..` for the value columns; `hk0..`, `hv0..` (structs with type, name and
-    parameters.scale) for hinted fields. `payload` is the raw record, string or binary.
+    parameters.scale) for hinted fields. `payload` is the raw record, string or binary. `more`: columns to add,
+    which need the others. They join the first step, since Spark analyzes the whole plan again for each projection.
     """
 
     frame: DataFrame
@@ -74,6 +75,7 @@ class RawRecords:
     payload: SparkColumn
     encoding: Encoding
     order: tuple[OrderField, ...] = ()
+    more: Mapping[str, SparkColumn] | None = None
     is_unordered: SparkColumn | None = None  # boolean: the record does not have the format's own order
     unsent: Mapping[str, SparkColumn] | None = None  # booleans by raw name: the record does not carry this value
 
@@ -218,11 +220,11 @@ def _order_message(config: CollectionConfig, raw: RawRecords) -> SparkColumn:
 
 def _typed(config: CollectionConfig, raw: RawRecords) -> DataFrame:
     """The raw frame with the typed value of each field, and the record's own time: one projection a step."""
-    frame, encoding = raw.frame, raw.encoding
+    frame, encoding, found = raw.frame, raw.encoding, dict(raw.more or {})
     for step in (texts, numbers):
         typed = (*raw.fields.all, *raw.fields.orders)
-        found = {name: column for field in typed for name, column in step(field, encoding.of_field(field)).items()}
-        frame = frame.withColumns(found) if found else frame
+        found |= {name: column for field in typed for name, column in step(field, encoding.of_field(field)).items()}
+        frame, found = frame.withColumns(found) if found else frame, {}
     final = {field.value: value(field, encoding.of_field(field)) for field in (*raw.fields.all, *raw.fields.orders)}
     for field in raw.fields.values:
         is_unsent = (raw.unsent or {}).get(field.raw, F.lit(False))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core.contents.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchDescription
@@ -84,11 +83,10 @@ class StateBefore:
 
     def _meeting(self, records: DataFrame, *, may_stash: bool) -> DataFrame | None:
         """The records of the batch for which it matters what waits in their slots: see `persist_spark.upsert.stash`."""
-        known = records.where(f"{OP} != '{SKIP}'")
+        known, upper = f"{OP} != '{SKIP}'", self.description.upper
         if self.index and self._forgets() is not None:
-            return known
-        upper = self.description.upper
-        return known.where(F.col(TIME) >= upper) if may_stash and upper is not None else None
+            return records.where(known)
+        return records.where(f"{known} AND {TIME} >= {upper}L") if may_stash and upper is not None else None
 
     def _scan_stash(self, files: Sequence[StateArtifact]) -> DataFrame:
         return self._scan(STASH_OPERATOR, files)
