@@ -161,6 +161,14 @@ def test_footers_are_read_once_and_side_by_side(feed: Feed) -> None:
     assert ([schema.fields for schema in known.values()], lost) == ([["id"], ["id"]], {})
 
 
+def test_small_parquet_files_share_a_task(feed: Feed) -> None:
+    """Only lines need a task for each file, and for each 16 MB of it: a group of rows is one task's anyway."""
+    for number in range(8):
+        pq.write_table(pa.table({"id": [number]}), feed.folder / f"{number}.parquet")
+    feed = Feed(feed.spark.newSession(), feed.folder)
+    assert feed.frame("parquet", COLUMNS)._jdf.rdd().getNumPartitions() < 8
+
+
 def test_parquet_values_keep_their_type(feed: Feed) -> None:
     moment = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
     table = pa.table(

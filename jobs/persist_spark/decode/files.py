@@ -206,7 +206,7 @@ def _facts(file: InputFile) -> dict[str, SparkColumn]:
 
 
 def kept_apart(spark: SparkSession, files: Sequence[InputFile]) -> bool:
-    """Have each file of a batch of few files read by tasks of its own, so that lines can be counted; true if so.
+    """Have each text file of a batch of few files read by tasks of its own, so that lines can be counted; true if so.
 
     Spark closes a task's share of files when the next one does not fit. A single file, or block, needs nothing.
     """

@@ -70,7 +70,7 @@ def decode(
         lost = long_records(copies.feed, files, limit)
     else:
         known, lost = looked_at(copies.feed, files, limit)
-    has_lines = kept_apart(spark, files)
+    has_lines = is_text and kept_apart(spark, files)
     has_header = "csv" in config.source.format and config.source.header
     with s3a.jars_present():
         readables = readable(files, copies, lost, keeps_header=has_header, is_text=is_text)
