@@ -84,8 +84,8 @@ def _rebuild_report(found: Rebuilt) -> Report:
     lines += [f"files gone: {show_names(found.gone)}"] if found.gone else []
     done = f"nothing was swapped in; look at it: `persist snapshot {found.built}`"
     if found.commit:
-        since = f"swapped in{'' if found.is_new else ' before'}, from {show_time(found.commit.lower)} on"
-        done = f"generation {found.generation} of {found.shard} {'is' if found.is_new else 'was'} {since}"
+        swapped = "is swapped in" if found.is_new else "was swapped in before"
+        done = f"generation {found.generation} of {found.shard} {swapped}, from {show_time(found.commit.lower)} on"
         done += f"; the one before is kept as {found.kept}"
     if not found.is_new:
         lines, done = [], f"nothing to do: {done} (--swap-back --generation {found.generation - 1})"

@@ -198,15 +198,18 @@ def _ended_before(
 
     To swap back twice would undo the first; a rebuild is repeated if another commit or file has come since.
     """
-    hidden, newest = hidden_of(config.name, REBUILD), state.newest_commit
     commit = next((each for each in state.commits if each.manifest_key == state.origin.life), None)
-    if commit is None or newest is None or not state.origin.swaps:
+    if commit is None or not state.origin.swaps:
         return None
-    theirs, checkpoint = alive(client, hidden, or_dropped=True), commit.restored_from or ""
-    is_left = theirs is not None and any(each.checkpoint_id == checkpoint for each in theirs.commits[-1:])
+    hidden, checkpoint = hidden_of(config.name, REBUILD), commit.restored_from or ""
+    theirs = alive(client, hidden, or_dropped=True)
+    last = theirs.newest_commit if theirs else None
+    is_left = last is not None and last.checkpoint_id == checkpoint
     if is_left or (theirs is not None and theirs.is_dropped):
         cleaned_up(lambda: _clean_up(client, config, hidden), say)
-    is_same = back_to is not None or is_left or (commit == newest and _is_as_read(client, config, state, None))
+    is_same = (
+        back_to is not None or is_left or (commit == state.newest_commit and _is_as_read(client, config, state, None))
+    )
     earlier = [each.kept for each in state.origin.swaps[:-1]]
     asked = [""] if back_to is None else earlier if back_to < 0 else earlier[back_to : back_to + 1]
     definitions = [definition_of(config, REBUILD, each) for each in asked]

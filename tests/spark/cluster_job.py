@@ -68,8 +68,9 @@ def faulty(updates: DataFrame, fault: str, marks: str) -> DataFrame:
             raise RuntimeError("this attempt was told to fail after it had written")
         if fault in ("executor_dies", "worker_dies") and partition == 0:
             executor = _parent(os.getppid())  # of the daemon that forked this worker of Python
-            for pid in (_parent(executor), executor)[fault == "executor_dies" :]:
-                os.kill(pid, signal.SIGKILL)
+            if fault == "worker_dies":
+                os.kill(_parent(executor), signal.SIGKILL)
+            os.kill(executor, signal.SIGKILL)
         if fault == "shuffle_lost" and partition == 0:
             for folder in os.environ["SPARK_LOCAL_DIRS"].split(","):
                 for file in Path(folder).rglob("shuffle_*"):

@@ -158,11 +158,12 @@ def text_lines(spark: SparkSession, files: Sequence[ReadableFile], options: Mapp
     if not files:
         return spark.createDataFrame([], NO_LINES)
     value, frames = F.col("value"), []
+    # A row's number in its task, which a union of tasks does not change: one projection less than after it.
     row = F.monotonically_increasing_id().bitwiseAND(F.lit((1 << _ROW_BITS) - 1)).alias(ROW)
     for paths, how in by_store(files, options):
         found = spark.read.options(lineSep="\n", **how).text(paths)
         path, block = F.col("_metadata.file_path").alias("path"), F.col("_metadata.file_block_start").alias(BLOCK)
-        frames.append(found.select(value, path, block, row))  # of a row's number in its task, so before the union too
+        frames.append(found.select(value, path, block, row))
     lines = functools.reduce(DataFrame.union, frames).where((F.octet_length(value) > _BLANK_BYTES) | value.rlike(r"\S"))
     line = F.when(value.endswith("\r"), value.substr(F.lit(1), F.length(value) - 1)).otherwise(value)
     known = placed(spark, lines, files)

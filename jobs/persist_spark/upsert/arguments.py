@@ -238,7 +238,7 @@ class Arguments:
 
         In `log` order this must be the row before, if any, and a caller knows that: Spark finds it in less time.
         """
-        found = f"CASE WHEN {'false' if self.is_new else where} THEN {value} END"
         if self.is_new:  # a constant, so Spark drops the window and all that depends on the value
-            return found
+            return f"CASE WHEN false THEN {value} END"
+        found = f"CASE WHEN {where} THEN {value} END"
         return f"lag({found}) {window}" if self.seen is None else f"last({found}, true) {self.so_far(window)}"

@@ -181,8 +181,9 @@ def persistent_upsert(
         raise BadBounds(f"times cannot advance to {found} in {where}; expected less than its upper")
     inherits = inherits and schema.inherits
     is_new = state is None and stash is None and not (has_times or is_thorough or inherits or seen)
-    how = (may_stash, is_new, is_thorough, inherits)
-    arguments = Arguments(schema, lower, upper, floor, late, *how, seen, eras, watched)
+    arguments = Arguments(
+        schema, lower, upper, floor, late, may_stash, is_new, is_thorough, inherits, seen, eras, watched
+    )
     chain = _chain(records, stash, lower if stash_frontier is None else stash_frontier, state, arguments)
     chain = chain.repartitionByRange(*arguments.slot) if by_ranges else chain.coalesce(1) if in_one_task else chain
     read, emitted = Observation(), Observation()
@@ -343,9 +344,11 @@ def _compared(ranked: DataFrame, arguments: Arguments) -> DataFrame:
 def _written(compared: DataFrame, arguments: Arguments) -> DataFrame:
     """One row per update and per row of operator state, unpacked; and per value that stays, only to be counted."""
     is_sequence = arguments.seen is not None
-    effect = "get({}, 0)" if arguments.is_new else "explode({})"  # a new slot has at most one
-    effects = compared.selectExpr("*", f"{effect.format(rules.effects_sql(is_sequence=is_sequence))} AS effect")
-    effects = effects.where("effect IS NOT NULL")
+    found = rules.effects_sql(is_sequence=is_sequence)
+    if arguments.is_new:  # a slot has at most one effect
+        effects = compared.selectExpr("*", f"get({found}, 0) AS effect").where("effect IS NOT NULL")
+    else:
+        effects = compared.selectExpr("*", f"explode({found}) AS effect")
     cells = rules.written_sql(arguments.slot, is_sequence=is_sequence, inherits=arguments.inherits)
     chosen = effects.selectExpr("effect", "had", "holds", *[f"{sql} AS {name}" for name, sql in cells.items()])
     if arguments.inherits:  # what is known of an err stays in its payload

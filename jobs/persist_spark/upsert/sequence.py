@@ -46,8 +46,7 @@ def given(winners: DataFrame, window: str, arguments: Arguments) -> DataFrame:
     """The winners with what their slot held before them, where columns inherit (`_registered`)."""
     after = """named_struct('holds', holds, 'value', value, 'err', err, 'ord', CASE WHEN diff IS NOT NULL THEN ord END,
         'inherited', CASE WHEN diff IS NOT NULL THEN stored END, 'is_new', diff IS NULL)"""
-    changes = f"gives OR {ACCEPTED_OR_COMMITTED}"
-    before = arguments.latest(after, window, where=changes)
+    before = arguments.latest(after, window, where=f"gives OR {ACCEPTED_OR_COMMITTED}")
     return winners.selectExpr("*", f"{before} AS before", is_newest(window, f"gives OR {ACCEPTED}"))
 
 
