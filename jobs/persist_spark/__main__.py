@@ -78,12 +78,13 @@ def run_item(spark: SparkSession, item: JobSpec, location: OpenLocation) -> int:
     """Run one item beside others in the context or the server of `spark`: 0, or the status of its failure, which it
     records: 1, or `BROKEN` for an error from elsewhere."""
     from persist_spark.connect import is_lost
+    from persist_spark.fill import run_fill_job
     from persist_spark.merge.merging import run_merge_job
     from persist_spark.upsert.job import run_write_job
     from persist_spark.view.refresh import run_view_job
 
     jobs: dict[type, Callable[[SparkSession, JobSpec, OpenLocation], object]] = {
-        CollectionConfig: run_write_job,
+        CollectionConfig: run_fill_job if item.description.is_change else run_write_job,
         ViewConfig: run_view_job,
         MergeInputs: run_merge_job,
     }

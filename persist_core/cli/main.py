@@ -1,7 +1,7 @@
 """`persist`: what is in a location, and running a collection or view without Airflow.
 
 persist shards | describe | snapshot | changes | errors | late | checkpoints | pin | unpin | restore | reprocess |
-        rebuild | generations | diff | erase | conflicts | fsck | doctor | run | metrics | maintain | gc | drop |
+        fill | rebuild | generations | diff | erase | conflicts | fsck | doctor | run | metrics | maintain | gc | drop |
         holds | release | copy | alerts | ack | preview | warm-up | init | demo
 
 Every command takes the location from its options, the environment or a config file, prints tables for people or JSON
@@ -28,7 +28,7 @@ from persist_core.cli.maintain import copy_command, drop_command, gc_command, ma
 from persist_core.cli.preview import preview_command, warm_up
 from persist_core.cli.project import demo, init
 from persist_core.cli.rebuild import generations_command, rebuild_command
-from persist_core.cli.reprocess import diff_command, reprocess_command
+from persist_core.cli.reprocess import diff_command, fill_command, reprocess_command
 from persist_core.cli.restore import (
     holds_command,
     pin_command,
@@ -215,9 +215,9 @@ def _row_for_people(row: Mapping[str, Any]) -> list[Any]:
 
 for _command in (
     shards, describe, commits, checkpoints, pin_command, unpin_command, restore_command, conflicts, late_command,
-    resolve_command, reprocess_command, rebuild_command, generations_command, diff_command, check, doctor, run,
-    metrics, maintain_command, gc_command, drop_command, holds_command, release_command, copy_command, alerts_command,
-    ack_command, preview_command, warm_up, schema_command, plan, columns, init, demo, erase_command,
+    resolve_command, reprocess_command, fill_command, rebuild_command, generations_command, diff_command, check,
+    doctor, run, metrics, maintain_command, gc_command, drop_command, holds_command, release_command, copy_command,
+    alerts_command, ack_command, preview_command, warm_up, schema_command, plan, columns, init, demo, erase_command,
 ):  # fmt: skip
     persist.add_command(_command)
 

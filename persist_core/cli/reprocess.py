@@ -1,4 +1,4 @@
-"""Differences: `persist reprocess` corrects a collection by its inputs as they are now, `persist diff` compares."""
+"""`persist reprocess` corrects a collection by its inputs as they are now, `fill` fills columns, `diff` compares."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from persist_core.config.error_limits import read_limits
 from persist_core.errors import InvalidInput
 from persist_core.inspection.values import json_rows
 from persist_core.maintenance.differences import SAMPLES, facts_of, line_of, report_of
+from persist_core.maintenance.fill import Filled, fill
+from persist_core.maintenance.fill import Request as Fill
 from persist_core.maintenance.hidden import give_up
 from persist_core.maintenance.rebuild import Rebuilt
 from persist_core.maintenance.rebuild import Request as Rebuild
@@ -93,6 +95,34 @@ def reprocess_command(
     carry_out(session, spark_of(session, master, conf), reprocess, config, request)
 
 
+@click.command("fill")
+@click.argument("name")
+@click.option("--dry-run", is_flag=True, help="Report; commit nothing.")
+@click.option("--yes", is_flag=True, help="Confirm a change of more rows than limits.max_changed.")
+@click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files.")
+@click.option("--master", help=f"Spark master (default: {ENV_SPARK_MASTER}, or {LOCAL_MASTER}).")
+@click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A Spark setting; may be repeated.")
+@with_session
+def fill_command(
+    session: Session,
+    name: str,
+    dry_run: bool,
+    yes: bool,
+    collections: Path | None,
+    master: str | None,
+    conf: tuple[str, ...],
+) -> None:
+    """Fill new columns of the collection NAME from its column `rest`, which has kept their fields.
+
+    Each row that changes is updated, in one commit. No file of the source is read. A second call has nothing to do.
+    """
+    config = find_config(name, collections, None)
+    if not isinstance(config, CollectionConfig):
+        raise InvalidInput(f"{config.name} is a view: it follows its inputs")
+    request = Fill(is_dry_run=dry_run, is_confirmed=yes, max_changed=config.limits.max_changed)
+    carry_out(session, spark_of(session, master, conf), fill, config, request)
+
+
 @click.command("diff")
 @click.argument("name")
 @click.option("--a", "old", required=True, help="A time, a checkpoint of NAME, or another shard, such as a fork.")
@@ -136,16 +166,18 @@ def _limits(text: str) -> tuple[int | str, ...] | None:
 def carry_out(
     session: Session,
     spark: SparkProcess,
-    do: Callable[..., Reprocessed | Rebuilt],
+    do: Callable[..., Reprocessed | Rebuilt | Filled],
     config: CollectionConfig,
-    request: Request | Rebuild,
+    request: Request | Rebuild | Fill,
 ) -> None:
-    """`reprocess` or `rebuild` with the request; print the report before the commit, and then what was done."""
+    """`reprocess`, `rebuild` or `fill` with the request; print the report before the commit, and then what was done."""
 
-    def show(found: Reprocessed | Rebuilt) -> None:
+    def show(found: Reprocessed | Rebuilt | Filled) -> None:
         report = report_of(found)
         for line in report.lines:
             output.print_line(line, to_stderr=session.as_json)  # stdout is for JSON
+        for line in () if session.as_json else report.samples:
+            output.print_line(f"  {line}")
         if not session.as_json and report.differing is not None:
             _print_samples(report.differing, SAMPLES)
 

@@ -12,6 +12,8 @@ from persist_core.sealed import seal, unseal
 DRY_RUN_VERSION = 1
 MAX_NAMES = 20  # of fields, in a warning
 _DRY_RUN = "dry_run"
+FILLED_COLUMN = "filled."  # of a fill's count, before a column's name
+LEFT = "rows that stay as they are"  # a fill's warning
 _REMARKABLE = {
     "stashed": "in the stash until their time",
     "late_times": "with a time that was final already",

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from persist_core.inspection.values import json_rows
+from persist_core.maintenance.fill import Filled
 from persist_core.maintenance.rebuild import Rebuilt
 from persist_core.maintenance.reprocess import Reprocessed
 from persist_core.protocol.difference import Differences
@@ -38,16 +39,19 @@ def line_of(found: Differences) -> str:
 @dataclass(frozen=True)
 class Report:
     """The report of a correction or a rebuild. `lines`: before the commit; `done`: what was committed. `differing`: the
-    rows, if they can be compared. `facts`: all of it, as JSON."""
+    rows, if they can be compared; `samples`: what else shows rows. `facts`: all of it, as JSON."""
 
     lines: tuple[str, ...]
     done: str
     differing: Differences | None
     facts: dict[str, Any]
+    samples: tuple[str, ...] = ()
 
 
-def report_of(found: Reprocessed | Rebuilt) -> Report:
+def report_of(found: Reprocessed | Rebuilt | Filled) -> Report:
     """The report, before the commit or after it."""
+    if isinstance(found, Filled):
+        return _fill_report(found)
     return _reprocess_report(found) if isinstance(found, Reprocessed) else _rebuild_report(found)
 
 
@@ -75,6 +79,26 @@ def _reprocess_report(found: Reprocessed) -> Report:
         **facts_of(found.found),
     }
     return Report(tuple(lines), done, found.found, facts)
+
+
+def _fill_report(found: Filled) -> Report:
+    columns = ", ".join(f"{name} {count}" for name, count in found.columns.items())
+    lines = [f"{found.shard}, {found.of_rows}: {found.changed} change{f' ({columns})' if columns else ''}"]
+    lines += [each.counted for each in found.warnings]
+    done = "nothing was committed" if found.changed else f"nothing to fill in {found.shard}"
+    if found.commit:
+        done = f"filled from {show_time(found.commit.lower)} on, as checkpoint {found.commit.checkpoint_id}"
+    facts = {
+        "shard": found.shard,
+        "status": "filled" if found.commit else "dry_run" if found.changed else "up_to_date",
+        "checkpoint_id": found.commit.checkpoint_id if found.commit else None,
+        "upper": found.commit.upper if found.commit else None,
+        "rows": found.rows,
+        "changed": found.changed,
+        "columns": dict(found.columns),
+        "warnings": [each.counted for each in found.warnings],
+    }
+    return Report(tuple(lines), done, None, facts, tuple(text for each in found.warnings for text in each.samples))
 
 
 def _rebuild_report(found: Rebuilt) -> Report:

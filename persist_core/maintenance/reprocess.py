@@ -79,7 +79,12 @@ class Reprocessed:
     @property
     def of_rows(self) -> str:
         """The shard's rows in words."""
-        return f"of {'an unknown number of' if self.rows is None else self.rows} rows"
+        return of_rows(self.rows)
+
+
+def of_rows(rows: int | None) -> str:
+    """So many rows in words, of which some change. `None`: nothing has counted them."""
+    return f"of {'an unknown number of' if rows is None else rows} rows"
 
 
 def reprocess(

@@ -32,7 +32,7 @@ from persist_airflow.location_dag import location_dag
 from persist_airflow.maintenance import MaintainShardOperator
 from persist_airflow.operators import writer_of
 from persist_airflow.options import GROUP_PREFIX
-from persist_airflow.shard_actions import Json, by, checked, erased, rebuilt, reported, reprocessed, restored
+from persist_airflow.shard_actions import Json, by, checked, erased, filled, rebuilt, reported, reprocessed, restored
 from persist_core.config.collection import CollectionConfig, load_collections
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
@@ -49,8 +49,8 @@ DOCUMENT = """Actions on one shard, by hand: trigger this DAG with an action and
 | --- | --- | --- | --- |
 {rows}
 
-The same on the command line: `persist maintain`, `fsck`, `reprocess`, `rebuild`, `resolve`, `pin`, `unpin`, `restore`,
-`release`, `ack`, `erase`.
+The same on the command line: `persist maintain`, `fsck`, `reprocess`, `fill`, `rebuild`, `resolve`, `pin`, `unpin`,
+`restore`, `release`, `ack`, `erase`.
 """
 
 
@@ -227,6 +227,7 @@ ACTIONS: dict[str, Action] = {
         needs=("from",),
         takes=("through", "dry_run", "confirm", "take_back_gone", "max_updates", "reason"),
     ),
+    "fill": Action("fills new columns from `source.rest`", filled, takes=("dry_run", "confirm")),
     "resolve": Action(
         "removes errors of kind missing_order, which no record removes", _resolve, needs=("at",), takes=("dry_run",)
     ),
@@ -271,14 +272,14 @@ _TEXTS = {
     "holder": "release: one of `persist holds`",
     "alert": "ack: one of `persist alerts`",
     "reason": "release, ack, reprocess, erase: why; it is kept with your name, and shown to others",
-    "confirm": "recreate, erase: the shard's name again; reprocess, rebuild: it too, if the message asks for it",
+    "confirm": "recreate, erase: the shard's name again; reprocess, fill, rebuild: it too, if the message asks for it",
     "from": "reprocess: the first day whose files are read again",
     "through": "reprocess: the last day whose files may differ",
     "dag_id": "run, recreate: the shard's DAG, if the factories did not make it; one that the DAG file allows",
 }
 _NUMBERS = {"max_updates": f"restore, reprocess, rebuild: refuse more updates than this, {MAX_UPDATES} by default"}
 _SWITCHES = {
-    "dry_run": "restore, resolve, reprocess, rebuild, erase: only say what would change",
+    "dry_run": "restore, resolve, reprocess, fill, rebuild, erase: only say what would change",
     "take_back_gone": "reprocess, rebuild: do without the records of files that are gone",
     "swap_back": "rebuild: go back to the generation before",
     "verify": "erase: then read every stored object",
@@ -340,7 +341,7 @@ def build_actions_dag(
     `actions`: the names of the allowed ones, default all. `shards`: names or patterns (`sales_*`) of the shards
     that it allows, default all of the connection. `dags`: DAGs that write the shards and were not made by this
     package's factories: `run` and `recreate` may start them too, and no others. `collections`: the folder of collection
-    files, which `reprocess` and `rebuild` need. `spark`: further arguments for the provider's SparkSubmitOperator.
+    files, which `reprocess`, `fill` and `rebuild` need. `spark`: more arguments for the provider's SparkSubmitOperator.
     `dag_args` go over the factory's arguments for the DAG; give a `dag_id` to build a second one, for another location
     or team, or with fewer actions. Raises `InvalidInput` for an action that does not exist.
     """

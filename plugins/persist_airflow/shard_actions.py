@@ -22,6 +22,8 @@ from persist_core.maintenance import actions
 from persist_core.maintenance.actions import Done
 from persist_core.maintenance.differences import report_of
 from persist_core.maintenance.erase_action import erase
+from persist_core.maintenance.fill import Filled, fill
+from persist_core.maintenance.fill import Request as Fill
 from persist_core.maintenance.rebuild import Rebuilt, rebuild
 from persist_core.maintenance.rebuild import Request as Rebuild
 from persist_core.maintenance.reprocess import Reprocessed, Request, reprocess, request_of
@@ -132,6 +134,14 @@ def reprocessed(operator: Any, context: Context, params: Mapping[str, Any]) -> J
         return _carried_out(operator, client, reprocess, config, request, context)
 
 
+def filled(operator: Any, context: Context, params: Mapping[str, Any]) -> Json:
+    """Fill new columns of the collection by an operator that can start Spark; what the task returns."""
+    config = operator.collection()
+    request = Fill(params["dry_run"], bool(params["confirm"]), config.limits.max_changed)
+    with task_client(operator.persist_conn_id, config) as client:
+        return _carried_out(operator, client, fill, config, request, context)
+
+
 def _wishes(params: Mapping[str, Any]) -> Json:
     return {
         "takes_back_gone": params["take_back_gone"],
@@ -144,18 +154,18 @@ def _wishes(params: Mapping[str, Any]) -> Json:
 def _carried_out(
     operator: Any,
     client: PersistClient,
-    do: Callable[..., Reprocessed | Rebuilt],
+    do: Callable[..., Reprocessed | Rebuilt | Filled],
     config: CollectionConfig,
-    request: Request | Rebuild,
+    request: Request | Rebuild | Fill,
     context: Context,
 ) -> Json:
     shown: list[str] = []
 
-    def show(found: Reprocessed | Rebuilt) -> None:
+    def show(found: Reprocessed | Rebuilt | Filled) -> None:
         shown[:] = report_of(found).lines
         operator.log.info("%s", "; ".join(shown))
 
-    def run(start: Start) -> Reprocessed | Rebuilt:
+    def run(start: Start) -> Reprocessed | Rebuilt | Filled:
         write, writer = functools.partial(write_batch, client, start), writer_of(context)
         return do(client, config, request, write=write, writer=writer, say=operator.log.info, report=show)
 

@@ -1,4 +1,4 @@
-"""The action `rebuild` of `persist_actions`, and the asset events of actions."""
+"""The actions `rebuild` and `fill` of `persist_actions`, and the asset events of actions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from persist_airflow import shard_actions
 from persist_airflow.actions import ShardActionOperator
 from persist_airflow.compat import AirflowFailException
 from persist_core.config.collection import CollectionConfig
+from persist_core.contents.stats import LEFT, BatchWarning
 from persist_core.handles.client import PersistClient
+from persist_core.maintenance.fill import Filled
+from persist_core.maintenance.fill import Request as Fill
 from persist_core.maintenance.rebuild import Contents, Rebuilt, Request
 from persist_core.protocol.difference import Differences
 from tests.airflow.test_actions import SHARD, context, fill
@@ -50,6 +53,30 @@ def test_a_rebuild_gets_what_the_conf_asks(
     assert (asked[1].back_to, asked[1].is_confirmed, asked[1].is_dry_run, asked[1].takes_back_gone) == (-1, *[True] * 3)
     with pytest.raises(AirflowFailException, match="confirm is 'x'"):
         operator.execute(context("alice", **conf, confirm="x"))
+
+
+def test_a_fill_gets_what_the_conf_asks(client: PersistClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(client)
+    text = "source: {path: 'in/*.json', format: json}\nkey: id\ncolumns: {id: bigint, name: string}\ndelete: none\n"
+    (tmp_path / "fruit.yaml").write_text(text)
+    asked: list[Fill] = []
+
+    def fill_columns(client: PersistClient, config: CollectionConfig, request: Fill, **rest: Any) -> Filled:
+        asked.append(request)
+        left = BatchWarning(LEFT, 1, ('{"id":7}: column x is "secret"',))
+        found = Filled(config.name, 4, 5, {"name": 4}, (left,))
+        rest["report"](found)
+        return replace(found, commit=client.state(SHARD).newest_commit)
+
+    monkeypatch.setattr(shard_actions, "fill", fill_columns)
+    operator = ShardActionOperator(task_id="shard_action", shard=SHARD, collections=tmp_path)
+    conf = {"action": "fill", "shard": SHARD}
+    done: Any = operator.execute(context("alice", **conf))
+    assert (done["status"], done["changed"], done["columns"]) == ("filled", 4, {"name": 4})
+    assert done["warnings"] == [f"{LEFT}: 1"]
+    assert "secret" not in json.dumps(done), "it is from a row"
+    operator.execute(context("alice", **conf, dry_run=True, confirm=SHARD))
+    assert asked == [Fill(max_changed=("10 %",)), Fill(True, True, ("10 %",))]
 
 
 def test_only_a_commit_updates_the_asset_of_the_shard(client: PersistClient) -> None:

@@ -27,7 +27,7 @@ from persist_spark.frame import key_text
 from persist_spark.read.frames import snapshot
 from persist_spark.upsert.erased import _hmac
 from tests.spark.platform_work import arrow_of
-from tests.spark.test_reprocess import PIECE, there  # noqa: F401 - a fixture
+from tests.spark.test_reprocess import PIECE
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -94,7 +94,7 @@ class Story:
 
 def test_late_records_do_not_bring_an_erased_key_back(
     tmp_path: Path,
-    there: list[str],  # noqa: F811 - the fixture
+    there: list[str],
     capsys: pytest.CaptureFixture[str],
     spark: SparkSession,
 ) -> None:
@@ -133,7 +133,7 @@ def test_late_records_do_not_bring_an_erased_key_back(
 
 def test_views_are_named_and_built_again_without_the_key(
     tmp_path: Path,
-    there: list[str],  # noqa: F811 - the fixture
+    there: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """By the commands that the erasure says, in its order."""
@@ -160,7 +160,7 @@ def test_views_are_named_and_built_again_without_the_key(
 
 def test_in_log_order_the_time_of_a_record_decides(
     tmp_path: Path,
-    there: list[str],  # noqa: F811 - the fixture
+    there: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     story = Story(tmp_path, there, LOG, capsys)
@@ -178,7 +178,7 @@ def test_in_log_order_the_time_of_a_record_decides(
 
 def test_what_waited_of_one_key_says_nothing_of_another(
     tmp_path: Path,
-    there: list[str],  # noqa: F811 - the fixture
+    there: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     story = Story(tmp_path, there, STASH, capsys)
@@ -192,7 +192,7 @@ def test_what_waited_of_one_key_says_nothing_of_another(
 
 def test_an_order_of_one_key_says_nothing_of_another(
     tmp_path: Path,
-    there: list[str],  # noqa: F811 - the fixture
+    there: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     story = Story(tmp_path, there, SEQUENCE, capsys)
@@ -204,7 +204,7 @@ def test_an_order_of_one_key_says_nothing_of_another(
 
 def test_an_erasure_while_a_rebuild_begins(
     tmp_path: Path,
-    there: list[str],  # noqa: F811 - the fixture
+    there: list[str],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -240,7 +240,7 @@ UNTIMED = {"email": ANN, "name": "Ann", "at": "no time"}
 @pytest.mark.parametrize("command", [["reprocess", "people", "--from", "1970-01-02"], ["rebuild", "people"]])
 def test_neither_a_replay_nor_a_rebuild_brings_a_key_back(
     tmp_path: Path,
-    there: list[str],  # noqa: F811 - the fixture
+    there: list[str],
     capsys: pytest.CaptureFixture[str],
     command: list[str],
 ) -> None:
@@ -265,7 +265,7 @@ def test_neither_a_replay_nor_a_rebuild_brings_a_key_back(
 
 def test_the_stash_forgets_the_key_and_keeps_all_others(
     tmp_path: Path,
-    there: list[str],  # noqa: F811 - the fixture
+    there: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     story = Story(tmp_path, there, STASH, capsys)
@@ -287,7 +287,7 @@ def test_the_stash_forgets_the_key_and_keeps_all_others(
 
 def test_keys_with_escapes_are_in_no_sample_and_no_error(
     tmp_path: Path,
-    there: list[str],  # noqa: F811 - the fixture
+    there: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     checked = SEQUENCE + 'checks: {long: {sql: "length(name) > 3", on_fail: warn}}\n'
@@ -338,7 +338,7 @@ def test_digests_of_keys_are_those_of_the_core(spark: SparkSession, seed: int) -
 
 def test_the_story_of_the_page(
     tmp_path: Path,
-    there: list[str],  # noqa: F811 - the fixture
+    there: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path, tail = "", (DOCS / "erasing.md").read_text()

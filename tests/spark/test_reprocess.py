@@ -6,45 +6,17 @@ import json
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
-from persist_core.cli import reprocess as cli_reprocess
-from persist_core.cli import run as cli_run
 from persist_core.cli.main import run_command
-from persist_core.config.shard import ShardConfig
-from persist_core.config.view import ViewConfig
-from persist_core.contents.batch import BatchDescription
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
-from persist_core.spark_job.spec import JobSpec
-from persist_spark.upsert.job import run_write_job
-from persist_spark.view.refresh import run_view_job
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "changing.md"
 PIECE = re.compile(r"`(in/\S+)`|```(yaml|json|console)\n(.*?)```", re.S)
-
-
-@pytest.fixture
-def there(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The options of the location. The write stage runs in the session of the tests."""
-    where = PersistLocation(f"file://{tmp_path}/blobs", f"sqlite:///{tmp_path}/consensus.db")
-
-    def write(client: PersistClient, _start: object, config: ShardConfig, description: BatchDescription) -> str:
-        item = JobSpec(description, config, client.ids.uuid7())
-        (run_view_job if isinstance(config, ViewConfig) else run_write_job)(spark, item, client.location)
-        return item.answer_key
-
-    def write_all(client: PersistClient, start: object, asked: list[tuple[ShardConfig, BatchDescription]]) -> Any:
-        return [write(client, start, *each) for each in asked]
-
-    monkeypatch.setattr(cli_run, "write_batches", write_all)
-    monkeypatch.setattr(cli_reprocess, "write_batch", write)
-    return ["--blob-uri", where.blob_uri, "--consensus-uri", where.consensus_uri]
 
 
 def tell(section: str, tmp_path: Path, there: list[str], capsys: pytest.CaptureFixture[str]) -> PersistClient:

@@ -144,7 +144,7 @@ def record_path(config: CollectionConfig, column: Column) -> tuple[str, ...]:
 def decoded(config: CollectionConfig, raw: RawRecords, position: SparkColumn) -> DataFrame:
     """The records frame (docs/architecture.md). `position`: the text of a record's place in its source."""
     keys, values = raw.fields.keys, raw.fields.values
-    judged = _judge(config, raw, _typed(config, raw))
+    judged = _judge(config, raw, typed_values(config, raw))
     order = _order(config, raw)
     if is_sequence(config):
         judged = _ordered(config, raw, judged, order)
@@ -168,7 +168,7 @@ def decoded(config: CollectionConfig, raw: RawRecords, position: SparkColumn) ->
         F.when(is_kept_whole, raw.payload.cast("binary")).alias(ERR_PAYLOAD),
         F.when(may_be_err, position).alias(ERR_POSITION),
         *inherited_column(config.collection_schema(), raw.fields.values, is_kept),
-        *marks_of(config, [(field.column, _is_bad(field), _shown(field.raw)) for field in values], is_kept),
+        *marks_of(config, [(field.column, is_bad(field), shown_text(field.raw)) for field in values], is_kept),
     )
 
 
@@ -212,13 +212,13 @@ def _order_message(config: CollectionConfig, raw: RawRecords) -> SparkColumn:
     fields = zip(raw.order, config.order.fields, config.collection_schema().order or (), strict=True)
     for index, (field, name, column) in reversed([*enumerate(fields)]):
         known = raw.fields.named(name)
-        text = F.coalesce(_shown(known.raw if known else f"o{index}"), F.lit("missing or null"))
+        text = F.coalesce(shown_text(known.raw if known else f"o{index}"), F.lit("missing or null"))
         wrong = F.concat(F.lit(f"order field {name!r} is "), text, F.lit(f"; expected {column.type}"))
         message = F.when(field.value.isNull(), wrong).otherwise(message)
     return message
 
 
-def _typed(config: CollectionConfig, raw: RawRecords) -> DataFrame:
+def typed_values(config: CollectionConfig, raw: RawRecords) -> DataFrame:
     """The raw frame with the typed value of each field, and the record's own time: one projection a step."""
     frame, encoding, found = raw.frame, raw.encoding, dict(raw.more or {})
     for step in (texts, numbers):
@@ -285,7 +285,7 @@ def _judge(config: CollectionConfig, raw: RawRecords, frame: DataFrame) -> DataF
         .when(~has_key, F.when(~(op.eqNullSafe(DELETE) & has_raw_key), F.lit("key")))
         .when(op == DELETE, _time_kind(config))
         .when(fault_kind.isNotNull() | op.isNull(), F.coalesce(fault_kind, F.lit("op")))
-        .when(broken | any_of([_is_bad(field) for field in values if is_strict(config, field.column)]), F.lit("value"))
+        .when(broken | any_of([is_bad(field) for field in values if is_strict(config, field.column)]), F.lit("value"))
         .otherwise(_time_kind(config))
     )
     payload = raw.payload.cast("binary")
@@ -294,16 +294,16 @@ def _judge(config: CollectionConfig, raw: RawRecords, frame: DataFrame) -> DataF
     message = (
         F.when(F.col(ERR_KIND).isNull(), None)
         .when(fault_kind.isNotNull(), F.col(FAULT))
-        .when(F.col(ERR_KIND) == "key", _first_fault(config, raw, keys))
+        .when(F.col(ERR_KIND) == "key", first_fault_in(config, raw, keys))
         .when(F.col(ERR_KIND) == "time", _time_message(config))
         .when(op.isNull(), F.lit("unrecognized operation"))
         .when(broken, F.lit(BROKEN_TEXT))
-        .otherwise(_first_fault(config, raw, values))
+        .otherwise(first_fault_in(config, raw, values))
     )
     return judged.withColumns({OP: F.when(F.col(ERR_KIND).isNull(), op).otherwise(F.lit(UPSERT)), FAULT: message})
 
 
-def _is_bad(field: Field) -> SparkColumn:
+def is_bad(field: Field) -> SparkColumn:
     bad = F.col(field.value).isNull()
     if field.column.inherits:
         bad = bad & is_sent(field)
@@ -329,20 +329,20 @@ def first_fault(faults: Sequence[tuple[SparkColumn, SparkColumn, SparkColumn]]) 
     return kind, message
 
 
-def _first_fault(config: CollectionConfig, raw: RawRecords, fields: Sequence[Field]) -> SparkColumn:
+def first_fault_in(config: CollectionConfig, raw: RawRecords, fields: Sequence[Field]) -> SparkColumn:
     fault = F.lit(None).cast("string")
     for field in reversed(fields):
         start = f"column {field.column.name!r} is "
         missing = "a key needs a value" if field.raw.startswith("k") else "expected a value (nullable: false)"
         absent = F.lit(f"{start}missing or null; {missing}")
         expected = F.lit(f"; expected {_expected(config, field.column)}")
-        wrong = F.concat(F.lit(start), _shown(field.raw), expected, remedy(field, raw.encoding.of_field(field)))
+        wrong = F.concat(F.lit(start), shown_text(field.raw), expected, remedy(field, raw.encoding.of_field(field)))
         if is_strict(config, field.column):
-            fault = F.when(_is_bad(field), F.coalesce(wrong, absent)).otherwise(fault)
+            fault = F.when(is_bad(field), F.coalesce(wrong, absent)).otherwise(fault)
     return fault
 
 
-def _shown(name: str) -> SparkColumn:
+def shown_text(name: str) -> SparkColumn:
     """A bad text, quoted and shortened."""
     return F.concat(
         F.lit("'"), F.substring(F.translate(F.col(name).cast("string"), MARK, ""), 1, _SHOWN_CHARS), F.lit("'")
@@ -374,7 +374,7 @@ def _time_message(config: CollectionConfig) -> SparkColumn:
     expected = f"; expected {config.time.unit} since 1970 or an ISO timestamp, from 1970 on"
     if config.timezone != UTC_ZONE:
         expected += f"; with an offset if the clocks of {config.timezone} skip or repeat it"
-    shown = F.coalesce(_shown(RAW_TIME), F.lit("missing or null"))
+    shown = F.coalesce(shown_text(RAW_TIME), F.lit("missing or null"))
     return F.concat(F.lit(f"time field {config.time.field!r} is "), shown, F.lit(expected))
 
 

@@ -8,7 +8,7 @@ gets a mark of its own first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F
@@ -56,7 +56,12 @@ def rest_of_json(config: CollectionConfig, fields: Fields, row: SparkColumn) -> 
         is_new = ~F.array_contains(known, name)
         return is_new & ~name.startswith("__") if is_debezium else is_new
 
-    entries = F.map_entries(F.map_filter(fields_in(row), is_rest))
+    return {field.raw: rest_text(fields_in(row), is_rest)}
+
+
+def rest_text(found: SparkColumn, is_rest: Callable[[SparkColumn, SparkColumn], SparkColumn]) -> SparkColumn:
+    """JSON of the fields (of `fields_in`, in text of `all_marked`) for which `is_rest` is true; null without any."""
+    entries = F.map_entries(F.map_filter(found, is_rest))
     # Of a field that occurs twice the last one stays the last.
     placed = F.transform(
         entries, lambda each, place: F.struct(each["key"].alias("key"), place, each["value"].alias("value"))
@@ -64,7 +69,7 @@ def rest_of_json(config: CollectionConfig, fields: Fields, row: SparkColumn) -> 
     cells = F.transform(
         F.array_sort(placed), lambda each: F.concat(_quoted(each["key"]), F.lit(":"), _value(each["value"]))
     )
-    return {field.raw: F.when(F.size(cells) > 0, F.concat(F.lit("{"), F.array_join(cells, ","), F.lit("}")))}
+    return F.when(F.size(cells) > 0, F.concat(F.lit("{"), F.array_join(cells, ","), F.lit("}")))
 
 
 def rest_of_cells(config: CollectionConfig, fields: Fields, cells: Mapping[str, SparkColumn]) -> dict[str, SparkColumn]:

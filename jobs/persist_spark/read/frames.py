@@ -60,23 +60,29 @@ _manifests: OrderedDict[str, BatchManifest] = OrderedDict()
 
 
 def snapshot(
-    spark: SparkSession, location: Location, shard: str, as_of: int | None = None, *, schema: int | None = None
+    spark: SparkSession,
+    location: Location,
+    shard: str,
+    as_of: int | None = None,
+    *,
+    schema: int | None = None,
+    more: Sequence[T.StructField] = (),
 ) -> DataFrame:
     """The oks as of `as_of` (ms; default: the newest time), one row per row, with the schema's columns.
 
-    `schema`: the version to show, as in `ReadHandle.snapshot`. Raises `ShardNotFound`, and `OutsideFrontiers` unless
-    `since <= as_of < upper`.
+    `schema`: the version to show, as in `ReadHandle.snapshot`. `more`: columns of the parts of a keyed shard, after
+    these. Raises `ShardNotFound`, and `OutsideFrontiers` unless `since <= as_of < upper`.
     """
     with _open(spark, location, shard, as_of, schema=schema) as reading:
         found = reading.pieces(lambda batch, manifest: oks_as_of(batch, manifest, reading.through))
-        if found and _is_small(found, MAX_LOCAL_BYTES):
+        if found and not more and _is_small(found, MAX_LOCAL_BYTES):
             rows = reading.client.open_reader(shard).snapshot_of(reading.state, reading.through)
             return spark.createDataFrame(rows, T.StructType(user_fields(reading.schema)))
         if not reading.schema.key:
             return _multiset(reading.frame(found), shard, reading.schema)
         insertions = [piece for piece in found if piece.part.kind is not PartKind.RETRACTIONS]
         ends = [piece for piece in found if piece.part.kind is PartKind.RETRACTIONS]
-        columns = T.StructType(user_fields(reading.schema))
+        columns = T.StructType([*user_fields(reading.schema), *more])
         if not ends and all(piece.take is Take.ROWS and piece.through is None for piece in insertions):
             return reading.frame(insertions, columns)
         timed = reading.frame(insertions, _with_time(columns))

@@ -62,11 +62,18 @@ def observed(ranked: DataFrame, read: Observation, counts: Mapping[str, str], ar
     key = f"to_json(struct({', '.join(f'{plain} AS {quoted(column.name)}' for plain, column in users)}))"
     warned = dict(counts)
     for number in range(len(arguments.watched)):
-        sample = f"CASE WHEN told_{number} IS NOT NULL THEN struct(substring({key}, 1, {_SAMPLE_CHARS}) AS key,"
-        sample += f" nullif(told_{number}, '') AS text) END"
-        warned[f"warned_{number}"] = f"count(told_{number})"
-        warned[f"samples_{number}"] = f"array_distinct(array(min({sample}), max({sample})))"
+        warned |= counted(number, f"told_{number}", key)
     return judged.observe(read, as_json(warned)).selectExpr(*names)
+
+
+def counted(number: int, told: str, key: str) -> dict[str, str]:
+    """Aggregates for `split`, by name: of the rows whose `told` is not null, how many there are, and two samples."""
+    sample = f"CASE WHEN {told} IS NOT NULL THEN struct(substring({key}, 1, {_SAMPLE_CHARS}) AS key,"
+    sample += f" nullif({told}, '') AS text) END"
+    return {
+        f"warned_{number}": f"count({told})",
+        f"samples_{number}": f"array_distinct(array(min({sample}), max({sample})))",
+    }
 
 
 def _hidden(name: str) -> str:
