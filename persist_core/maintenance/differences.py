@@ -83,7 +83,7 @@ def _reprocess_report(found: Reprocessed) -> Report:
 
 def _fill_report(found: Filled) -> Report:
     columns = ", ".join(f"{name} {count}" for name, count in found.columns.items())
-    lines = [f"{found.shard}, {found.of_rows}: {found.changed} change{f' ({columns})' if columns else ''}"]
+    lines = [f"{found.shard}, {found.of_rows}: {found.changed} changed{f' ({columns})' if columns else ''}"]
     lines += [each.counted for each in found.warnings]
     done = "nothing was committed" if found.changed else f"nothing to fill in {found.shard}"
     if found.commit:
