@@ -97,6 +97,7 @@ def _known_ids(history: Sequence[CollectionSchema], wanted: CollectionSchema) ->
     living = {column.name: column.id for column in history[-1].columns}
     names = {column.name for column in wanted.columns}
     found = dict[str, int | None]()
+    _check_no_exchange({column.name: column.renamed_from for column in wanted.columns if column.renamed_from})
     for column in wanted.columns:
         if column.id is not None and column.id in living.values():
             found[column.name] = column.id
@@ -108,6 +109,19 @@ def _known_ids(history: Sequence[CollectionSchema], wanted: CollectionSchema) ->
         )
     taken = set(found.values())
     return {**{name: each for name, each in living.items() if each not in taken}, **found}
+
+
+def _check_no_exchange(renamed: Mapping[str, str]) -> None:
+    """`renamed`: old names by new ones. If they go around in a circle, nothing tells a rename from one that is done."""
+    for name in renamed:
+        circle = [name]
+        while (old := renamed.get(circle[-1])) is not None and old not in circle:
+            circle.append(old)
+        if old == name:
+            raise SchemaMismatch(
+                f"columns {', '.join(sorted(circle))} exchange their names (`renamed_from`). Rename one of them to"
+                " another name first, in a run of its own"
+            )
 
 
 def _renamed(
@@ -123,7 +137,10 @@ def _renamed(
     if number is None:
         return living[old]
     was = any(each.id == number and each.name == old for schema in history for each in schema.columns)
-    if old in living and old not in names and not was:
+    # A rebuild begins with a file whose renames are done: then both are in the first schema.
+    begun = {column.id for column in history[0].columns}
+    is_done = was or (old in names and {number, living.get(old)} <= begun)
+    if old in living and not is_done:
         raise SchemaMismatch(
             f"column {column.name}: `renamed_from: {old}`, and the shard has both. To rename {old}, drop {column.name}"
             f" first, in a run of its own; to drop {old}, remove `renamed_from`"

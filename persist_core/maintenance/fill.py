@@ -21,16 +21,21 @@ from persist_core.contents.stats import FILLED_COLUMN, BatchWarning
 from persist_core.errors import InvalidInput, OutdatedDescription, RunFailed
 from persist_core.handles.client import PersistClient
 from persist_core.handles.slow_reads import named_if_dropped
-from persist_core.maintenance.reprocess import MAX_TRIES, definition_of, of_rows
 from persist_core.protocol.describe import describe_change
 from persist_core.protocol.living import is_clipped, living
 from persist_core.protocol.planned import changes_of
 from persist_core.protocol.replay import WriteOf
 from persist_core.protocol.resolve import check_nothing_is_due
 from persist_core.protocol.restore_point import restore_token
+from persist_core.protocol.run import MAX_CONFLICTS
 from persist_core.protocol.stages import append
 from persist_core.shard.state import Commit, Committed, ShardState
 from persist_core.time_text import MAX_TIME
+
+
+def of_rows(rows: int | None) -> str:
+    """So many rows in words, of which some change. `None`: nothing has counted them."""
+    return f"of {'an unknown number of' if rows is None else rows} rows"
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,7 @@ def fill(
     or whose file has changed since its last run, and for more changes than the request allows, unless confirmed;
     `RunFailed` if a record of the stash is due first, or other writers keep winning; and what the job raises.
     """
-    for _ in range(MAX_TRIES):
+    for _ in range(MAX_CONFLICTS):
         state = client.state(config.name)
         with named_if_dropped(client.machine, state):
             description = _described(client, config, state, writer)
@@ -104,7 +109,9 @@ def fill(
                 publish_missing(client, client.state(config.name))
                 return replace(found, commit=result.commit)
             say(str(result.record))
-    raise RunFailed(f"shard {config.name}: lost {MAX_TRIES} appends to other writers; nothing was filled. Try again")
+    raise RunFailed(
+        f"shard {config.name}: lost {MAX_CONFLICTS} appends to other writers; nothing was filled. Try again"
+    )
 
 
 def _described(client: PersistClient, config: CollectionConfig, state: ShardState, writer: str) -> BatchDescription:
@@ -117,7 +124,7 @@ def _described(client: PersistClient, config: CollectionConfig, state: ShardStat
         raise InvalidInput(f"the file of {shard} has changed since its last run: run the collection first")
     chains = recover_newest(client, state).operators
     check_nothing_is_due(client, state, chains.get(STASH_OPERATOR, ()))
-    token = restore_token("fill", shard, upper, definition_of(config, "fill", state.origin.life))
+    token = restore_token("fill", shard, upper, config.model_dump_json(), state.origin.life)
     described = describe_change(state, token, writer=writer, operators=chains)
     size_bytes = sum(batch.size_bytes for batch in state.batches)
     return replace(described, saves_deltas=bool(chains), input_bytes=size_bytes)
@@ -131,3 +138,9 @@ def _reported(client: PersistClient, state: ShardState, manifest: BatchManifest)
         if name.startswith(FILLED_COLUMN)
     }
     return Filled(state.shard, manifest.counts.insertions, rows, columns, manifest.warnings)
+
+
+def was_filled(client: PersistClient, state: ShardState, epoch: int) -> bool:
+    """True if a commit that is known, and later than `epoch`, is a fill."""
+    later = [commit for commit in state.commits if commit.is_change and commit.epoch > epoch]
+    return any(name.startswith(FILLED_COLUMN) for commit in later for name in client.manifest(commit).stats)

@@ -21,6 +21,8 @@ from persist_core.contents.restored import Correction
 from persist_core.errors import CorruptArtifact, InvalidInput, RunFailed
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
+from persist_core.maintenance.fill import Request as Fill
+from persist_core.maintenance.fill import fill, of_rows, was_filled
 from persist_core.maintenance.hidden import cleaned_up, give_up, hidden_of
 from persist_core.protocol.correct import CorrectionPlan, correct, plan_correction
 from persist_core.protocol.delta import BEGINNING, MAX_UPDATES
@@ -82,11 +84,6 @@ class Reprocessed:
         return of_rows(self.rows)
 
 
-def of_rows(rows: int | None) -> str:
-    """So many rows in words, of which some change. `None`: nothing has counted them."""
-    return f"of {'an unknown number of' if rows is None else rows} rows"
-
-
 def reprocess(
     client: PersistClient,
     config: CollectionConfig,
@@ -119,7 +116,10 @@ def reprocess(
             _check_inputs(client, config, state, start, request)
             turns = turns_of(client, config, state, start)
             life = _fork_of(client, config, start, say)
-            replay(client, replay_config(config), turns, write=write, writer=writer, say=say, on_round=keep)
+            hidden = replay_config(config)
+            replay(client, hidden, turns, write=write, writer=writer, say=say, on_round=keep)
+            if start.after != BEGINNING and was_filled(client, state, start.epoch):  # no file says that
+                fill(client, hidden, Fill(is_confirmed=True), write=write, writer=writer, say=say)
             ours, theirs = client.state(config.name), client.state(hidden_of(config.name))
             if ours.origin.life != state.origin.life:
                 continue

@@ -207,7 +207,7 @@ STEPS = 6
 
 
 class Changes:
-    """A table that changes by random steps. `records`: those of each day, by key."""
+    """A table that changes by random steps. `records` of each day, by key."""
 
     def __init__(self, folder: Path, mode: str, chance: random.Random) -> None:
         self.folder, self.mode, self.chance = folder, mode, chance
@@ -315,3 +315,30 @@ def test_no_change_loses_a_field(tmp_path: Path, mode: str, seed: int) -> None:
             shard.check()
         except AssertionError as error:
             raise AssertionError(f"{told}: {error}") from error
+
+
+@pytest.mark.usefixtures("there")
+def test_a_correction_does_not_take_a_fill_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It begins before the fill, and after the record of the row that was filled."""
+    shard = Changes(tmp_path, "sequence", random.Random())
+
+    def drop(day: int, number: int, seq: int) -> None:
+        record = {"id": number, "op": "U", "seq": seq, "a": f"a{seq}", "b": f"b{seq}"}
+        shard.records[day:] = [{number: record}, *shard.records[day + 1 :]]
+        write(tmp_path / "in" / f"date=2026-01-{day + 1:02}" / "x", "json", [record])
+
+    drop(0, 1, 1)
+    shard.table.persist("run", "--until", "2026-01-02")
+    shard.fields["b"] = "b"
+    shard.define()
+    drop(1, 2, 2)
+    shard.table.persist("run", "--until", "2026-01-03")
+    shard.fill()
+    filled = shard.table.rows()
+    drop(1, 2, 3)
+    capsys.readouterr()
+    shard.table.persist("reprocess", "--from", "2026-01-02", "--yes")
+    assert "of 2 rows: 0 rows added, 0 removed, 1 changed (seq 1, a 1, b 1)" in capsys.readouterr().out
+    shard.check()
+    assert shard.table.rows()[1] == filled[1]
+    assert (filled[1]["b"], filled[1]["more"]) == ("b1", None)

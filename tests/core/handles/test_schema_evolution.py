@@ -126,6 +126,7 @@ def test_declarations_that_were_applied_may_stay() -> None:
         (schema(A, Column("m", "bigint")), "renamed_from: n"),
         (schema(A, replace(N, name="m", renamed_from="x")), "the shard has no column x; its columns are id, a, n"),
         (schema(replace(A, renamed_from="n")), "the shard has both"),
+        (schema(replace(A, renamed_from="n"), replace(N, renamed_from="a")), "columns a, n exchange their names"),
         (schema(replace(B, renamed_from="a"), replace(A, name="c", renamed_from="a"), N), "`renamed_from` one"),
         (schema(A, N, Column("m", "double", nullable=False)), "the new column m is not nullable"),
         (schema(A, replace(N, nullable=False)), "n would go from nullable to required"),
@@ -138,6 +139,14 @@ def test_declarations_that_were_applied_may_stay() -> None:
 def test_all_else_is_refused(wanted: CollectionSchema, said: str) -> None:
     with pytest.raises(SchemaMismatch, match=said):
         after(schema(A, N), wanted)
+
+
+def test_a_rename_to_the_name_of_another_column_is_refused() -> None:
+    """Also if the old name goes to a new column in the same file: nothing would happen, silently."""
+    wanted = schema(replace(B, renamed_from="a"), A, N)
+    with pytest.raises(SchemaMismatch, match="the shard has both"):
+        after(schema(A, N), schema(A, B, N), wanted)
+    assert ids(after(wanted, wanted)) == {"id": 1, "b": 2, "a": 3, "n": 4}, "a shard that begins so"
 
 
 WIDENINGS: list[tuple[str, str, list[Any]]] = [
