@@ -78,7 +78,7 @@ def rows_sql(key: str, version: str) -> list[str]:
 
 
 class Driver:
-    """What passes through the driver: counters that only grow, and peaks since the last `reset`."""
+    """The bytes that pass through the driver: counters that only grow, and peaks since the last `reset`."""
 
     def __init__(self, spark: SparkSession, gc_log: Path) -> None:
         context: Any = spark.sparkContext
