@@ -37,8 +37,8 @@ PERSIST = str(Path(sys.executable).with_name("persist"))
 CHECKPOINT = "CHECKPOINT_ID"  # stands in the documents for an id that `persist checkpoints` prints
 # Shown in the handbook; tests/core/cli and other pages run them.
 IN_THE_HANDBOOK = {
-    "ack", "columns", "copy", "diff", "drop", "erase", "generations", "preview", "rebuild", "release", "reprocess",
-    "warm-up",
+    "ack", "columns", "copy", "diff", "drop", "erase", "fill", "generations", "preview", "rebuild", "release",
+    "reprocess", "warm-up",
 }  # fmt: skip
 MAY_PRINT_NOTHING = {"alerts", "conflicts", "late"}  # as JSON lines
 FEED = ROOT / "dags" / "feed"
