@@ -24,6 +24,11 @@ def show_names(names: Iterable[str]) -> str:
     return ", ".join(ascii(name)[1:-1] for name in listed[:_MAX_NAMES]) + more
 
 
+def show_count(rows: int | None) -> str:
+    """So many rows in words. `None`: nothing has counted them."""
+    return f"{'an unknown number of' if rows is None else rows} rows"
+
+
 def _value(name: str, value: Any) -> str:
     if name == TIME and isinstance(value, int):
         return show_time(value)

@@ -46,6 +46,20 @@ def limb_sums(named: str, value: str, times: str = "1L") -> dict[str, str]:
     return {f"{named}_{place}": f"sum({times} * ({limb}))" for place, limb in enumerate(limbs)}
 
 
+def digest_sums() -> dict[str, str]:
+    """Aggregates for `rows_digest`: the sums of both `hashes` of each row that has a `diff`."""
+    sums: dict[str, str] = {}
+    for i, name in enumerate(HASHES):
+        sums |= limb_sums(f"digest_{i}", f"CASE WHEN diff IS NOT NULL THEN {name} ELSE 0L END")
+    return sums
+
+
+def rows_digest(sums: Mapping[str, int], updates: int) -> str:
+    """The order-independent digest of so many updates, for `persist_core.contents.batch.contents_digest`."""
+    digests = (whole_sum(sums, f"digest_{i}") for i in range(len(HASHES)))
+    return f"xxhash64-sums:{updates}:{':'.join(map(str, digests))}"
+
+
 def whole_sum(sums: Mapping[str, int], named: str) -> int:
     """The sum whose limbs are these: of any size."""
     return sum(sums[f"{named}_{place}"] << (place * _LIMB_BITS) for place in range(_LIMBS))

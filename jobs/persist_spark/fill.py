@@ -24,7 +24,7 @@ from persist_core.protocol.stages import check_not_outdated, outdated_first
 from persist_core.schema import DIFF, ORDER, TIME
 from persist_core.spark_job.spec import JobSpec
 from persist_spark import progress
-from persist_spark.counted import HASHES, as_json, hashes, limb_sums, tally, whole_sum
+from persist_spark.counted import as_json, digest_sums, hashes, rows_digest, tally
 from persist_spark.decode.filled import BAD, FAULT, FILLED, IS_CHANGED, WAS, filled
 from persist_spark.decode.records import Fields
 from persist_spark.decode.row_checks import check_texts
@@ -123,9 +123,7 @@ class _Planned:
             .selectExpr(*more, f"explode(array({pair})) AS update")
             .selectExpr(*more, "update.*", f"{time} AS time")
         )
-        digests = {"rows": "count(CASE WHEN diff > 0 THEN 1 END)"}
-        for i, name in enumerate(HASHES):
-            digests |= limb_sums(f"digest_{i}", name)
+        digests = {"rows": "count(CASE WHEN diff > 0 THEN 1 END)"} | digest_sums()
         hashed = flat.selectExpr("*", *hashes([*cells, "time", "diff"])).observe(self._seen[1], as_json(digests))
         self.updates = hashed.selectExpr(
             *[f"{field.raw} AS {quoted(field.column.name)}" for field in fields.all],
@@ -141,6 +139,5 @@ class _Planned:
         counts, warnings = split(read, self._watched)
         rows = int(written["rows"] or 0)
         sums = {name: int(value or 0) for name, value in written.items()}
-        digest = ":".join(str(whole_sum(sums, f"digest_{i}")) for i in range(len(HASHES)))
         columns = {name: int(counts[each] or 0) for each, name in self._columns.items()}
-        return _Counts(rows, f"xxhash64-sums:{2 * rows}:{digest}", columns, warnings, self._operators)
+        return _Counts(rows, rows_digest(sums, 2 * rows), columns, warnings, self._operators)

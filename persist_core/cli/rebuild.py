@@ -8,14 +8,13 @@ import click
 
 from persist_core.cli import output
 from persist_core.cli.reprocess import carry_out
-from persist_core.cli.run import ENV_SPARK_MASTER, find_config, spark_of
+from persist_core.cli.run import find_config, spark_of, with_spark_options
 from persist_core.cli.session import Session, with_session
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import InvalidInput
 from persist_core.maintenance.hidden import end, generations, give_up_rebuild, kept_generations
 from persist_core.maintenance.rebuild import Request, rebuild
 from persist_core.protocol.delta import MAX_UPDATES
-from persist_core.spark_job.process import LOCAL_MASTER
 from persist_core.time_text import format_time, show_time
 
 
@@ -33,9 +32,7 @@ from persist_core.time_text import format_time, show_time
     is_flag=True,
     help="Delete a rebuild that has not ended, or with --generation a kept one; do nothing else.",
 )
-@click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files.")
-@click.option("--master", help=f"Spark master (default: {ENV_SPARK_MASTER}, or {LOCAL_MASTER}).")
-@click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A Spark setting; may be repeated.")
+@with_spark_options
 @with_session
 def rebuild_command(
     session: Session,

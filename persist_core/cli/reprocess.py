@@ -10,7 +10,7 @@ import click
 import pyarrow.parquet as pq
 
 from persist_core.cli import output
-from persist_core.cli.run import ENV_SPARK_MASTER, find_config, spark_of
+from persist_core.cli.run import find_config, spark_of, with_spark_options
 from persist_core.cli.session import Session, this_user, with_session
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.error_limits import read_limits
@@ -27,7 +27,7 @@ from persist_core.protocol.compare import compare, side_of
 from persist_core.protocol.delta import MAX_UPDATES
 from persist_core.protocol.difference import Differences
 from persist_core.spark_job.launch import write_batch
-from persist_core.spark_job.process import LOCAL_MASTER, SparkProcess
+from persist_core.spark_job.process import SparkProcess
 
 
 @click.command("reprocess")
@@ -45,9 +45,7 @@ from persist_core.spark_job.process import LOCAL_MASTER, SparkProcess
 @click.option(
     "--give-up", "give_up_only", is_flag=True, help="Delete a replay that has not ended, and do nothing else."
 )
-@click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files.")
-@click.option("--master", help=f"Spark master (default: {ENV_SPARK_MASTER}, or {LOCAL_MASTER}).")
-@click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A Spark setting; may be repeated.")
+@with_spark_options
 @with_session
 def reprocess_command(
     session: Session,
@@ -99,9 +97,7 @@ def reprocess_command(
 @click.argument("name")
 @click.option("--dry-run", is_flag=True, help="Report; commit nothing.")
 @click.option("--yes", is_flag=True, help="Confirm a change of more rows than limits.max_changed.")
-@click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files.")
-@click.option("--master", help=f"Spark master (default: {ENV_SPARK_MASTER}, or {LOCAL_MASTER}).")
-@click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A Spark setting; may be repeated.")
+@with_spark_options
 @with_session
 def fill_command(
     session: Session,

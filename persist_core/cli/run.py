@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -195,6 +196,18 @@ def _dry_run(session: Session, config: ViewConfig, until: int | None, spark: Spa
     as_of, description = describe_dry_run(session.client, config, until)
     session.say(f"trying {config.name} as of {show_time(as_of)} with Spark ({spark.shown_master}); nothing is written")
     return dry_run_view(session.client, spark, config, description, as_of)
+
+
+def with_spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options `collections`, `master` and `conf` of a command that runs Spark for one collection."""
+    options = (
+        click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files."),
+        click.option("--master", help=f"Spark master (default: {ENV_SPARK_MASTER}, or {LOCAL_MASTER})."),
+        click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A Spark setting; may be repeated."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 def spark_of(session: Session, master: str | None, conf: tuple[str, ...], logs: Path | None = None) -> SparkProcess:

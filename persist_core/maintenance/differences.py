@@ -1,4 +1,4 @@
-"""Reports of differences, for people and programs, as `persist reprocess` and `persist rebuild` print them."""
+"""Reports of changes, for people and programs, as `persist reprocess`, `fill` and `rebuild` print them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from persist_core.maintenance.fill import Filled
 from persist_core.maintenance.rebuild import Rebuilt
 from persist_core.maintenance.reprocess import Reprocessed
 from persist_core.protocol.difference import Differences
-from persist_core.row_text import show_names
+from persist_core.row_text import show_count, show_names
 from persist_core.time_text import show_time
 
 SAMPLES = 20  # rows of a report
@@ -24,22 +24,23 @@ def facts_of(found: Differences, samples: int = SAMPLES) -> dict[str, Any]:
 
 def line_of(found: Differences) -> str:
     """The counts in one line."""
-    columns = ", ".join(f"{name} {count}" for name, count in found.columns.items())
     errs = (
         f"; {found.errs_added} errors added, {found.errs_removed} removed"
         if found.errs_added + found.errs_removed
         else ""
     )
-    return (
-        f"{found.added} rows added, {found.removed} removed, {found.changed} changed"
-        f"{f' ({columns})' if columns else ''}{errs}"
-    )
+    return f"{found.added} rows added, {found.removed} removed, {_changed_in(found)}{errs}"
+
+
+def _changed_in(found: Differences | Filled) -> str:
+    columns = ", ".join(f"{name} {count}" for name, count in found.columns.items())
+    return f"{found.changed} changed{f' ({columns})' if columns else ''}"
 
 
 @dataclass(frozen=True)
 class Report:
-    """The report of a correction or a rebuild. `lines`: before the commit; `done`: what was committed. `differing`: the
-    rows, if they can be compared; `samples`: what else shows rows. `facts`: all of it, as JSON."""
+    """The report of a correction, a fill or a rebuild. `lines`: before the commit; `done`: what was committed.
+    `differing`: the rows, if they can be compared; `samples`: what else shows rows. `facts`: all of it, as JSON."""
 
     lines: tuple[str, ...]
     done: str
@@ -56,7 +57,7 @@ def report_of(found: Reprocessed | Rebuilt | Filled) -> Report:
 
 
 def _reprocess_report(found: Reprocessed) -> Report:
-    lines = [f"{found.shard}, {found.of_rows}: {line_of(found.found)}"]
+    lines = [f"{found.shard}, of {show_count(found.rows)}: {line_of(found.found)}"]
     for what, names in (("replaced", found.replaced), ("gone", found.gone), ("new", found.new)):
         lines += [f"files {what}: {show_names(names)}"] if names else []
     done = "nothing was committed" if found.is_needed else f"nothing to correct in {found.shard}"
@@ -82,8 +83,7 @@ def _reprocess_report(found: Reprocessed) -> Report:
 
 
 def _fill_report(found: Filled) -> Report:
-    columns = ", ".join(f"{name} {count}" for name, count in found.columns.items())
-    lines = [f"{found.shard}, {found.of_rows}: {found.changed} changed{f' ({columns})' if columns else ''}"]
+    lines = [f"{found.shard}, of {show_count(found.rows)}: {_changed_in(found)}"]
     lines += [each.counted for each in found.warnings]
     done = "nothing was committed" if found.changed else f"nothing to fill in {found.shard}"
     if found.commit:

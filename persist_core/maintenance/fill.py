@@ -33,11 +33,6 @@ from persist_core.shard.state import Commit, Committed, ShardState
 from persist_core.time_text import MAX_TIME
 
 
-def of_rows(rows: int | None) -> str:
-    """So many rows in words, of which some change. `None`: nothing has counted them."""
-    return f"of {'an unknown number of' if rows is None else rows} rows"
-
-
 @dataclass(frozen=True)
 class Request:
     """The wishes of a user; as of `reprocess.Request`."""
@@ -61,11 +56,6 @@ class Filled:
     columns: Mapping[str, int]
     warnings: tuple[BatchWarning, ...]
     commit: Commit | None = None
-
-    @property
-    def of_rows(self) -> str:
-        """The shard's rows in words."""
-        return of_rows(self.rows)
 
 
 def fill(

@@ -22,7 +22,7 @@ from persist_core.handles.erased import copy_erased
 from persist_core.handles.read import check_as_of
 from persist_core.maintenance.fsck import fsck
 from persist_core.maintenance.hidden import REBUILD, Kept, alive, cleaned_up, end, hidden_of, kept_generations
-from persist_core.maintenance.reprocess import MAX_TRIES, definition_of
+from persist_core.maintenance.reprocess import definition_of
 from persist_core.protocol import stages
 from persist_core.protocol.compare import Side, compare
 from persist_core.protocol.delta import BEGINNING, MAX_UPDATES
@@ -31,8 +31,9 @@ from persist_core.protocol.fork import fork
 from persist_core.protocol.living import is_clipped, living
 from persist_core.protocol.replay import Start, Turn, WriteOf, replay, replay_config, restores, turns_of
 from persist_core.protocol.restore_point import FIRST_UPPER
+from persist_core.protocol.run import MAX_CONFLICTS
 from persist_core.protocol.swap import kept_name, swap, swap_token
-from persist_core.row_text import show_names
+from persist_core.row_text import show_count, show_names
 from persist_core.schema import BY_DESCRIPTION, CollectionSchema, show_times
 from persist_core.shard.state import Commit, Committed, ShardState
 from persist_core.sources.collection import CollectionSource
@@ -60,7 +61,7 @@ class Contents:
     errs: int | None
 
     def __str__(self) -> str:
-        return f"{'an unknown number of' if self.rows is None else self.rows} rows, {self.errs or 0} errors"
+        return f"{show_count(self.rows)}, {self.errs or 0} errors"
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def rebuild(
         return ended
     known = None if request.back_to is None else _kept(client, config, state, request.back_to)
     hidden, is_checked = hidden_of(config.name, REBUILD), False
-    for _ in range(MAX_TRIES):
+    for _ in range(MAX_CONFLICTS):
         gone = _gone(client, config, state, known, request)
         definition = _definition(client, config, state, known)
         _begin(client, config, state, known, definition, say)
@@ -136,7 +137,7 @@ def rebuild(
         say(f"another writer was faster (upper {result.found}); taking in what came meanwhile")
         state = client.state(config.name)
     raise RunFailed(
-        f"shard {config.name}: lost {MAX_TRIES} swaps to other writers; it was not changed. Pause its DAG, then try"
+        f"shard {config.name}: lost {MAX_CONFLICTS} swaps to other writers; it was not changed. Pause its DAG, then try"
         " again: what was built is kept"
     )
 

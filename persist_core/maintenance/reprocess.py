@@ -22,20 +22,20 @@ from persist_core.errors import CorruptArtifact, InvalidInput, RunFailed
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance.fill import Request as Fill
-from persist_core.maintenance.fill import fill, of_rows, was_filled
+from persist_core.maintenance.fill import fill, was_filled
 from persist_core.maintenance.hidden import cleaned_up, give_up, hidden_of
 from persist_core.protocol.correct import CorrectionPlan, correct, plan_correction
 from persist_core.protocol.delta import BEGINNING, MAX_UPDATES
 from persist_core.protocol.difference import Differences, differences
 from persist_core.protocol.fork import fork, fork_token
 from persist_core.protocol.replay import Start, WriteOf, replay, replay_config, start_for, starts, turns_of
-from persist_core.row_text import show_names
+from persist_core.protocol.run import MAX_CONFLICTS
+from persist_core.row_text import show_count, show_names
 from persist_core.shard.state import Commit, Committed, ShardState
 from persist_core.sources.collection import CollectionSource
 from persist_core.sources.files import InputsNow
 from persist_core.time_text import DAY_MS, LAST_ISO_MS, day_of, parse_time, show_time
 
-MAX_TRIES = 10  # each but the first because another writer has committed meanwhile
 LEASE_MS = DAY_MS  # on the shard's history from the start on; a replay that was killed holds it no longer
 _LAST_DAY = LAST_ISO_MS - 3 * DAY_MS  # whose next day has a date in every zone
 
@@ -78,11 +78,6 @@ class Reprocessed:
     is_needed: bool
     commit: Commit | None = None
 
-    @property
-    def of_rows(self) -> str:
-        """The shard's rows in words."""
-        return of_rows(self.rows)
-
 
 def reprocess(
     client: PersistClient,
@@ -106,7 +101,7 @@ def reprocess(
     where = "the beginning" if start.checkpoint_id is None else f"checkpoint {start.checkpoint_id}"
     say(f"replaying {config.name} from {where} (upper {show_time(start.upper)}) up to {show_time(state.upper.time)}")
     with _history_held(client, config.name, start, say) as keep:
-        for _ in range(MAX_TRIES):
+        for _ in range(MAX_CONFLICTS):
             keep()
             began, state = state, client.state(config.name)
             if state.origin.life != began.origin.life:
@@ -144,8 +139,8 @@ def reprocess(
                 return replace(found, commit=result.commit)
             say(f"{result.record}; replaying what came meanwhile")
     raise RunFailed(
-        f"shard {config.name}: lost {MAX_TRIES} appends to other writers; nothing was corrected. Pause its DAG, then"
-        " try again: what was replayed is kept"
+        f"shard {config.name}: lost {MAX_CONFLICTS} appends to other writers; nothing was corrected. Pause its DAG,"
+        " then try again: what was replayed is kept"
     )
 
 
@@ -272,7 +267,7 @@ def _check_confirmed(found: Reprocessed, request: Request) -> None:
     limit = exceeded_limit(request.max_changed, found.found.total, found.rows or 0)
     if limit is not None and not request.is_confirmed:
         raise InvalidInput(
-            f"the correction changes {found.found.total} {found.of_rows} of {found.shard}, more than {limit}"
-            " (limits.max_changed). Nothing was changed: look at the report, then confirm with --yes; what was"
+            f"the correction changes {found.found.total} of {show_count(found.rows)} of {found.shard}, more than"
+            f" {limit} (limits.max_changed). Nothing was changed: look at the report, then confirm with --yes; what was"
             " replayed is kept until then"
         )

@@ -10,7 +10,6 @@ from persist_core.config.view import ViewConfig
 from persist_core.contents.evolution import changes_between
 from persist_core.errors import SchemaMismatch
 from persist_core.handles.client import PersistClient
-from persist_core.schema import CollectionSchema
 from persist_core.shard.state import ShardState
 from persist_core.sources.frozen import load_frozen
 from persist_core.sources.shards import FrozenShards, Refreshed
@@ -51,10 +50,7 @@ def changes_of(state: ShardState, config: ShardConfig) -> tuple[str, ...]:
     if found is newest:
         return ()
     words, rest = changes_between(newest, found), config.source.rest
-    if newest is not None and rest is not None and set(_ids(found)) - set(_ids(newest)):
+    known = None if newest is None else {column.id for column in newest.columns}
+    if known is not None and rest is not None and any(column.id not in known for column in found.columns):
         words.append(f"after the run, `persist fill {config.name}` fills earlier rows from {rest}")
     return tuple(words)
-
-
-def _ids(schema: CollectionSchema) -> list[int | None]:
-    return [column.id for column in schema.columns]

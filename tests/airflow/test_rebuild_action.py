@@ -26,13 +26,14 @@ from tests.core.world import SCHEMA
 
 pytestmark = pytest.mark.airflow_2_11
 
+FRUIT = "source: {path: 'in/*.json', format: json}\nkey: id\ncolumns: {id: bigint, name: string}\ndelete: none\n"
+
 
 def test_a_rebuild_gets_what_the_conf_asks(
     client: PersistClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(client)
-    text = "source: {path: 'in/*.json', format: json}\nkey: id\ncolumns: {id: bigint, name: string}\ndelete: none\n"
-    (tmp_path / "fruit.yaml").write_text(text)
+    (tmp_path / "fruit.yaml").write_text(FRUIT)
     asked: list[Request] = []
 
     def rebuild(client: PersistClient, config: CollectionConfig, request: Request, **rest: Any) -> Rebuilt:
@@ -57,8 +58,7 @@ def test_a_rebuild_gets_what_the_conf_asks(
 
 def test_a_fill_gets_what_the_conf_asks(client: PersistClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(client)
-    text = "source: {path: 'in/*.json', format: json}\nkey: id\ncolumns: {id: bigint, name: string}\ndelete: none\n"
-    (tmp_path / "fruit.yaml").write_text(text)
+    (tmp_path / "fruit.yaml").write_text(FRUIT)
     asked: list[Fill] = []
 
     def fill_columns(client: PersistClient, config: CollectionConfig, request: Fill, **rest: Any) -> Filled:

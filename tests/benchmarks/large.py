@@ -49,9 +49,9 @@ from persist_core.spark_job.launch import Ended, merge_by_job
 from persist_core.spark_job.spec import JobSpec
 from persist_core.time_text import DAY_MS, format_time, parse_time
 from persist_spark.merge.merging import run_merge_job
-from persist_spark.session import STATIC
 from persist_spark.upsert.job import run_write_job
-from tests.benchmarks.turns import usage
+from tests.benchmarks.sessions import session
+from tests.benchmarks.turns import io_bytes, usage
 from tests.servers import s3
 
 FIRST = parse_time("2026-01-01")
@@ -61,11 +61,6 @@ NEW_KEYS = 20  # one event in so many has a new key
 LOOK_UPS = (1_000, 1_000, 100_000)  # the first also compiles code
 _PAUSE = re.compile(r"Pause .* (\d+)M->(\d+)M")
 _MB = 1e6
-
-
-def _io(pid: int) -> dict[str, int]:
-    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-    return {name: int(value) for name, value in (line.split(": ") for line in lines)}
 
 
 def rows_sql(key: str, version: str) -> list[str]:
@@ -156,10 +151,10 @@ class Table:
         self.spark.sparkContext.setJobGroup(group, group)
         self.driver.reset()
         began, used, passed = time.perf_counter(), usage().processor_s, self.driver.s3_bytes()
-        server_s, io = usage(self._server).processor_s, _io(self._server)
+        server_s, io = usage(self._server).processor_s, io_bytes(self._server)
         yield words
         server_s = usage(self._server).processor_s - server_s
-        io = {name: size - io[name] for name, size in _io(self._server).items()}
+        io = {name: size - io[name] for name, size in io_bytes(self._server).items()}
         seconds, used = time.perf_counter() - began, usage().processor_s - used
         found = self.driver.stages(group)
         passed += -2 * passed + self.driver.s3_bytes() + sum(stage.resultSize() for stage in found)
@@ -234,14 +229,8 @@ def cluster(folder: Path, driver_memory: str, executor_mb: int) -> Iterator[Spar
     home = spark_home(os.environ)
     assert home is not None
     jars = ":".join(map(str, s3a_jars(os.environ, home)))
-    builder = SparkSession.builder.master(f"local-cluster[2,1,{executor_mb}]").appName("large")
     given = {
-        **STATIC,
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.memory": driver_memory,
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.master": f"local-cluster[2,1,{executor_mb}]",
         "spark.driver.extraClassPath": jars,
         "spark.driver.extraJavaOptions": f"-Xlog:gc:file={folder}/gc.log",
         "spark.executor.extraClassPath": jars,
@@ -249,10 +238,7 @@ def cluster(folder: Path, driver_memory: str, executor_mb: int) -> Iterator[Spar
         "spark.executor.cores": "1",
         "spark.local.dir": f"{folder}/local",
     }
-    for name, value in given.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    spark = session(2, driver_memory, given)
     try:
         yield spark
     finally:

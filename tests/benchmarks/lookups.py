@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from persist_spark.upsert.few_keys import pays
 from tests.benchmarks.cliffs import Case, updates
 from tests.benchmarks.sessions import session
-from tests.benchmarks.turns import usage
+from tests.benchmarks.turns import io_bytes, usage
 
 KEY, TEXT = "xxhash64(id)", "sha2(CAST(id AS STRING), 256)"
 
@@ -37,8 +37,7 @@ class Cost:
 
 def _read_bytes(spark: SparkSession) -> int:
     context: Any = spark.sparkContext
-    io = Path(f"/proc/{context._gateway.proc.pid}/io").read_text()
-    return int(dict(line.split(": ") for line in io.splitlines())["rchar"])
+    return io_bytes(context._gateway.proc.pid)["rchar"]
 
 
 def cost_of(case: Case, rows: int, keys: int, number: int) -> Cost:

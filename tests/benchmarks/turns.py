@@ -183,6 +183,12 @@ def usage(pid: int | None = None) -> Usage:
     return Usage(peak, ticks / os.sysconf("SC_CLK_TCK"))
 
 
+def io_bytes(pid: int) -> dict[str, int]:
+    """The counts of a process's reads and writes so far, by the kernel's names (Linux)."""
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    return {name: int(value) for name, value in (line.split(": ") for line in lines)}
+
+
 def busy_seconds() -> float:
     """Processor seconds that all of the machine has used since it started (Linux)."""
     user, nice, system, _, _, irq, softirq, steal = Path("/proc/stat").read_text().split("\n")[0].split()[1:9]

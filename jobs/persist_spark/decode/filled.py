@@ -34,7 +34,7 @@ from persist_spark.decode.records import (
     typed_values,
 )
 from persist_spark.decode.rest import all_marked, rest_field, rest_text
-from persist_spark.decode.row_checks import failed_sql, is_strict
+from persist_spark.decode.row_checks import first_failed, is_strict
 from persist_spark.decode.unsent import fields_in, unsent
 from persist_spark.frame import named
 
@@ -61,10 +61,9 @@ def filled(config: CollectionConfig, rows: DataFrame, more: Sequence[str]) -> tu
     shape = Shape()
     shape.need_all(paths.values())
     cells = [named(field.column.name).alias(f"{WAS}{field.raw}") for field in fields.all]
-    opened = kept.select(*cells, *map(F.col, more), envelope(stored, shape).alias("opened")).withColumns(
-        {"found": fields_in(all_marked(was[rest.raw])), "row": parsed(F.col("opened"), shape).row,
-         "is_odd": parsed(F.col("opened"), shape).is_odd}
-    )  # fmt: skip
+    opened = kept.select(*cells, *map(F.col, more), envelope(stored, shape).alias("opened"))
+    read = parsed(F.col("opened"), shape)
+    opened = opened.withColumns({"found": fields_in(all_marked(was[rest.raw])), "row": read.row, "is_odd": read.is_odd})
     texts = opened.withColumns({field.raw: shape.get(F.col("row"), paths[field.raw]) for field in taken})
     is_unsent = {field.raw: F.lit(False) for field in taken} | unsent(config, taken, paths)
     is_open = {raw: was[raw].isNull() & ~absent for raw, absent in is_unsent.items()}
@@ -107,9 +106,8 @@ def _checked(config: CollectionConfig, rows: DataFrame, fields: Fields) -> DataF
     named_rows = rows.select(
         F.struct("*").alias(_ROW), *[F.col(field.raw).alias(field.column.name) for field in fields.all]
     )
-    whens = "".join(f" WHEN {failed_sql(check.sql)} THEN '{name}'" for name, check in checks.items())
     with failing(rows.sparkSession):
-        judged = named_rows.selectExpr(f"{_ROW}.*", f"CASE{whens} END AS failed_check")
+        judged = named_rows.selectExpr(f"{_ROW}.*", f"{first_failed(checks)} AS failed_check")
     said = F.concat(F.lit("check '"), F.col("failed_check"), F.lit("' is not true"))
     return judged.withColumn(FAULT, F.coalesce(F.col(FAULT), said))
 

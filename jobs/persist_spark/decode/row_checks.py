@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from persist_core.config.collection import CollectionConfig
+from persist_core.config.row_checks import CheckConfig
 from persist_core.errors import ConfigError
 from persist_core.schema import (
     ERR_KEY,
@@ -52,6 +53,12 @@ def failed_sql(sql: str) -> str:
     """
     whole = f"try_multiply(INTERVAL '1' MONTH, CAST(coalesce(({sql}\n), true) AS INT))"
     return f"NOT ({whole} <=> INTERVAL '1' MONTH)"
+
+
+def first_failed(checks: Mapping[str, CheckConfig]) -> str:
+    """SQL: the name of the first of these checks that the row fails; null if it fails none."""
+    whens = "".join(f" WHEN {failed_sql(check.sql)} THEN '{name}'" for name, check in checks.items())
+    return f"CASE{whens} END"
 
 
 def check_texts(spark: SparkSession, config: CollectionConfig) -> None:
@@ -114,11 +121,10 @@ def with_failed_checks(config: CollectionConfig, records: DataFrame) -> DataFram
     checks = {name: check for name, check in config.checks.items() if check.on_fail == "err"}
     if not checks:
         return records
-    whens = "".join(f" WHEN {failed_sql(check.sql)} THEN '{name}'" for name, check in checks.items())
     schema = config.collection_schema()
     with failing(records.sparkSession):
         judged = records.selectExpr(
-            "*", f"CASE WHEN {ERR_KIND} IS NULL AND {OP} = '{UPSERT}' THEN CASE{whens} END END AS {_FAILED}"
+            "*", f"CASE WHEN {ERR_KIND} IS NULL AND {OP} = '{UPSERT}' THEN {first_failed(checks)} END AS {_FAILED}"
         )
     failed = F.col(_FAILED)
     is_failed = failed.isNotNull()

@@ -15,7 +15,7 @@ from persist_core.contents.stats import BatchWarning, DrainStats
 from persist_core.errors import InvariantViolation
 from persist_core.row_text import show_row
 from persist_core.schema import BAD_FILE, ERR_KIND, LATE_TIME, MISSING_ORDER
-from persist_spark.counted import HASHES, limb_sums, tally, whole_sum
+from persist_spark.counted import digest_sums, rows_digest, tally
 from persist_spark.stage import StateRows
 from persist_spark.upsert.arguments import ACTS, SeenBefore
 
@@ -74,10 +74,7 @@ def read_counts(*, is_sequence: bool, has_eras: bool, guesses: bool = False) -> 
 
 def emitted_counts(*, is_sequence: bool) -> dict[str, str]:
     """Aggregates over every row written, by name. `digest_*`: the sums of two hashes of each update."""
-    counts = tally(_EMITTED | (_EMITTED_OF_SEQUENCE if is_sequence else {}))
-    for i, name in enumerate(HASHES):
-        counts |= limb_sums(f"digest_{i}", f"CASE WHEN diff IS NOT NULL THEN {name} ELSE 0L END")
-    return counts
+    return tally(_EMITTED | (_EMITTED_OF_SEQUENCE if is_sequence else {})) | digest_sums()
 
 
 @dataclass(frozen=True)
@@ -158,9 +155,8 @@ class Outcome:
 
     @property
     def rows_digest(self) -> str:
-        """The order-independent digest of all updates, for `persist_core.contents.batch.contents_digest`."""
-        sums = (whole_sum(self.counted, f"digest_{i}") for i in range(len(HASHES)))
-        return f"xxhash64-sums:{self.counted['output_count']}:{':'.join(map(str, sums))}"
+        """The digest of all updates."""
+        return rows_digest(self.counted, self.counted["output_count"])
 
     @property
     def stats(self) -> DrainStats:
