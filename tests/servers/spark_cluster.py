@@ -70,26 +70,29 @@ def running(folder: Path) -> Iterator[SparkCluster]:
     with ExitStack() as stack:
         deploy = "org.apache.spark.deploy"
         arguments = ["--host", HOSTS[0], "--port", str(port), "--webui-port", "0"]
-        log = stack.enter_context(_daemon(home, folder / "master.log", f"{deploy}.master.Master", arguments))
+        log = stack.enter_context(_daemon(home, folder, "master", f"{deploy}.master.Master", arguments))
         _wait_for(log, "I have been elected leader", 1)
         for number, host in enumerate(HOSTS):
             work = folder / f"work-{number}"
             arguments = ["--host", host, "--webui-port", "0", "--cores", "1", "--memory", "1g", "--work-dir", str(work)]
             name = f"{deploy}.worker.Worker"
-            stack.enter_context(_daemon(home, folder / f"worker-{number}.log", name, [*arguments, master], _SUPERVISED))
+            stack.enter_context(_daemon(home, folder, f"worker-{number}", name, [*arguments, master], _SUPERVISED))
         _wait_for(log, REGISTERED, len(HOSTS))
         real_parts.used("Spark cluster", f"standalone, {len(HOSTS)} workers")
         yield SparkCluster(master, folder)
 
 
 @contextmanager
-def _daemon(home: Path, log: Path, name: str, arguments: list[str], supervisor: Sequence[str] = ()) -> Iterator[Path]:
+def _daemon(
+    home: Path, folder: Path, log_name: str, name: str, arguments: list[str], supervisor: Sequence[str] = ()
+) -> Iterator[Path]:
     """One of Spark's daemons, ended with the context; its log."""
+    log = folder / f"{log_name}.log"
     command = [*supervisor, str(home / "bin" / "spark-class"), name, *arguments]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
-            env=_environment(home),
+            env={**_environment(home), "SPARK_LOCAL_DIRS": str(folder / "local")},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -8,8 +8,8 @@
                    the worker comes back
     straggler      the first attempt of one task has written everything and then does not end: Spark speculates, and a
                    second attempt wins
-    shuffle_lost   the first task deletes the shuffle files of its executor: later tasks cannot fetch them, so Spark
-                   makes them again, and the stage has another attempt
+    shuffle_lost   the first task that ends deletes what all executors have exchanged: later tasks, of which there are
+                   more than cores, cannot fetch it, so Spark makes it again, and the stage has another attempt
 
 `SPARK_FAULTS` is a folder where attempts leave a mark, since they share nothing else.
 """
@@ -51,6 +51,21 @@ def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def _is_first(mark: Path) -> bool:
+    """Whether no other task has left this mark."""
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _delete_exchanged() -> None:
+    """Delete the shuffle files of all executors. The workers share a root: ROOT/WORKER/EXECUTOR."""
+    for file in Path(os.environ["SPARK_LOCAL_DIRS"]).parents[1].rglob("shuffle_*"):
+        file.unlink(missing_ok=True)
+
+
 def faulty(updates: DataFrame, fault: str, marks: str) -> DataFrame:
     """The rows, by tasks that fail in the given way after their last row."""
 
@@ -59,9 +74,8 @@ def faulty(updates: DataFrame, fault: str, marks: str) -> DataFrame:
         context = TaskContext.get()
         assert context is not None
         partition = context.partitionId()
-        try:  # not by the attempt's number: it starts at 0 again if a lost executor ends a whole stage
-            Path(marks, f"{fault} first of {partition}").touch(exist_ok=False)
-        except FileExistsError:
+        # Not by the attempt's number: it starts at 0 again if a lost executor ends a whole stage.
+        if not _is_first(Path(marks, f"{fault} first of {partition}")):
             Path(marks, f"{fault} again of {partition}").touch()
             return
         if fault == "task_dies":
@@ -71,10 +85,8 @@ def faulty(updates: DataFrame, fault: str, marks: str) -> DataFrame:
             if fault == "worker_dies":
                 os.kill(_parent(executor), signal.SIGKILL)
             os.kill(executor, signal.SIGKILL)
-        if fault == "shuffle_lost" and partition == 0:
-            for folder in os.environ["SPARK_LOCAL_DIRS"].split(","):
-                for file in Path(folder).rglob("shuffle_*"):
-                    file.unlink(missing_ok=True)
+        if fault == "shuffle_lost" and _is_first(Path(marks, fault)):
+            _delete_exchanged()
         if fault == "straggler" and partition == 0:
             time.sleep(LINGER_S)  # noqa: TID251 - in a worker of Spark's, where no clock can be handed in
 
