@@ -105,7 +105,9 @@ def disagree(options: Mapping[str, str], uri: str) -> bool:
 
 def _bucket_options(settings: S3Settings, environment: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     endpoint = settings.endpoint or environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
-    options = {"path.style.access": str(settings.uses_path_style).lower(), **own}
+    # The other stream, Hadoop's default since 3.4.3, fetches whole columns of Parquet ahead, and keeps an entry of each
+    # object until the process ends (HADOOP-20058).
+    options = {"path.style.access": str(settings.uses_path_style).lower(), "input.stream.type": "classic", **own}
     if endpoint:
         options |= {"endpoint": endpoint, "connection.ssl.enabled": str(not endpoint.startswith("http:")).lower()}
     if settings.region or endpoint:

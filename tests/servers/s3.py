@@ -139,6 +139,17 @@ class S3Server:
             config=Config(s3={"addressing_style": "path"}, max_pool_connections=32),
         )
 
+    @property
+    def pid(self) -> int:
+        """The process, while it runs."""
+        assert self._process is not None
+        return self._process.pid
+
+    def sent_bytes(self) -> int:
+        """The bytes that it has written so far: answers, and objects into files (Linux)."""
+        lines = Path(f"/proc/{self.pid}/io").read_text().splitlines()
+        return int(dict(line.split(": ") for line in lines)["wchar"])
+
     def make_bucket(self) -> str:
         """A new, empty bucket; its name."""
         name = f"{self.region}-bucket-{next(self._buckets)}"

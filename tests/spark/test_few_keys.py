@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import types as T
 
 from persist_core.contents.batch import BatchManifest, Part, PartKind
 from persist_core.errors import CorruptArtifact
@@ -20,11 +21,13 @@ from persist_core.maintenance.maintain import maintain
 from persist_core.schema import CollectionSchema, Column
 from persist_spark import stage
 from persist_spark.frame import SCALARS
+from persist_spark.read.damage import INDEXED
+from persist_spark.read.parts import scan
 from persist_spark.upsert import batch as upsert_batch
 from persist_spark.upsert import few_keys
 from tests.oracle.upsert import TOMBSTONE, Record
 from tests.sampling import is_long
-from tests.spark.s3_store import s3_blob, shard_on_one_store
+from tests.spark.s3_store import s3_blob, s3_server, shard_on_one_store
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import KEYS, ONE_KEY
 
@@ -77,6 +80,22 @@ def test_pages_without_a_key_of_a_small_batch_are_not_read(shard: StagedShard) -
     assert (stats["updates"], stats["deletes"], stats["inserts"]) == (3, 1, 1)
     with pytest.raises(CorruptArtifact, match=f"{part.key} is damaged"):
         shard.write([_record(999, "new", 1)], shard.description(20))
+
+
+def test_pages_without_a_key_are_not_fetched_from_s3(request: pytest.FixtureRequest, spark: SparkSession) -> None:
+    server, rows = s3_server(request), 200_000
+    numbers = random.Random(1).sample(range(1 << 62), rows)
+    table, made = pa.table({"id": range(rows), "n": numbers}), pa.BufferOutputStream()
+    pq.write_table(table, made, write_page_index=True, max_rows_per_page=2_000, use_dictionary=False)
+    data, key = made.getvalue().to_pybytes(), Column("id", "bigint", nullable=False)
+    schema = CollectionSchema((key,), (Column("n", "bigint"),))
+    with closing(s3_blob(request)) as blob:
+        blob.set("a.parquet", data)
+        before = server.sent_bytes()
+        columns = T.StructType([T.StructField(name, T.LongType()) for name in ("id", "n")])
+        found = scan(spark, blob, [("a.parquet", schema)], columns, INDEXED).where("id IN (3, 150000)").collect()
+        assert [row["n"] for row in found] == [numbers[3], numbers[150_000]]
+    assert server.sent_bytes() - before < len(data) / 4
 
 
 def test_a_damaged_index_of_pages_stops_a_small_batch(shard: StagedShard, persist_seed: int) -> None:

@@ -309,6 +309,7 @@ def test_the_options_are_for_the_feeds_bucket_alone(bucket: Bucket) -> None:
     options = s3a.feed_options(feed.objects)
     assert {name.removeprefix(start): value for name, value in options.items()} == {
         "path.style.access": "true",
+        "input.stream.type": "classic",
         "endpoint": bucket.server.endpoint,
         "endpoint.region": "us-east-1",
         "connection.ssl.enabled": "false",

@@ -49,11 +49,13 @@ def test_access_is_set_for_the_bucket_alone_and_holds_no_secret() -> None:
         f"{bucket}.endpoint": "http://127.0.0.1:9000",
         f"{bucket}.endpoint.region": "us-east-1",
         f"{bucket}.path.style.access": "true",
+        f"{bucket}.input.stream.type": "classic",
         f"{bucket}.connection.ssl.enabled": "false",
     }
     assert s3a.access_options("s3://some-bucket", {"AWS_REGION": "eu-west-1"}) == {
         f"{bucket}.endpoint.region": "eu-west-1",
         f"{bucket}.path.style.access": "false",
+        f"{bucket}.input.stream.type": "classic",
     }
     elsewhere = s3a.access_options("s3://some-bucket?path_style=false", {"AWS_ENDPOINT_URL_S3": "https://s3.here"})
     assert elsewhere[f"{bucket}.endpoint"] == "https://s3.here"
