@@ -6,7 +6,7 @@ Within the plan a row has these columns, and no other names: `k0`.. and `bad_key
     time      where it acts, ms. Negative: it comes before all that its slot holds
     own_time  the original time of a record, ms
     diff      of a committed update
-    op        u, d, t, s, as in the records frame
+    op        the ASCII code of u, d, t or s in the records frame
     ord       a struct: the order. `canonical`, in the thorough plan, decides between equal ones
     is_due    the record is processed now
     waits     it is not due before the upper. A record for which neither is true is only counted
@@ -29,7 +29,7 @@ and in `sequence` order
     truncated_by  the order of the truncate that the row lies below
     is_beyond     a forgotten tombstone has a higher order
 
-The last ones of the lists are booleans, as strings would cost a seventh of the time of a batch.
+`op` is a number, and the last ones of the lists are booleans: strings would cost a seventh of the time of a batch.
 
 So no name of a user's column can clash with ours, or break out of an SQL text.
 """
@@ -70,7 +70,7 @@ SAME_VALUE = " AND ".join(
     + [f"{cell} <=> before.{cell}" for cell in ("err.kind", "err.key", "err.payload")]
 )
 MARKS_TYPE = "ARRAY<STRUCT<name: STRING, text: STRING>>"
-ACTS = "is_due AND op != 't'"  # the row may change its slot
+ACTS = "is_due AND op != ascii('t')"  # the row may change its slot
 _NO_CELLS = "'is_there', true"  # a collection may have a key and nothing else; Spark has no empty structs
 _STATE_COLUMNS = {"op": OP, "ord": ORDER, "bad_key": BAD_KEY}
 _SEQUENCE_COLUMNS = {"kind": INDEX_KIND, "beaten_by": BEATEN_BY, "acted": ACTED}

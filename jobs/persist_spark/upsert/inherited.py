@@ -124,7 +124,7 @@ def _said(plain: str, column: Column, arguments: Arguments) -> str:
         says, known, unknown = f"({ACTS} AND truncated_by IS NULL)", "false", ""
     return f"""CASE WHEN NOT {says} THEN NULL
         WHEN inherited IS NOT NULL THEN CASE WHEN {entry} IS NULL OR {known} THEN {sent} {unknown} END
-        WHEN op = 'u' AND err IS NULL THEN {sent} ELSE {nothing} END"""
+        WHEN op = ascii('u') AND err IS NULL THEN {sent} ELSE {nothing} END"""
 
 
 def _committed(plain: str, column: Column, arguments: Arguments) -> str:

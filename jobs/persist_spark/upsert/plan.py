@@ -72,6 +72,7 @@ from persist_spark.upsert.seen import remembered
 from persist_spark.upsert.thorough import with_canonical, with_truncates
 
 _LOWER, _UPPER, _GIVEN, _FLOOR = "_persist_lower", "_persist_upper", "_persist_given", "_persist_floor"
+_CODE = "_persist_code"
 _ERR = f"""CASE WHEN {ERR_KIND} IS NOT NULL THEN
     named_struct({", ".join(f"'{plain}', {name}" for plain, name in ERR_CELLS.items())}) END AS err"""
 _SKIP_SLOTS = 64  # control records have no key; spread, so that they are not all in one task
@@ -222,28 +223,29 @@ def _arrivals(records: DataFrame, arguments: Arguments, *, stashed: bool = False
     )
     if arguments.late == "error":
         records = with_late_errs(records, arguments.schema, _LOWER)
+    records = records.selectExpr("*", f"ascii({OP}) AS {_CODE}")
     own_time = f"coalesce({TIME}, {_GIVEN})"
     is_late = f"{own_time} < {_LOWER}"
     is_past = is_late if arguments.late == "persisted" else "false"
     waits = "false" if upper is None else f"{own_time} >= {_UPPER}"
     return records.selectExpr(
         *arguments.key_columns,
-        f"""CASE WHEN {OP} = 's' THEN CAST(CAST(pmod(xxhash64({ORDER}), {_SKIP_SLOTS}) AS STRING) AS BINARY)
+        f"""CASE WHEN {_CODE} = ascii('s') THEN CAST(CAST(pmod(xxhash64({ORDER}), {_SKIP_SLOTS}) AS STRING) AS BINARY)
                  ELSE {BAD_KEY} END AS bad_key""",
         # Negative for what is only counted. One for each time, so only the last record of each key and time counts.
-        f"""CASE WHEN {OP} = 's' THEN -1L
+        f"""CASE WHEN {_CODE} = ascii('s') THEN -1L
                  WHEN {is_past} THEN -2L - {own_time}
                  ELSE greatest({own_time}, {_FLOOR}) END AS time""",
         f"{own_time} AS own_time",
         "CAST(NULL AS BIGINT) AS diff",
-        f"NOT ({OP} = 's' OR {is_past} OR {waits}) AS is_due",
-        f"{OP} != 's' AND {waits} AS waits",
+        f"NOT ({_CODE} = ascii('s') OR {is_past} OR {waits}) AS is_due",
+        f"{_CODE} != ascii('s') AND {waits} AS waits",
         f"{is_late} AS is_late",
         f"{str(stashed).lower()} AS stashed",
         "false AS expanded",
-        f"{OP} AS op",
+        f"{_CODE} AS op",
         f"{arguments.placed(ORDER)} AS ord",
-        f"CASE WHEN {OP} = 'u' AND {ERR_KIND} IS NULL THEN {arguments.value_struct} END AS value",
+        f"CASE WHEN {_CODE} = ascii('u') AND {ERR_KIND} IS NULL THEN {arguments.value_struct} END AS value",
         _ERR,
         *arguments.inherited(),
         *(arguments.marks() if stashed else arguments.marks(MARKS)),
@@ -279,7 +281,7 @@ def _history(state: DataFrame, order_type: str, arguments: Arguments) -> DataFra
         "CAST(NULL AS BIGINT) AS own_time",
         f"{DIFF} AS diff",
         *[f"false AS {name}" for name in ("is_due", "waits", "is_late", "stashed", "expanded")],
-        f"CASE WHEN {DIFF} > 0 THEN 'u' ELSE 'd' END AS op",
+        f"CASE WHEN {DIFF} > 0 THEN ascii('u') ELSE ascii('d') END AS op",
         f"{order} AS ord",
         f"{value} AS value",
         _ERR,
@@ -325,11 +327,11 @@ def _compared(ranked: DataFrame, arguments: Arguments) -> DataFrame:
     else:
         more = ", 'ord', CASE WHEN diff IS NOT NULL THEN ord END, 'is_new', diff IS NULL" if is_sequence else ""
         more += ", 'inherited', inherited" if arguments.inherits else ""
-        held = f"named_struct('holds', op = 'u', 'value', value, 'err', err{more})"
+        held = f"named_struct('holds', op = ascii('u'), 'value', value, 'err', err{more})"
         counts = sequence.ACCEPTED_OR_COMMITTED if is_sequence else "true"
         linked = winners.selectExpr(
             "*",
-            "op = 'u' AS holds",
+            "op = ascii('u') AS holds",
             f"{arguments.latest(held, window, where=counts)} AS before",
             *([sequence.is_newest(window), "ord AS row_ord", "false AS gives"] if is_sequence else []),
         )

@@ -52,7 +52,7 @@ def _columns(*names: str, **others: str) -> dict[str, str]:
 
 CASES = (
     Case("waits", "waits", ("stash", "revive", "forget")),
-    Case("truncate", "op = 't'", ("floor",)),
+    Case("truncate", "op = ascii('t')", ("floor",)),
     Case("late", "is_beaten AND NOT gives", ("keep", "late")),
     Case("same", "is_same", ("keep", "late", "raise", "forget")),
     Case("update", "had AND holds", ("retract", "insert", "late", "clear", "forget")),
@@ -65,7 +65,7 @@ EFFECTS = (
     Effect(
         "stash",
         STASH_OPERATOR,
-        _columns("slot", "op", "ord", "value", "err", "inherited", time="own_time"),
+        _columns("slot", "ord", "value", "err", "inherited", op="chr(op)", time="own_time"),
         condition="NOT stashed",
     ),
     Effect("keep", None, condition="had"),
@@ -81,7 +81,7 @@ EFFECTS = (
     Effect(
         "late",
         LATE_OPERATOR,
-        _columns("slot", "op", "ord", "beaten_by", "inherited", time="own_time", acted="time"),
+        _columns("slot", "ord", "beaten_by", "inherited", op="chr(op)", time="own_time", acted="time"),
         condition="beaten_by IS NOT NULL AND NOT expanded",
     ),
     Effect("floor", ORDER_INDEX_OPERATOR, _columns("time", "ord", kind="'floor'")),

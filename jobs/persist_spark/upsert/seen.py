@@ -166,7 +166,7 @@ def _as_rows(chain: DataFrame, arguments: Arguments) -> list[str]:
     given = {
         "time": f"acted - {(1 << 63) - 1}L",  # not the least bigint: a window subtracts 1
         **dict.fromkeys(("is_due", "waits", "is_late", "stashed", "expanded"), "false"),
-        "op": "'d'",
+        "op": "ascii('d')",
         "entry": f"struct(kind, acted, ord, is_old{', inherited' if arguments.inherits else ''})",
         "is_beyond": "false",
     }

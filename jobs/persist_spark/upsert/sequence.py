@@ -179,7 +179,7 @@ def _registered(found: DataFrame, arguments: Arguments) -> DataFrame:
     rows = rows.selectExpr("*", f"coalesce({gives}, false) AS gives").selectExpr(
         *[f"{changed.get(name, name)} AS {name}" for name in rows.columns if name != "holder"],
         f"IF(gives, holder.ord, {_ORDER}) AS row_ord",
-        "gives OR op = 'u' AS holds",
+        "gives OR op = ascii('u') AS holds",
         *["gives", "inherited AS stored"],
     )
     return inherited.with_registers(rows, arguments, f"(gives OR own_time IS NOT NULL AND wins AND {ACCEPTED})")

@@ -19,7 +19,7 @@ def with_canonical(chain: DataFrame, arguments: Arguments) -> DataFrame:
     if arguments.inherits:
         sent = inherited.sent_json(arguments.schema, cells, "inherited")
         value = F.when(F.col("inherited").isNotNull(), sent).otherwise(value)
-    return chain.withColumn("canonical", F.when(F.col("op") == "u", value))
+    return chain.withColumn("canonical", F.when(F.expr("op = ascii('u')"), value))
 
 
 def with_truncates(chain: DataFrame, arguments: Arguments) -> DataFrame:
@@ -30,20 +30,21 @@ def with_truncates(chain: DataFrame, arguments: Arguments) -> DataFrame:
     is_sequence = arguments.seen is not None
     compared = ["ord", "own_time", "truncated_by"] if is_sequence else ["own_time", "ord"]
     newest = F.expr(f"max(struct({', '.join(compared)})) AS newest")
-    truncates = chain.where("is_due AND op = 't'").groupBy("time").agg(newest)
-    has_values = f"op NOT IN ('t', 's') AND coalesce(own_time, diff) IS NOT NULL AND NOT {sequence.IS_UNORDERED}"
+    truncates = chain.where("is_due AND op = ascii('t')").groupBy("time").agg(newest)
+    is_value = f"op NOT IN (ascii('t'), ascii('s')) AND NOT {sequence.IS_UNORDERED}"
+    has_values = f"{is_value} AND coalesce(own_time, diff) IS NOT NULL"
     slots = chain.where(has_values).select(*arguments.slot).distinct()
     given = {
         **{name: f"newest.{name}" for name in compared},
         **dict.fromkeys(("diff", "value", "err", "inherited", "marks", "entry"), "NULL"),
         **dict.fromkeys(("waits", "is_late", "stashed", "is_beyond", "is_partial"), "false"),
-        **{"is_due": "true", "expanded": "true", "op": "'d'"},
+        **{"is_due": "true", "expanded": "true", "op": "ascii('d')"},
     }
     cells = [f"{given.get(name, name)} AS {name}" for name in arguments.columns]
     both = with_canonical(chain.union(slots.crossJoin(F.broadcast(truncates)).selectExpr(*cells)), arguments)
     if is_sequence:
         return sequence.expanded(both, arguments)
-    kept = f"lag(op = 'u' AND time >= 0) {arguments.by_rank}"
+    kept = f"lag(op = ascii('u') AND time >= 0) {arguments.by_rank}"
     if arguments.eras:
         after = f"lead({{}}) {arguments.by_rank}".format
         kept = f"coalesce({kept}, false) OR (own_time = {after('own_time')} AND {incomparable('ord', after('ord'))})"

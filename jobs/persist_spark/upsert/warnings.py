@@ -43,7 +43,7 @@ def observed(ranked: DataFrame, read: Observation, counts: Mapping[str, str], ar
     if not arguments.watched:
         return ranked.observe(read, as_json(counts))
     names = ranked.columns
-    own = "wins AND op = 'u' AND err IS NULL"
+    own = "wins AND op = ascii('u') AND err IS NULL"
     beaten = " AND NOT is_beaten" if arguments.seen is not None else ""
     acts, comes = f"{own} AND {ACTS}{beaten}", f"{own} AND (is_due OR waits){beaten}"
     users = [*zip(arguments.keys, arguments.schema.key, strict=True)]
