@@ -93,17 +93,15 @@ def era_in(key: str) -> int:
 
 
 def _folder(name: str) -> Callable[[str], str]:
-    """From a shard to the start of all its keys in a folder."""
     return f"{{}}/{name}/".format
 
 
 def _named(folder: str, ending: str = ".json") -> Callable[[str, str], str]:
-    """From a shard and a name to a key."""
     return f"{{}}/{folder}/{{}}{ending}".format
 
 
 def _of_era(folder: str, ending: str = ".json") -> Callable[[str, int, str], str]:
-    """From a shard, the era in which an object was staged, and its digest or id, to its key."""
+    """From a shard, an era and a digest or id to a key."""
     return f"{{}}/{folder}/{{}}/{{}}{ending}".format
 
 

@@ -9,12 +9,16 @@ between tokens; keys of the body are sorted unless the caller needs their order.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import asdict
+from typing import Any, ClassVar, Self, TypeVar
 
 from persist_core.errors import CorruptArtifact, UnknownVersion
+
+T = TypeVar("T")
 
 _HEAD = b'{"sha256":"'
 _DIGITS = 64
@@ -93,3 +97,42 @@ def unseal(data: bytes, *, kind: str, version: int, what: str) -> dict[str, Any]
     for name in RESERVED:
         del body[name]
     return body
+
+
+def from_plain(kind: type[T], body: Any, *, what: str) -> T:
+    """A value of the type `kind`, dataclasses included, from the JSON that `dataclasses.asdict` gives.
+
+    Raises `CorruptArtifact` naming `what` if its types do not fit; a field that is unknown is ignored.
+    """
+    from pydantic import ValidationError  # not at the top: readers of plain batches need none of it
+
+    try:
+        made: T = _adapter(kind).validate_python(body)  # type: ignore[arg-type] # a type is hashable
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise CorruptArtifact(f"{what} is malformed: {first['loc']}: {first['msg']}; run `persist fsck`") from None
+    return made
+
+
+@functools.cache
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+class Sealed:
+    """Base of dataclasses that are stored as one sealed object. Equal ones have equal bytes."""
+
+    KIND: ClassVar[str]
+    VERSION: ClassVar[int] = 1
+
+    def encode(self: Any) -> bytes:
+        """Sealed JSON."""
+        return seal(self.KIND, self.VERSION, asdict(self))
+
+    @classmethod
+    def decode(cls, data: bytes, *, what: str | None = None) -> Self:
+        """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
+        what = what or cls.KIND
+        return from_plain(cls, unseal(data, kind=cls.KIND, version=cls.VERSION, what=what), what=what)

@@ -48,7 +48,6 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
 
 
 def _loaded(location: OpenLocation, argv: Sequence[str]) -> JobSpec | None:
-    """The item that these arguments name; `None` if it cannot be read."""
     try:
         return load_spec(location.blob, argv)
     except Exception as error:  # noqa: BLE001 - the others are done

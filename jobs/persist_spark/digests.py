@@ -50,7 +50,6 @@ def staged_digests(spark: SparkSession, blob: Blob, prefix: str, files: Sequence
 def _by_executors(
     spark: SparkSession, blob: Blob, prefix: str, files: Sequence[BlobMetadata], limit: int
 ) -> dict[str, str]:
-    """The SHA-256 of each file, by key."""
     options = {**LOUD_OPTIONS, "recursiveFileLookup": "true", **s3a.access_options(blob.uri, os.environ)}
     content = F.col("content")
     try:

@@ -103,7 +103,7 @@ def _end(blob: Blob, file: BlobMetadata, size_bytes: int) -> bytes:
 
 
 def _keys(metadata: pq.FileMetaData, key: Sequence[Column]) -> KeyRange:
-    """The range of the keys, by the statistics of the row groups; no bounds if a key column has none."""
+    """The range of the keys, by the statistics of the row groups."""
     places = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
     if not key or any(column.name not in places for column in key):
         return EVERYTHING

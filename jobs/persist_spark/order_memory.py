@@ -110,7 +110,6 @@ def _highest(orders: Sequence[tuple[OrderKey, int]]) -> tuple[OrderKey, int] | N
 
 
 def _highest_row(rows: pa.Table, schema: CollectionSchema) -> list[tuple[OrderKey, int]]:
-    """The row with the highest order, then time; none of none."""
     if not len(rows):
         return []
     columns = _order_columns(schema)

@@ -93,6 +93,5 @@ def _running(own: SparkSession) -> str:
 
 
 def _tasks(counts: Iterable[tuple[int, int]]) -> str:
-    """How many of the tasks are done; an empty text without tasks."""
     done, total = map(sum, zip((0, 0), *counts, strict=True))
     return f"{done} of {total} tasks" if total else ""

@@ -274,7 +274,6 @@ def artifacts_of(blob: Blob, schema: CollectionSchema, files: list[StagedFile], 
 
 
 def _artifact(blob: Blob, schema: CollectionSchema, number: int, file: StagedFile) -> StateArtifact:
-    """A file of operator state, with what it holds."""
     found, orders = file.footer, None
     if file.kind == ORDER_INDEX_OPERATOR:
         entries = read_rows(blob, BlobMetadata(file.key, file.size_bytes), MEMORY_COLUMNS, ROWS_AT_ONCE)

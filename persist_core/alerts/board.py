@@ -18,15 +18,7 @@ from typing import TypeVar
 
 from persist_core.alerts.conditions import Health
 from persist_core.alerts.evaluate import evaluate
-from persist_core.alerts.record import (
-    RECORD_KEY,
-    Acknowledged,
-    LastCheck,
-    Notice,
-    WatchRecord,
-    decode_record,
-    encode_record,
-)
+from persist_core.alerts.record import RECORD_KEY, Acknowledged, LastCheck, Notice, WatchRecord
 from persist_core.config.thresholds import Threshold
 from persist_core.errors import CorruptArtifact, InvalidInput, StorageError
 from persist_core.handles.client import PersistClient
@@ -54,7 +46,7 @@ class WatchBoard:
     def read(self) -> WatchRecord:
         """The record now. Raises `CorruptArtifact` if it is damaged; the next turn of a watcher replaces it."""
         head = self._register.head(RECORD_KEY)
-        return WatchRecord() if head is None else decode_record(head.data, what=self._what)
+        return WatchRecord() if head is None else WatchRecord.decode(head.data, what=self._what)
 
     def turn(
         self, rules: Mapping[str, Mapping[str, Threshold]], gather: Gather, *, watcher: str = "", guide: str = ""
@@ -172,7 +164,8 @@ class WatchBoard:
             if after == before:
                 return None, (0, result)
             seqno = 0 if head is None else head.seqno + 1
-            return VersionedData(seqno, encode_record(after, self.client.ids.uuid7())), (seqno, result)
+            after = replace(after, write_id=self.client.ids.uuid7())
+            return VersionedData(seqno, after.encode()), (seqno, result)
 
         seqno, result = self._register.change(RECORD_KEY, step, self._what)
         self._truncate(seqno)
@@ -186,7 +179,7 @@ class WatchBoard:
         if head is None:
             return WatchRecord()
         try:
-            return decode_record(head.data, what=self._what)
+            return WatchRecord.decode(head.data, what=self._what)
         except CorruptArtifact as error:
             _log.warning("%s. It is replaced: open alerts are sent again", error)
             return WatchRecord()

@@ -77,8 +77,7 @@ def _health(inspector: Inspector, shard: str) -> Health | None:
 
 
 def _note(client: PersistClient, state: ShardState) -> dict[str, str]:
-    """The note of the errors alive: which files are set aside, else the most frequent error of the newest batch that
-    has some."""
+    """Which files are set aside, else the most frequent error of the newest batch that has some."""
     progress = state.sources.get(FILES)
     names = progress.offsets.get(SET_ASIDE, []) if progress else []
     if names:

@@ -7,20 +7,15 @@ in it, so a watcher that finds nothing new writes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from pydantic import TypeAdapter, ValidationError
-
 from persist_core.config.thresholds import Level
-from persist_core.errors import CorruptArtifact
-from persist_core.sealed import seal, unseal
+from persist_core.sealed import Sealed
 
 RECORD_KEY = "_watch"  # starts with "_", so no shard can have this name
-RECORD_VERSION = 1
 MAX_UNSENT_OF_ONE_KEY = 8  # then the oldest is dropped: the newest one says how it is
 MAX_UNSENT = 2_000  # of a location, about 2 MB
-_KIND = "watch"
 
 NoticeKind = Literal["alert", "conflict", "failure"]
 
@@ -111,11 +106,15 @@ class Notice:
 
 
 @dataclass(frozen=True)
-class WatchRecord:
-    """Everything that is remembered about a location. `unsent`: oldest first."""
+class WatchRecord(Sealed):
+    """Everything that is remembered about a location. `unsent`: oldest first; `write_id` makes the bytes of every
+    version unique."""
+
+    KIND = "watch"
 
     shards: Mapping[str, ShardWatch] = field(default_factory=dict)
     unsent: tuple[Notice, ...] = ()
+    write_id: str = field(default="", compare=False)
 
     def of(self, shard: str) -> ShardWatch:
         """The memory of a shard."""
@@ -148,25 +147,3 @@ def _bounded(notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
         if newest[notice.key] <= MAX_UNSENT_OF_ONE_KEY:
             kept.append(notice)
     return tuple(reversed(kept))
-
-
-def encode_record(record: WatchRecord, write_id: str) -> bytes:
-    """Sealed bytes. The write id makes every version's bytes unique."""
-    body = {
-        "write_id": write_id,
-        "shards": {name: asdict(watch) for name, watch in record.shards.items()},
-        "unsent": [asdict(notice) for notice in record.unsent],
-    }
-    return seal(_KIND, RECORD_VERSION, body)
-
-
-def decode_record(data: bytes, *, what: str) -> WatchRecord:
-    """The inverse of `encode_record`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
-    try:
-        return _RECORD.validate_python(unseal(data, kind=_KIND, version=RECORD_VERSION, what=what))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise CorruptArtifact(f"{what} has unexpected fields: {first['loc']}: {first['msg']}") from None
-
-
-_RECORD = TypeAdapter(WatchRecord)

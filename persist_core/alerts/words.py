@@ -25,7 +25,7 @@ GUIDE = "docs/operations.md"  # where the documents are, unless a project says o
 
 @dataclass(frozen=True)
 class _Texts:
-    """The texts of a condition. `section` is a heading of docs/operations.md."""
+    """`section` is a heading of docs/operations.md."""
 
     name: str
     command: str

@@ -336,7 +336,6 @@ class Checkpointer:
                 raise self._needed(checkpoint_id, f"{pinned}, which is pinned, builds on it; unpin {pinned} first")
 
     def _needed(self, checkpoint_id: str, why: str) -> InvalidInput:
-        """The refusal of its deletion, which names every checkpoint that builds on it."""
         others = (each.checkpoint_id for each in self.listing().manifests if each.checkpoint_id != checkpoint_id)
         needing = [each for each in others if checkpoint_id in self.needed_by(each)]
         builds = f". These build on it: {', '.join(needing)}" if needing else ""

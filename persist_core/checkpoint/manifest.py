@@ -19,7 +19,7 @@ from persist_core.contents.batch import SourceFrontier
 from persist_core.contents.operator_state import StateArtifact
 from persist_core.errors import CorruptArtifact, InvalidInput, UnknownVersion
 from persist_core.keys import check_checkpoint_id, state_path
-from persist_core.sealed import is_sealed, seal, unseal
+from persist_core.sealed import from_plain, is_sealed, seal, unseal
 
 MANIFEST_VERSION = 2
 OFFSETS_VERSION = 1
@@ -55,6 +55,11 @@ class PartitionState(_Entry):
     def is_carried(self) -> bool:
         """True if an earlier batch's file stands for it, and the checkpoint has no copy."""
         return self.path.startswith("../")
+
+    def artifact(self, key: str) -> StateArtifact:
+        """The artifact, whose bytes are under `key`."""
+        own = {name: getattr(self, name) for name in ("partition_id", "size_bytes", "sha256", "is_carried")}
+        return from_plain(StateArtifact, {**self.facts, **own, "key": key}, what=f"artifact {key}")
 
 
 @dataclass(frozen=True)

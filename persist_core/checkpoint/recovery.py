@@ -126,16 +126,7 @@ class _Recovery:
             name: OperatorState(
                 saved.is_delta,
                 tuple(
-                    StateArtifact.from_json(
-                        {
-                            **part.facts,
-                            "partition_id": part.partition_id,
-                            "key": self._checkpointer.layout.artifact(manifest.checkpoint_id, part.path),
-                            "size_bytes": part.size_bytes,
-                            "sha256": part.sha256,
-                            "is_carried": part.is_carried,
-                        }
-                    )
+                    part.artifact(self._checkpointer.layout.artifact(manifest.checkpoint_id, part.path))
                     for part in saved.partitions
                 ),
             )
@@ -144,7 +135,6 @@ class _Recovery:
         return _Link(manifest.checkpoint_id, manifest.parent_id, operators)
 
     def _whole(self, artifact: StateArtifact, copy_key: str) -> StateArtifact:
-        """The artifact, or its copy if only the copy is intact."""
         is_read = self._unread is None or artifact.size_bytes <= self._unread
         if is_read and self._unread is not None:
             self._unread -= artifact.size_bytes

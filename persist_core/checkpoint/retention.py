@@ -62,10 +62,7 @@ def _newest_of_each(
 def _ancestors(
     ordered: Sequence[CheckpointManifest], by_id: Mapping[str, CheckpointManifest], checkpoint_id: str
 ) -> set[str]:
-    """The checkpoints that the delta chains of a checkpoint need: parents up to each operator's full snapshot.
-
-    If the chain cannot be followed to its end (a manifest that cannot be read), every older checkpoint may be needed.
-    """
+    """Parents that its delta chains need; all that are older if a chain cannot be followed to its end."""
     try:
         return {manifest.checkpoint_id for manifest, _ in walk(by_id[checkpoint_id], by_id.__getitem__)}
     except (KeyError, CorruptArtifact):

@@ -73,7 +73,6 @@ def _print_json(role: str, uri: str, findings: Iterable[Finding]) -> None:
 
 
 def _print_table(role: str, uri: str, findings: Iterable[Finding]) -> None:
-    """One line per finding; below each that is not OK, what is expected and what to do."""
     output.print_line(f"{role} {uri}")
     for finding in findings:
         output.print_line(f"  {finding.grade.value:<8} {finding.check:<19} {finding.found}")

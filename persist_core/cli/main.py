@@ -183,7 +183,6 @@ def errors(session: Session, shard: str, as_of: str | None, limit: int | None, r
 
 
 def _limit(session: Session, limit: int | None) -> int | None:
-    """The number of rows to print; `None`: all."""
     return DEFAULT_ROWS if limit is None and not session.as_json else limit
 
 

@@ -161,7 +161,7 @@ def drop_command(session: Session, name: str, yes: bool, force: bool) -> None:
 def _print_garbage(session: Session, name: str) -> None:
     found, uploads = garbage(session.client, name), unfinished_uploads(session.client.blob, name)
     if session.as_json:
-        output.print_ndjson({"shard": name, **asdict(each), "reason": each.reason} for each in found)
+        output.print_ndjson({"shard": name, **each._asdict(), "reason": each.reason} for each in found)
         output.print_ndjson({"shard": name, **asdict(each), "reason": _UPLOAD} for each in uploads.found)
         return
     rows = [(each.key, show_bytes(each.size_bytes), each.reason) for each in found]

@@ -188,7 +188,6 @@ def carry_out(
 
 
 def _print_samples(found: Differences, limit: int) -> None:
-    """Some of the rows that differ, as a table."""
     shown = found.rows.slice(0, limit)
     if len(shown):
         output.print_table(output.short_names(shown.column_names), [list(row.values()) for row in json_rows(shown)])

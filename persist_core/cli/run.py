@@ -125,7 +125,6 @@ def _wanted(session: Session, config: ShardConfig, until: str | None, force: boo
 
 
 def _run_several(session: Session, wanted: list[RunRequest], wrong: list[PersistError], spark: SparkProcess) -> None:
-    """Run all, print each as its turn ends, and a summary. Raises `RunFailed` if one failed."""
     counts: Counter[str] = Counter()
     failed = [str(error).partition(":")[0] for error in wrong]
     for error in wrong:

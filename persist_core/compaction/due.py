@@ -63,8 +63,7 @@ def _takes_in_bottom(batches: list[HollowBatch], since: int | None) -> bool:
 
 
 def _ended(batches: list[HollowBatch], since: int | None) -> int:
-    """A bound on the rows of versions that `since` has passed: of batches that end before it. A retraction
-    stands for two rows, its own and the insertion that it ends."""
+    """At most the rows of versions that `since` has passed: a retraction and the insertion that it ends are two."""
     passed = [batch for batch in batches if since is not None and batch.last_time <= since]
     return sum(batch.counts.history + 2 * batch.counts.retractions for batch in passed)
 

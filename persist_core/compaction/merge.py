@@ -146,7 +146,6 @@ class Merge:
 
     @cached_property
     def _due(self) -> list[Part]:
-        """The files of oks that this step or later ones rewrite."""
         if not self.schema.key:
             return self._oks
         runs = {part.key for manifest in self.manifests if manifest.run for part in manifest.parts}
@@ -160,9 +159,7 @@ class Merge:
 
     @cached_property
     def _never_kept(self) -> frozenset[str]:
-        """The files that are rewritten in any case: another shard's, and all files of a run that a fork clips.
-
-        A clipped run has rows later than the fork's checkpoint. After an erasure its files are the fork's own."""
+        """Files to rewrite in any case: another shard's, and of a run that a fork clips, which holds later rows."""
         return frozenset(
             part.key
             for batch, manifest in zip(self.inputs, self.manifests, strict=True)
@@ -195,9 +192,7 @@ class Merge:
         return tuple(part for part in (*found, *self._old_history(self.file_rows)) if part.key not in self._never_kept)
 
     def _old_history(self, file_rows: int) -> Iterator[Part]:
-        """All history, if its small files are few. Else, from the smallest file on, each that is not much larger than
-        what is rewritten anyway is rewritten too; at most each retraction of an input becomes a row of history. A file
-        that is not much smaller than a new one is never rewritten: that would not make the files fewer."""
+        """The files of history to rewrite: all if the small ones are few, else the smallest, as long as it pays."""
         files = sorted((part for _, _, part in self.history()), key=lambda part: (part.rows or 0, part.key))
         small = [part for part in files if _is_small(part, file_rows)]
         yield from files[len(small) :]
@@ -282,7 +277,6 @@ class Merge:
 
 
 def _is_small(part: Part, file_rows: int) -> bool:
-    """True if it is much smaller than a new file."""
     return 2 * (part.rows or 0) < file_rows
 
 
@@ -371,7 +365,6 @@ def _multiset(reader: ReadHandle, merge: Merge) -> Versions:
 
 
 def _history(client: PersistClient, merge: Merge) -> pa.Table:
-    """The rows of the files of history that are not carried over."""
     columns = history_schema(merge.schema)
     rewritten = ((read_part(client.blob, part, columns, client.part_format), clip) for part, clip in merge.rewritten())
     tables = [_until(rows, clip) for rows, clip in rewritten]
@@ -379,7 +372,6 @@ def _history(client: PersistClient, merge: Merge) -> pa.Table:
 
 
 def _until(history: pa.Table, clip: int | None) -> pa.Table:
-    """The updates that had ended by then."""
     return history if clip is None else history.filter(pc.less_equal(_end(history), clip))
 
 

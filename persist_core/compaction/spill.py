@@ -89,6 +89,5 @@ class Spill:
             yield {tag: pa.concat_tables(tables) for tag, tables in found.items()}
 
     def _boundaries(self, rows: int) -> list[Key]:
-        """The first keys of all ranges but the first."""
         step = max(1, rows // self.sampled)
         return sorted(set(sorted(self._sample)[step::step]))

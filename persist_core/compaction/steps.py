@@ -50,7 +50,6 @@ def end_of_step(files: Sequence[Sized], budget_bytes: int, after: Key = ()) -> K
 
 
 def _places(files: Sequence[Sized], after: Key) -> Iterator[_Place]:
-    """The keys at which files begin, in their order, but for the first one."""
     begins = sorted((max(keys.begin, after), size) for keys, size in files)
     ends = sorted(((keys.end, size) for keys, size in files), reverse=True)
     begun = over = 0

@@ -73,7 +73,6 @@ class _ThresholdConfig(ConfigModel):
 
     @classmethod
     def _parse(cls, value: object) -> tuple[str, int]:
-        """The plain form and the number. Raises by `refuse`."""
         return checks.duration(value) if cls.is_duration else checks.count(value)
 
     @property

@@ -119,16 +119,12 @@ def _statements(text: str, expected: str = "a query") -> list[exp.Expr]:
 
 
 def _unlike_spark(text: str) -> str | None:
-    """A comment that Spark's parser ends at another place: the rest of it could be a query that no gate has seen.
-
-    Spark counts no `/*+` within a comment, and a line that ends in a backslash goes on. `{#` it does not know.
-    """
+    """A comment that Spark's parser ends at another place, so that the rest could be a query that no gate has seen."""
     comments = [comment for token in sqlglot.tokenize(text, read=DIALECT) for comment in token.comments]
     return next((each[:40] for each in comments if "/*+" in each or "\\\n" in f"{each}\n"), None)
 
 
 def _without_classes(description: str) -> str:
-    """The parser's description, without the names of its classes."""
     if description.startswith("Required keyword: "):
         return "an expression that is not finished"
     return description.partition(" but got <Token")[0]
@@ -188,7 +184,6 @@ def _precedes(cte: exp.CTE, own: exp.CTE | None, clause: exp.With) -> bool:
 
 
 def _outputs(tree: exp.Expr) -> tuple[str, ...] | None:
-    """The names of the result's columns, if the text names all of them."""
     if not isinstance(tree, exp.Query):
         return None
     selects = tree.selects

@@ -24,7 +24,7 @@ from persist_core.contents.stats import BatchWarning
 from persist_core.errors import BadBounds, CorruptArtifact, InvalidInput
 from persist_core.keys import check_key_name
 from persist_core.schema import CollectionSchema
-from persist_core.sealed import seal, sealed_digest, unseal
+from persist_core.sealed import from_plain, seal, sealed_digest, unseal
 from persist_core.time_text import MAX_TIME, check_time, show_interval
 
 MANIFEST_VERSION = 1
@@ -161,9 +161,7 @@ class BatchDescription:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> BatchDescription:
         """The inverse of `to_json`."""
-        sources = {name: SourceFrontier(**source) for name, source in data["sources"].items()}
-        operators = {name: tuple(map(StateArtifact.from_json, chain)) for name, chain in data["operators"].items()}
-        return cls(**{**data, "sources": sources, "operators": operators})
+        return from_plain(cls, data, what="a description")
 
 
 @dataclass(frozen=True)
@@ -335,23 +333,10 @@ class BatchManifest:
         body = unseal(data, kind=_MANIFEST, version=MANIFEST_VERSION, what=what)
         with _well_formed(what):
             schemas = {each["version"]: CollectionSchema.from_json(each) for each in body.pop("schemas")}
-            lists = tuple(map(PartList.from_json, body.pop("lists")))
-            manifest = cls(
-                **{
-                    **body,
-                    "schema": schemas[body["schema"]],
-                    "parts": UnreadParts(lists, schemas) if lists else _parts(body["parts"], schemas),
-                    "counts": BatchCounts(**body["counts"]),
-                    "sources": {name: SourceFrontier(**source) for name, source in body["sources"].items()},
-                    "operators": {name: OperatorState.from_json(state) for name, state in body["operators"].items()},
-                    "warnings": tuple(
-                        BatchWarning(**{**each, "samples": tuple(each["samples"])}) for each in body.get("warnings", ())
-                    ),
-                    "err_groups": tuple(ErrGroup(**group) for group in body["err_groups"]),
-                    "restored": Restored.from_json(body["restored"]) if body["restored"] else None,
-                    "run": Run.from_json(body["run"]) if body["run"] else None,
-                }
-            )
+            lists = from_plain(tuple[PartList, ...], body.pop("lists"), what=what)
+            facts = {name: from_plain(kind, body[name], what=what) for name, kind in _FACTS.items()}
+            parts = UnreadParts(lists, schemas) if lists else _parts(body["parts"], schemas)
+            manifest = cls(**{**body, **facts, "schema": schemas[body["schema"]], "parts": parts})
         vars(manifest)["sha256"] = sealed_digest(data)  # of the stored bytes, not of a new encoding
         return manifest
 
@@ -365,6 +350,17 @@ class BatchManifest:
         whole = replace(self, parts=tuple(parts))
         vars(whole).update(sha256=self.sha256, lists=self.lists)
         return whole
+
+
+_FACTS: Mapping[str, Any] = {  # of a manifest, with types that JSON does not have
+    "counts": BatchCounts,
+    "sources": dict[str, SourceFrontier],
+    "operators": dict[str, OperatorState],
+    "warnings": tuple[BatchWarning, ...],
+    "err_groups": tuple[ErrGroup, ...],
+    "restored": Restored | None,
+    "run": Run | None,
+}
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -21,11 +21,9 @@ from persist_core.contents.operator_state import OrderKey
 from persist_core.errors import InvalidInput
 from persist_core.keys import digest_in, erased_key
 from persist_core.schema import Column
-from persist_core.sealed import check_in_place, seal, sealed_digest, unseal
+from persist_core.sealed import Sealed, check_in_place, sealed_digest
 
 MAX_KEYS = 10_000  # of one shard: a write joins its records with them
-_VERSION = 1
-_ERASED = "erased_list"
 
 
 @dataclass(frozen=True)
@@ -78,8 +76,10 @@ class Erasure:
 
 
 @dataclass(frozen=True)
-class ErasedList:
+class ErasedList(Sealed):
     """All erasures of a shard, oldest first. `step` counts the changes, so no two lists are equal."""
+
+    KIND = "erased_list"
 
     secret: str
     erasures: tuple[Erasure, ...] = ()
@@ -111,10 +111,6 @@ class ErasedList:
             raise InvalidInput(f"the shard would have {len(after.known())} erased keys; expected {MAX_KEYS} at most")
         return after
 
-    def encode(self) -> bytes:
-        """Sealed JSON."""
-        return seal(_ERASED, _VERSION, asdict(self))
-
     def key_in(self, shard: str) -> str:
         """Where it is stored."""
         return erased_key(shard, sealed_digest(self.encode()))
@@ -124,18 +120,6 @@ class ErasedList:
         """The list under `key`. Raises `CorruptArtifact` or `UnknownVersion`."""
         check_in_place(sealed_digest(data), digest_in(key), what=f"list of erasures {key}")
         return cls.decode(data, what=f"list of erasures {key}")
-
-    @classmethod
-    def decode(cls, data: bytes, *, what: str) -> ErasedList:
-        """The inverse of `encode`."""
-        body = unseal(data, kind=_ERASED, version=_VERSION, what=what)
-        return cls(**{**body, "erasures": tuple(map(_erasure, body["erasures"]))})
-
-
-def _erasure(body: Mapping[str, Any]) -> Erasure:
-    keys = tuple(ErasedKey(**{**each, "order": each["order"] and tuple(each["order"])}) for each in body["keys"])
-    lists = {name: tuple(body[name]) for name in ("waiting", "order_types")}
-    return Erasure(**{**body, **lists, "keys": keys})
 
 
 def key_texts(key: Key, columns: Sequence[Column]) -> dict[str, str]:

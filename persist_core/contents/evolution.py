@@ -177,7 +177,6 @@ def _check(newest: CollectionSchema, wanted: CollectionSchema, found: Collection
 
 
 def _refusal(newest: CollectionSchema, found: CollectionSchema) -> str | None:
-    """Why `newest` cannot become `found`, whatever is declared."""
     if [column.id for column in newest.key] != [column.id for column in found.key]:
         names = [", ".join(schema.key_names) or "none" for schema in (newest, found)]
         return f"the key is {names[0]}, and would be {names[1]}. {_otherwise(newest)}"

@@ -189,7 +189,6 @@ def _next_text(text: str) -> str | None:
 
 
 def _scalar(value: pa.ChunkedArray, column: Column) -> Scalar:
-    """The first value of a column."""
     found: Scalar | bytes | Decimal = value.cast(_INTEGERS.get(column.type, value.type))[0].as_py()
     if isinstance(found, bytes):
         return found.hex()
@@ -224,7 +223,6 @@ def _parsed(text: str, column: Column) -> Scalar:
 
 
 def _arrow(scalar: Scalar, column: Column) -> pa.Scalar:
-    """The inverse of `_scalar`."""
     wanted = arrow_type(column.type)
     decimal = decimal_of(column.type)
     if decimal:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -81,13 +81,6 @@ class StateArtifact:
         named = asdict(self)
         return {name: named[name] for name in _FACTS if named[name] is not None}
 
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> StateArtifact:
-        """The inverse of `dataclasses.asdict`, from JSON."""
-        keys = {name: _tuple(body.get(name)) for name in ("first_key", "last_key")}
-        orders = body.get("orders")
-        return cls(**{**body, **keys, "orders": None if orders is None else OrderFacts(**_tuples(orders))})
-
 
 @dataclass(frozen=True)
 class OperatorState:
@@ -103,11 +96,6 @@ class OperatorState:
     def __post_init__(self) -> None:
         if not self.is_delta and not self.artifacts:
             raise InvalidInput("a full operator state without artifacts; leave the operator out if it has no state")
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> OperatorState:
-        """The inverse of `dataclasses.asdict`, from JSON."""
-        return cls(body["is_delta"], tuple(map(StateArtifact.from_json, body["artifacts"])))
 
 
 def to_fold(chain: Sequence[StateArtifact]) -> tuple[tuple[StateArtifact, ...], tuple[StateArtifact, ...]]:
@@ -141,12 +129,3 @@ def chain_digest(artifacts: Iterable[StateArtifact], *, after: str = "") -> str:
         facts = json.dumps(artifact.facts, sort_keys=True, separators=(",", ":"))
         digest = hashlib.sha256(f"{digest}{artifact.sha256}{facts}".encode()).hexdigest()
     return digest
-
-
-def _tuples(orders: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _tuple(value) if isinstance(value, list) else value for name, value in orders.items()}
-
-
-def _tuple(value: Any) -> Any:
-    """Lists as tuples, at every level."""
-    return tuple(map(_tuple, value)) if isinstance(value, (list, tuple)) else value

@@ -44,12 +44,6 @@ class PartList:
         """The range of its keys."""
         return KeyRange(self.first_key, self.last_key)
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> PartList:
-        """The inverse of `asdict`."""
-        bounds = {name: None if data[name] is None else tuple(data[name]) for name in ("first_key", "last_key")}
-        return cls(**{**data, **bounds})
-
     def read(self, data: bytes, *, what: str) -> list[dict[str, Any]]:
         """The parts in its bytes, as the manifest would hold them. Raises `CorruptArtifact` naming `what`."""
         body = unseal(data, kind=_LIST, version=LIST_VERSION, what=what)

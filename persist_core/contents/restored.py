@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -29,9 +27,3 @@ class Restored:
     checkpoint_id: str
     watermark: int | None
     correction: Correction | None = None
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Restored:
-        """The inverse of `asdict`."""
-        said = data.get("correction")
-        return cls(**{**data, "correction": Correction(**said) if said else None})

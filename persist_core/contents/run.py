@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from persist_core.contents.key_range import Key
 
@@ -22,15 +20,3 @@ class Run:
     since: int
     changed_at: int | None
     merged_to: Key | None = None
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Run:
-        """The inverse of `asdict`."""
-        merged_to = data["merged_to"]
-        return cls(
-            **{
-                **data,
-                "inputs": tuple(data["inputs"]),
-                "merged_to": None if merged_to is None else tuple(merged_to),
-            }
-        )

@@ -7,11 +7,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from persist_core.errors import InvariantViolation
-from persist_core.sealed import seal, unseal
+from persist_core.sealed import Sealed, seal
 
-DRY_RUN_VERSION = 1
 MAX_NAMES = 20  # of fields, in a warning
-_DRY_RUN = "dry_run"
 FILLED_COLUMN = "filled."  # of a fill's count, before a column's name
 LEFT = "rows that stay as they are"  # a fill's warning
 _REMARKABLE = {
@@ -137,8 +135,10 @@ class ViewStats:
 
 
 @dataclass(frozen=True)
-class DryRun:
+class DryRun(Sealed):
     """The report of a read-only refresh: its stats, and a few of its updates as JSON objects for people."""
+
+    KIND = "dry_run"
 
     as_of: int
     stats: Mapping[str, int]
@@ -147,13 +147,7 @@ class DryRun:
     def encode(self) -> bytes:
         """Sealed JSON. Values that JSON does not have (decimals, times) become text."""
         sample = [{name: _plain(value) for name, value in row.items()} for row in self.sample]
-        return seal(_DRY_RUN, DRY_RUN_VERSION, {"as_of": self.as_of, "stats": dict(self.stats), "sample": sample})
-
-    @classmethod
-    def decode(cls, data: bytes, *, what: str = "a dry run's report") -> DryRun:
-        """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion`."""
-        body = unseal(data, kind=_DRY_RUN, version=DRY_RUN_VERSION, what=what)
-        return cls(body["as_of"], body["stats"], tuple(body["sample"]))
+        return seal(self.KIND, self.VERSION, {"as_of": self.as_of, "stats": dict(self.stats), "sample": sample})
 
 
 def _plain(value: Any) -> Any:

@@ -63,8 +63,6 @@ class Collected:
 
 @dataclass(frozen=True)
 class _Stored:
-    """A list, and when it was stored, by the store's clock."""
-
     key: str
     listed: GarbageList
     stored_ms: int = 0
@@ -149,7 +147,6 @@ def due_since_ms(client: PersistClient, state: ShardState, *, grace_ms: int = GR
 
 
 def _is_of(key: str, state: ShardState) -> bool:
-    """True if the key names a list of the state's era."""
     try:
         return era_in(key) == state.era
     except (ValueError, IndexError):  # GC's clock
@@ -172,7 +169,6 @@ def _eras_of(intent_ms: int, grace_ms: int) -> int:
 
 
 def _lists(blob: Blob, shard: str) -> tuple[list[_Stored], int]:
-    """All lists of the shard, and what time it is, by the store's clock."""
     clock = gc_clock_key(shard)
     blob.set(clock, b"")
     lists, now_ms = [], 0
@@ -192,11 +188,7 @@ def _truncate(client: PersistClient, state: ShardState) -> None:
 
 
 def _mark(client: PersistClient, state: ShardState, needs: Needs, lists: list[_Stored]) -> list[_Stored]:
-    """Store lists of what is garbage now and on no list yet, at least one. Of a dropped shard nothing is to be left.
-
-    First, what is needed again leaves the older lists: an attempt may be appended after it was listed, and its files
-    are then to stay for readers as long as any others. So a list of this era means that the older ones are up to date.
-    """
+    """List what is new garbage, in at least one list; keys that are needed again leave the older lists first."""
     needed = needs.of(client.state(state.shard))
     lists = [_without(client, each, needed) for each in lists]
     known = {each.key for stored in lists for each in stored.listed.garbage}
@@ -221,11 +213,7 @@ def _without(client: PersistClient, stored: _Stored, needed: Collection[str]) ->
 def _sweep(
     client: PersistClient, state: ShardState, lists: list[_Stored], needs: Needs, max_keys: int, kept_eras: int
 ) -> tuple[Swept, list[_Stored], bool]:
-    """Sweep the lists of eras that are refused, and over for readers with a lease. Returns the lists that are left, and
-    whether none of them was to be swept.
-
-    What was listed in era `e` could be appended, and so be read, until era `e + kept_eras` was over.
-    """
+    """Sweep lists of eras that nothing can name any more; the rest, and whether all due ones were swept."""
     over = min([state.oldest_era, *(lease.era - kept_eras for lease in state.leases.values())])
     due = [stored for stored in lists if stored.listed.era < over]
     swept = sweep(client, state.shard, [stored.listed for stored in due], needs, max_keys=max_keys)

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from persist_core.errors import CorruptArtifact
 from persist_core.keys import era_in, owner_of
-from persist_core.sealed import check_in_place, seal, unseal
+from persist_core.sealed import Sealed, check_in_place
 
-LIST_VERSION = 1
-_LIST = "garbage_list"
 _REASONS = {
     "batches": "no batch, commit or fork names it",
     "checkpoints": "its checkpoint is not complete, and no commit can complete it",
@@ -26,8 +25,7 @@ _REASONS = {
 }
 
 
-@dataclass(frozen=True)
-class Garbage:
+class Garbage(NamedTuple):
     """A key that nothing needed, and its size in bytes."""
 
     key: str
@@ -40,8 +38,10 @@ class Garbage:
 
 
 @dataclass(frozen=True)
-class GarbageList:
+class GarbageList(Sealed):
     """The keys that nothing needed in version `seqno` of the shard's state, of era `era`. `marked_ms` is for people."""
+
+    KIND = "garbage_list"
 
     shard: str
     era: int
@@ -53,21 +53,6 @@ class GarbageList:
     def size_bytes(self) -> int:
         """Bytes of all keys."""
         return sum(each.size_bytes for each in self.garbage)
-
-    def encode(self) -> bytes:
-        """Sealed JSON."""
-        rows = [[each.key, each.size_bytes] for each in self.garbage]
-        return seal(_LIST, LIST_VERSION, {**asdict(self), "garbage": rows})
-
-    @classmethod
-    def decode(cls, data: bytes, *, what: str) -> GarbageList:
-        """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
-        body = unseal(data, kind=_LIST, version=LIST_VERSION, what=what)
-        try:
-            listed = cls(**{**body, "garbage": tuple(Garbage(*row) for row in body["garbage"])})
-        except TypeError as error:
-            raise CorruptArtifact(f"{what} is malformed: {error!r}") from error
-        return listed
 
     @classmethod
     def read(cls, data: bytes, key: str) -> GarbageList:

@@ -77,7 +77,6 @@ class Needs:
         return {key for each in named for key in self._named(each, self._whole[each])}
 
     def _named(self, key: str, manifest: BatchManifest) -> set[str]:
-        """The keys of a manifest, its lists and its parts."""
         lists = (list_key(key, number) for number in range(len(manifest.lists)))
         return {key, *lists, *(part.key for part in manifest.parts)}
 
@@ -160,8 +159,7 @@ class Needs:
         return needed
 
     def _shared(self, record: ForkRecord) -> set[str]:
-        """The keys in the record, with the parts of manifests. What is missing was gone before the fork was made, or is
-        going because nothing needs it: a commit may keep a manifest whose lists are gone."""
+        """The keys in the record, with the parts of manifests; what is missing is not needed."""
         shared, blob, threads = set(record.keys), self._client.blob, self._client.fetch_threads
         for key in record.keys:
             manifest = self._whole.get(key) or self._left.get(key)
@@ -179,7 +177,6 @@ class Needs:
     def _in_use(
         self, name: str, records: Collection[ForkRecord], state: ShardState, *, is_last_look: bool
     ) -> list[ForkRecord]:
-        """The fork's records of which it needs a key, or which are so young that it may still be made."""
         young = [record for record in records if record.era >= state.oldest_era]
         fork = self._client.machine.fetch(name) if len(young) < len(records) else None
         if fork is None or fork.is_dropped:

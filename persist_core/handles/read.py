@@ -260,10 +260,7 @@ class ReadHandle:
         return piece.of(read_part(self._blob, piece.part, columns, self._part_format))
 
     def _live_above(self, run: pa.Table, above: pa.Table, schema: CollectionSchema, time: int) -> pa.Table:
-        """The rows of a snapshot whose bottom batch is a run: it holds each of its keys once, as its merge made sure.
-
-        So only its rows with keys of the batches above are compared, and only these keys are hashed.
-        """
+        """A snapshot over a run, which has each key once: only its rows with keys of the batches above are compared."""
         if not len(above):
             return run
         keys = list(schema.key_names)
@@ -391,7 +388,6 @@ def _in_order(updates: pa.Table) -> pa.Table:
 
 
 def _is_out_of(diffs: pa.ChunkedArray, least: int) -> pa.ChunkedArray:
-    """True for diffs that are not in `[least, MAX_COPIES]`."""
     return pc.or_(pc.less(diffs, least), pc.greater(diffs, MAX_COPIES))
 
 

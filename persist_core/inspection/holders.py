@@ -95,7 +95,6 @@ def list_holders(client: PersistClient, state: ShardState) -> Holders:
 
 
 def _of_hidden(shard: str, name: str) -> tuple[str, str]:
-    """The purpose of a hidden fork, and the command that ends it."""
     purpose = name.partition("~")[2]
     if purpose == "reprocess":
         return "a reprocess that has not ended", f"persist reprocess {shard} --give-up"
@@ -141,7 +140,6 @@ def _described_hold(client: PersistClient, shard: str, holder: str, release: str
 
 
 def _live_view(client: PersistClient, shard: str, view: str) -> str | None:
-    """The progress of a view that still reads the shard; `None` if there is no such view."""
     state = client.machine.fetch(view)
     if state is None or state.is_dropped:
         return None

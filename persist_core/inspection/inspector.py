@@ -280,7 +280,6 @@ class Inspector:
         return head
 
     def _version(self, shard: str, seqno: int) -> ShardState | None:
-        """The version `seqno` of the state; `None` if consensus does not keep it."""
         found = self.client.location.consensus.scan(shard, seqno, 1) if seqno >= 0 else []
         return read_version(shard, found[0]) if found and found[0].seqno == seqno else None
 

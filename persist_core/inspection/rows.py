@@ -181,10 +181,7 @@ def errors_in_order(state: ShardState, table: pa.Table) -> pa.Table:
 
 
 def _for_users(state: ShardState, table: pa.Table) -> pa.Table:
-    """Without the digests by which a view knows its inputs' errs: they could confirm a guess of the record.
-
-    The key of a record without an order is its position.
-    """
+    """Without a view's digests of its inputs' errs, which could confirm a guess; `missing_order` by position."""
     if not schema_of(state).key:
         return table.drop_columns([name for name in (ERR_KEY, ERR_PAYLOAD, ERR_POSITION) if name in table.column_names])
     if ERR_KIND not in table.column_names or not pc.any(pc.equal(table[ERR_KIND], MISSING_ORDER)).as_py():
@@ -202,10 +199,7 @@ def key_of(state: ShardState, texts: Sequence[str]) -> list[KeyRange] | None:
 def _check_size(
     client: PersistClient, state: ShardState, batches: Sequence[HollowBatch], keys: Sequence[KeyRange] | None
 ) -> None:
-    """Raise `InvalidInput` if reading these batches takes more than the bounds.
-
-    The state knows enough if all keys are read. Only for a read of some keys, manifests say which files are opened.
-    """
+    """Raise `InvalidInput` if the read takes more than the bounds; manifests are asked only for a read of some keys."""
     rows = sum(batch.counts.rows + batch.counts.history for batch in batches)
     size_bytes = sum(batch.size_bytes for batch in batches)
     if keys is not None and _is_too_large(rows, size_bytes):

@@ -99,7 +99,6 @@ def _parameters(query: str, scheme: str, known: frozenset[str], where: str) -> d
 
 
 def _decoded(text: str, where: str) -> str:
-    """`text` percent-decoded; `InvalidUri` if that is not printable UTF-8."""
     if _BAD_PERCENT.search(text):
         raise InvalidUri(f"{where} has a '%' that starts no escape; write it as %25")
     try:

@@ -78,8 +78,6 @@ def check_contents(examined: Examined, found: Violations) -> Counted:
 def _read(
     client: PersistClient, parts: list[Part], fields: Mapping[PartKind, pa.Schema]
 ) -> dict[str, pa.Table | Exception]:
-    """Every part's rows by its key, or the exception that reading it raised."""
-
     def attempt(part: Part) -> pa.Table | Exception:
         try:
             data = load_part(client.blob, part)
@@ -96,7 +94,6 @@ def _read(
 
 
 def _taken(schema: pa.Schema, chosen: Iterable[Piece], read: Mapping[str, pa.Table | Exception]) -> pa.Table:
-    """The pieces' rows of the files that could be read."""
     tables = [schema.empty_table()]
     for piece in chosen:
         table = read[piece.part.key]
@@ -116,7 +113,6 @@ def _check_batch(
     schema: CollectionSchema,
     found: Violations,
 ) -> None:
-    """Compare the updates in a batch's parts with its manifest."""
     found_counts = dict.fromkeys(vars(BatchCounts()), 0)
     is_whole = True
     for part in manifest.parts:
@@ -217,7 +213,6 @@ def check_updates(oks: pa.Table, errs: pa.Table, schema: CollectionSchema, since
 
 
 def _check_counts_not_negative(updates: pa.Table, found: Violations) -> None:
-    """Rows whose diffs add up to less than zero at some time."""
     for row, count in _negative_counts(updates):
         found.add("counts_not_negative", f"a row has the count {count}: {show_row(row)}")
 

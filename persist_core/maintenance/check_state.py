@@ -65,7 +65,6 @@ def _versions(consensus: Consensus, shard: str) -> Iterator[VersionedData]:
 
 
 def _check_schemas(key: str, manifest: BatchManifest, state: ShardState, found: Violations) -> None:
-    """The shard has had the schemas that the manifest and its operator state name."""
     for version, schema in manifest.schemas.items():
         if state.schemas.of(version, what=key).to_json() != schema.to_json():
             found.add("schema", f"{key}: its schema version {version} is not the one in the shard's state")
@@ -106,7 +105,6 @@ def read_manifests(client: PersistClient, state: ShardState, found: Violations) 
 
 
 def _differences(commit: Commit, manifest: BatchManifest, previous: Commit | None) -> Iterator[str]:
-    """The differences between a commit's manifest and the commit in the state."""
     restored_from = manifest.restored.checkpoint_id if manifest.restored else None
     facts = {
         "token": (manifest.token, commit.token),

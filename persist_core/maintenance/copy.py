@@ -198,10 +198,7 @@ class Copier:
                 lease.expire()
 
     def _as_of_one_moment(self, names: list[str]) -> list[ShardState]:
-        """Their states at a time at which all of these were the newest: between two looks that find the same commits.
-
-        Raises `RunFailed` if there is always a commit in between.
-        """
+        """Their states when all were the newest: between two looks that find the same commits. Raises `RunFailed`."""
         before: list[ShardState] = []
         for _ in range(MAX_LOOKS):
             states = side_by_side(self.source.state, names, threads=self._threads)
@@ -213,7 +210,6 @@ class Copier:
         )
 
     def _task(self, state: ShardState, leases: dict[str, ReadHandle]) -> _Task | None:
-        """How to copy the state; `None` if the target has a later one."""
         shard, lease = state.shard, leases[state.shard]
         there = self.target.machine.fetch(shard)
         if there is not None and lease.reader in there.leases:
@@ -259,10 +255,7 @@ class Copier:
         return beat
 
     def _record_forks(self, fork: str, owners: Iterable[str]) -> dict[str, int]:
-        """Say at the target which files of `owners` the fork shares, before they are looked for; the owners' eras.
-
-        As in `protocol.fork`, the fork's shard is there first, so that GC can refuse a copy that it has given up.
-        """
+        """Say at the target which files of `owners` the fork shares, its shard first, so that GC can refuse it."""
         eras = {}
         for owner in sorted(owners):
             known = self.target.ensure_shard(fork)
@@ -358,7 +351,6 @@ def _folder(uri: str) -> str:
 
 
 def _both(first: Copied, last: Copied) -> Copied:
-    """The sum of two calls' results for a shard."""
     return replace(
         last,
         objects=first.objects + last.objects,

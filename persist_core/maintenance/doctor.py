@@ -253,7 +253,6 @@ def _offer(consensus: Consensus, key: str, expected: int | None, new: VersionedD
 
 @contextmanager
 def _collecting(findings: list[Finding], check: str) -> Iterator[None]:
-    """Turn an error into a finding."""
     try:
         yield
     except PersistError as error:

@@ -88,7 +88,6 @@ def with_dropped(client: PersistClient, shards: Iterable[str]) -> Iterator[str]:
 
 
 def _drop_hidden(client: PersistClient, shard: str) -> list[str]:
-    """Drop the hidden shards of a dropped one; their names."""
     names = hidden_shards(client, shard)
     for name in names:
         client.machine.apply(name, transitions.drop, create=True)

@@ -110,8 +110,6 @@ def erase(client: PersistClient, shard: str, keys: Sequence[Key], *, by: str, re
 
 
 class _Erasing:
-    """One call, and its steps."""
-
     def __init__(self, client: PersistClient, shard: str, keys: Sequence[Key], by: str, reason: str) -> None:
         self._client, self._shard, self._by, self._reason = client, shard, by, reason
         self.schema = schema_to_erase(client.state(shard))
@@ -219,10 +217,7 @@ class _Erasing:
     def _record(
         self, state: ShardState, history: Sequence[pa.Table], waiting: Sequence[pa.Table], is_living: bool
     ) -> bool:
-        """Put the keys on the list, and refuse what was described before. False if another was faster.
-
-        `history` and `waiting`: the removed rows, and the removed records of operator state.
-        """
+        """List the keys, by the removed rows and records, and refuse earlier batches. False: another was faster."""
         known = erased_list(self._client, state) if state.erased else ErasedList(new_secret(self._client))
         place = self._place(known)
         if place is not None and not is_living:
@@ -254,7 +249,6 @@ class _Erasing:
         return [(key, Sought.of([key], self.schema.key)) for key in self._keys]
 
     def _place(self, known: ErasedList) -> int | None:
-        """The place of the newest erasure of just these keys."""
         digests = {known.digest(key, self.schema.key) for key in self._keys}
         found = [place for place, each in enumerate(known.erasures) if each.digests == digests]
         return found[-1] if found else None
@@ -262,7 +256,6 @@ class _Erasing:
     def _commit(
         self, began: ShardState, oks: pa.Table, errs: pa.Table, chains: Mapping[str, tuple[StateArtifact, ...]]
     ) -> bool:
-        """Append the retractions. False if another writer was faster."""
         state = self._client.state(self._shard)  # whose era has begun since: nothing was staged before
         if state.upper != began.upper or state.upper.time is None:
             return False

@@ -11,7 +11,6 @@ from dataclasses import replace
 from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState, SavedOperator
 from persist_core.checkpoint.publish import manifest_of
-from persist_core.contents.operator_state import StateArtifact
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance.erase_files import Rewriting
 
@@ -51,15 +50,7 @@ def _partition(
     rewriting: Rewriting, checkpointer: Checkpointer, manifest: CheckpointManifest, name: str, part: PartitionState
 ) -> PartitionState:
     layout, checkpoint_id = checkpointer.layout, manifest.checkpoint_id
-    artifact = StateArtifact.from_json(
-        {
-            **part.facts,
-            "partition_id": part.partition_id,
-            "key": layout.artifact(checkpoint_id, part.path),
-            "size_bytes": part.size_bytes,
-            "sha256": part.sha256,
-        }
-    )
+    artifact = part.artifact(layout.artifact(checkpoint_id, part.path))
     new = rewriting.artifact(name, artifact)
     if new is None:
         return part

@@ -213,7 +213,6 @@ class Rewriting:
         return range_of(pa.table(cells), stored)
 
     def _staged(self, kind: str, data: bytes) -> str:
-        """Write a file; its name counts all of this attempt's."""
         self._number += 1
         key = part_key(self.shard, self.attempt, kind, self._number)
         if not self.is_dry_run:
@@ -221,8 +220,7 @@ class Rewriting:
         return key
 
     def _without_samples(self, manifest: BatchManifest, is_of_keys: bool) -> BatchManifest:
-        """Texts for people that mention a key are removed; all that may be of the keys, if the batch held one, or if
-        there was an err of them."""
+        """Without texts for people that mention a key, or may be of one."""
         warnings = tuple(
             replace(each, samples=()) if is_of_keys or self.sought.is_said(each.samples) else each
             for each in manifest.warnings

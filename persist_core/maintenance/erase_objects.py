@@ -74,8 +74,7 @@ def delete(
 def _unneeded(
     client: PersistClient, shard: str, sought: Sought, unread: Collection[str], shared: Collection[str]
 ) -> list[str]:
-    """The objects that hold a key, or are `unread`, and that the shard's state does not need; objects of checkpoints
-    that hold a key in any case."""
+    """Objects that hold a key or are `unread`, and that the state does not need; of checkpoints, in any case."""
     needed, checkpoints = Needs(client, shard).of_itself(client.state(shard)), CheckpointLayout(shard).root
     unneeded = (each for each in _objects(client, shard) if each[0] not in needed or each[0].startswith(checkpoints))
     return _with_names(
@@ -86,10 +85,7 @@ def _unneeded(
 def _with_names(
     objects: Iterable[tuple[str, bytes]], is_found: Callable[[str, bytes], bool], kept: Collection[str] = ()
 ) -> list[str]:
-    """The objects that hold a key, after the manifests that name one of them and are not `kept`: they never outlive it.
-
-    The bounds of a composite key may be the values of two keys, so that nothing else says whose they are.
-    """
+    """They come after the manifests that name one of them: a bound of a composite key may be the values of two."""
     found, others = list[str](), dict[str, bytes]()
     for key, data in objects:
         if is_found(key, data):
@@ -207,7 +203,6 @@ def store(
 
 
 def _readers(client: PersistClient, state: ShardState, era: int) -> tuple[str, ...]:
-    """Readers with a lease whose last read began before an era."""
     now_ms = client.clock.now_ms()
     return tuple(sorted(name for name, each in state.leases.items() if each.era < era and not each.has_expired(now_ms)))
 
@@ -218,7 +213,6 @@ def _is_by_the_way(shard: str, key: str) -> bool:
 
 
 def _objects(client: PersistClient, shard: str) -> Iterator[tuple[str, bytes]]:
-    """All objects of the shard as they are now, with their bytes."""
     for entry in list(client.blob.list_keys_and_metadata(f"{shard}/")):
         data = client.blob.get(entry.key)
         if data is not None:

@@ -9,23 +9,22 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import MutableMapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from persist_core.clock import Clock
 from persist_core.contents.batch import BatchDescription
 from persist_core.keys import conflict_key, conflicts_prefix
 from persist_core.location.blob import Blob
-from persist_core.sealed import check_in_place, seal, unseal
+from persist_core.sealed import Sealed, check_in_place
 from persist_core.shard.state import UpperMismatch
 from persist_core.time_text import show_interval, show_time
 
-RECORD_VERSION = 1
-_CONFLICT = "conflict"
-
 
 @dataclass(frozen=True)
-class ConflictRecord:
+class ConflictRecord(Sealed):
     """Both sides of a lost append. `winner` is the writer whose commit covers the expected upper, if still known."""
+
+    KIND = "conflict"
 
     conflict_id: str
     shard: str
@@ -37,15 +36,6 @@ class ConflictRecord:
     winner_committed_ms: int | None
     token: str
     detected_ms: int
-
-    def encode(self) -> bytes:
-        """Sealed JSON."""
-        return seal(_CONFLICT, RECORD_VERSION, asdict(self))
-
-    @classmethod
-    def decode(cls, data: bytes, *, what: str = "a conflict record") -> ConflictRecord:
-        """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
-        return cls(**unseal(data, kind=_CONFLICT, version=RECORD_VERSION, what=what))
 
     @classmethod
     def read(cls, data: bytes, key: str) -> ConflictRecord:

@@ -132,7 +132,6 @@ def share(client: PersistClient, began: ShardState, point: RestorePoint, new_sha
 def _manifest(
     state: ShardState, point: RestorePoint, new_shard: str, token: str, writer: str, era: int
 ) -> BatchManifest:
-    """The manifest of the one commit: no parts of its own, for all the batches that are shared."""
     lower = point.batches[0].lower if point.batches else 0
     description = BatchDescription(
         shard=new_shard,

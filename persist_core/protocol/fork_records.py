@@ -16,21 +16,20 @@ fork's shard is made, empty, before the record, so that GC can end an era of it:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from persist_core.contents.batch import HollowBatch
 from persist_core.errors import Corruption
 from persist_core.keys import fork_key, forks_prefix, owner_of
 from persist_core.location.blob import Blob
-from persist_core.sealed import check_in_place, seal, sealed_digest, unseal
-
-RECORD_VERSION = 1
-_FORK = "fork_record"
+from persist_core.sealed import Sealed, check_in_place, sealed_digest
 
 
 @dataclass(frozen=True)
-class ForkRecord:
+class ForkRecord(Sealed):
     """One fork of `shard`: blob keys of `shard` that `fork` needs, sorted."""
+
+    KIND = "fork_record"
 
     shard: str
     fork: str
@@ -38,16 +37,6 @@ class ForkRecord:
     made_ms: int
     era: int
     keys: tuple[str, ...]
-
-    def encode(self) -> bytes:
-        """Sealed JSON: equal records give equal bytes."""
-        return seal(_FORK, RECORD_VERSION, asdict(self))
-
-    @classmethod
-    def decode(cls, data: bytes, *, what: str = "a record of a fork") -> ForkRecord:
-        """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
-        body = unseal(data, kind=_FORK, version=RECORD_VERSION, what=what)
-        return cls(**{**body, "keys": tuple(body["keys"])})
 
     @classmethod
     def read(cls, data: bytes, key: str) -> ForkRecord:

@@ -80,17 +80,12 @@ def flattened(updates: pa.Table) -> tuple[pa.Table, list[str]]:
 
 
 def _range_of(oks: pa.Table, schema: CollectionSchema) -> list[KeyRange]:
-    """The range of their keys; there is at least one."""
     ordered = oks.sort_by([(name, "ascending") for name in schema.key_names])
     return [KeyRange(key_at(ordered, 0, schema.key), key_at(ordered, len(ordered) - 1, schema.key))]
 
 
 def _filled(updates: pa.Table, slot: Sequence[str], before: pa.Table | None = None, after: int = -1) -> pa.Table:
-    """`updates` with an order for each retraction that lacks one, from the insertion just before it in its slot.
-
-    `before`: what the slots held up to `after`; only its insertions count. Without it, only insertions among the
-    updates are found.
-    """
+    """`updates` with an order for each retraction that lacks one: of the insertion just before it."""
     if not updates[ORDER].null_count:
         return updates
     both = updates

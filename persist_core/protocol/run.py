@@ -274,7 +274,6 @@ def _run_of(
 
 
 def _lines(config: ShardConfig, step: Step) -> list[str]:
-    """The line that a user sees for a step."""
     if isinstance(step, Minted):
         described = step.description
         return [

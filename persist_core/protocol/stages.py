@@ -183,7 +183,6 @@ def _check_not_ahead(shard: str, until: int, now_ms: int) -> None:
 
 
 def _with_pending(reason: str, source: Source, state: ShardState, until: int | None, now_ms: int) -> NothingToDo:
-    """Nothing to do for `reason`; and what waits because of that."""
     try:
         pending = source.pending(state, until=until)
     except PersistError as error:
@@ -260,8 +259,7 @@ def check_not_outdated(state: ShardState, description: BatchDescription) -> None
 
 
 def _can_only_lose(state: ShardState, description: BatchDescription) -> bool:
-    """True if the append of the description would be refused: another writer was faster, or GC may have deleted what
-    it names."""
+    """True if its append would be refused: another writer was faster, or GC may have deleted what it names."""
     return state.upper != Frontier(description.lower) or (description.era or 0) < state.oldest_era
 
 

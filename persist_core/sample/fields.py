@@ -128,6 +128,5 @@ def _has(row: Any, path: Sequence[str]) -> bool:
 
 
 def _shown(names: Sequence[str]) -> tuple[str, ...]:
-    """At most `MAX_NAMES`, and how many more there are."""
     more = len(names) - MAX_NAMES
     return (*(name[:100] for name in names[:MAX_NAMES]), *([f"and {more} more"] if more > 0 else []))

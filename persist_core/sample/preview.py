@@ -234,7 +234,6 @@ def _grouped(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _times(times: Sequence[int]) -> dict[str, Any]:
-    """First and last time, and how many records are earlier than one before them."""
     newest = late = 0
     for time in times:
         late += time < newest
@@ -262,7 +261,6 @@ def _orders(records: Sequence[Mapping[str, Any]], position: Sequence[str]) -> di
 
 
 def _unread(config: CollectionConfig, raw: Sequence[RawRow]) -> tuple[Mapping[str, Any], ...]:
-    """The fields of rows that nothing in the collection file names."""
     known = named_fields(config)
     counts = Counter(name for each in raw for name in each.row if name not in known)
     example = {name: str(value)[:80] for each in raw for name, value in each.row.items() if value is not None}

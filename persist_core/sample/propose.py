@@ -342,7 +342,6 @@ def _deletes(feed: _Feed) -> Iterator[str]:
 
 
 def _scalar(text: str) -> str:
-    """`text` as YAML, plain where that is safe."""
     return text if _PLAIN.fullmatch(text) and text.lower() not in _WORDS else json.dumps(text, ensure_ascii=False)
 
 

@@ -94,6 +94,5 @@ class Register:
         return read()
 
     def _back_off(self, attempt: int) -> None:
-        """Exponential backoff with full jitter."""
         cap_ms = min(BACKOFF_CAP_MS, BACKOFF_BASE_MS * 2 ** min(attempt, 20))
         self._clock.sleep_ms(int(self._ids.jitter() * cap_ms) + 1)

@@ -103,7 +103,6 @@ class S3Feed:
             scan.look(self._pattern, FoundFile(below_root, each.size_bytes, each.mtime_ms, 0, None, each.etag))
 
     def _now(self, file: InputFile) -> InputFile | None:
-        """The file as it is now; `None` if it is gone."""
         found = self.objects.looked_at(_name(file))
         if found is None:
             return None
@@ -135,7 +134,6 @@ def _changed(file: InputFile, now: str) -> SourceChanged:
 
 
 def _name(file: InputFile) -> str:
-    """The name in its bucket."""
     return file.path.removeprefix(S3).partition("/")[2]
 
 

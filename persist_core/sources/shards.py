@@ -33,36 +33,25 @@ from persist_core.handles.client import PersistClient
 from persist_core.handles.since import SinceHandle
 from persist_core.location.blob import Blob
 from persist_core.schema import CollectionSchema
-from persist_core.sealed import seal, unseal
+from persist_core.sealed import Sealed
 from persist_core.shard.history import VIEW, history_start
 from persist_core.shard.state import ShardState
 from persist_core.sources.frozen import load_frozen, stage_frozen
 from persist_core.sources.source import ConsumedInput, Intake, NotYet, ReadInput
 from persist_core.time_text import MAX_TIME, show_time
 
-FROZEN_VERSION = 1
-_FROZEN = "frozen_shards"
 NO_COLUMNS = CollectionSchema(key=())  # of a view without a refresh
 
 
 @dataclass(frozen=True)
-class FrozenShards:
+class FrozenShards(Sealed):
     """The input of one refresh: the view's definition, the time, and each input's upper when it was minted."""
+
+    KIND = "frozen_shards"
 
     definition: str
     as_of: int
     uppers: Mapping[str, int | None]
-
-    def encode(self) -> bytes:
-        """Sealed JSON: equal inputs give equal bytes."""
-        body = {"definition": self.definition, "as_of": self.as_of, "uppers": dict(self.uppers)}
-        return seal(_FROZEN, FROZEN_VERSION, body)
-
-    @classmethod
-    def decode(cls, data: bytes, *, what: str = "a view's frozen input") -> FrozenShards:
-        """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
-        body = unseal(data, kind=_FROZEN, version=FROZEN_VERSION, what=what)
-        return cls(body["definition"], body["as_of"], body["uppers"])
 
 
 @dataclass(frozen=True)
@@ -270,7 +259,6 @@ class ShardSource:
         )
 
     def _given_up(self, state: ShardState) -> list[str]:
-        """Inputs of the previous commit that the view no longer reads but still holds."""
         before = Refreshed.of(self._client.manifest(state.commits[-2]).sources) if state.commits[1:] else None
         names = [] if before is None else sorted(set(before.uppers) - set(self._config.inputs))
         holder = f"{VIEW}{self._config.name}"

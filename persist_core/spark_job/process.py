@@ -219,8 +219,6 @@ def _start(command: Sequence[str], environment: Mapping[str, str], log: IO[bytes
 
 
 class _Running:
-    """A process that does one call after another, started for `items`."""
-
     def __init__(self, process: subprocess.Popen[bytes], calls: Calls, log: IO[str], items: Sequence[JobSpec]) -> None:
         self._process, self._calls, self._log = process, calls, log
         self._is_small, self._asked = _is_small(items), _asked(items)

@@ -140,8 +140,6 @@ class Action:
 def _with_client(
     do: Callable[[PersistClient, str, Context, Mapping[str, Any]], Done],
 ) -> Callable[[ShardActionOperator, Context, Mapping[str, Any]], Json]:
-    """An action that only needs a client."""
-
     def act(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
         with task_client(operator.persist_conn_id) as client:
             return reported(operator, context, do(client, operator.shard, context, params))

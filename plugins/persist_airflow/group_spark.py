@@ -38,11 +38,6 @@ NEEDS_SPARK = ""  # instead of a manifest's key
 
 
 class _GroupSparkOperator(lineage.ReportsLineage, OfBatch, SparkJobOperator):
-    """The base of the operators that start Spark. Further arguments: as for `SparkJobOperator`.
-
-    :param batch: the collections
-    """
-
     ui_color = "#f7d7a8"
 
     def __init__(self, *, batch: Batch, **kwargs: Any) -> None:
@@ -194,7 +189,6 @@ class RetryFailedOperator(_GroupSparkOperator):
         return {name: replace(each, took_ms=took_ms + each.took_ms) for name, each in done.items()}
 
     def _healed(self, client: PersistClient, context: Context, name: str, step: Step | Exception) -> Json:
-        """The report. Raises the error that it is instead of a step."""
         if isinstance(step, Exception):
             raise step
         if isinstance(step, Round):

@@ -145,7 +145,6 @@ def _inputs(client: PersistClient, config: ShardConfig, input_key: str, conn_id:
 
 
 def _folder(name: str, files: Sequence[str] = (), size_bytes: int | None = None) -> InputDataset:
-    """A folder of files, with what was read of it, if that is known."""
     from airflow.providers.common.compat.openlineage.facet import InputDataset
     from openlineage.client.generated.base_subset_dataset import InputSubsetInputDatasetFacet, LocationSubsetCondition
     from openlineage.client.generated.input_statistics_input_dataset import InputStatisticsInputDatasetFacet
@@ -161,7 +160,6 @@ def _folder(name: str, files: Sequence[str] = (), size_bytes: int | None = None)
 
 
 def _of_shard(client: PersistClient, shard: str, conn_id: str, version: str | None = None) -> InputDataset:
-    """A shard that was read, with its schema."""
     from airflow.providers.common.compat.openlineage.facet import InputDataset
 
     schema = client.state(shard).schema

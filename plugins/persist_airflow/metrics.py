@@ -189,10 +189,7 @@ def _send(send: Callable[..., Any], metric: Metric, value: float, labels: Mappin
 
 
 def _flush() -> None:
-    """With OpenTelemetry, export now: Airflow's task processes end without it, and the interval is a minute.
-
-    A collector that does not answer is waited for in a thread, which may outlive this call.
-    """
+    """Export now, with OpenTelemetry: tasks end before its interval. A thread waits, which may outlive this call."""
     if _is_set("statsd_datadog_enabled") or _is_set("statsd_on"):
         return
     provider: Any = importlib.import_module("opentelemetry.metrics").get_meter_provider()
@@ -202,7 +199,6 @@ def _flush() -> None:
 
 
 def _length(metric: Metric, tags: Mapping[str, str]) -> int:
-    """The length of the name with its tags as StatsD gets them."""
     return len(metric.stat) + sum(len(name) + len(text) + 2 for name, text in tags.items())
 
 

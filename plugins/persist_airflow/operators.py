@@ -55,10 +55,7 @@ APPEND_RETRIES = 6  # a conflict costs a try, and so does a worker that dies
 
 
 class _PersistOperator(BaseOperator):
-    """The base of the operators: the shard's file, the location, the link to the shard.
-
-    `retries` are enough for workers that die; `default_args` go over them.
-    """
+    """`retries` are enough for workers that die; `default_args` go over them."""
 
     template_fields: Sequence[str] = ("persist_conn_id", "shard")
     operator_extra_links = (ShardLink(),)

@@ -66,7 +66,6 @@ class _Sensor(BaseSensorOperator):
 
     @property
     def _waits(self) -> dict[str, Any]:
-        """The arguments of each trigger."""
         return {"persist_conn_id": self.persist_conn_id, "poll_s": self.poke_interval}
 
 

@@ -113,10 +113,7 @@ class SparkJobOperator(SparkSubmitOperator):
         return Ended(seen if cause is None else "Its log is above.", cause, exit_status)
 
     def _submit(self, context: Context, items: Sequence[JobSpec], arguments: Sequence[str]) -> int:
-        """Run the job in this process, and its plan in a Spark Connect server; or by the provider. Its exit status.
-
-        Raises `AirflowException` if the provider says that it failed.
-        """
+        """In this process, with a Spark Connect server for its plan; or by the provider. Its exit status."""
         remote = connect_environment_of(self.spark_conn_id)
         if remote is None:
             # What is left of a job that was killed may still write there, and ends by itself.
@@ -194,17 +191,12 @@ class SparkJobOperator(SparkSubmitOperator):
         return hook
 
     def _watched(self, lines: Iterable[str]) -> Iterator[str]:
-        """The lines of the job's log, looked through for why it dies."""
         for line in lines:
             self._causes.see(line)
             yield line
 
     def _master_of_connection(self) -> tuple[str, str | None]:
-        """The Spark connection's master and deploy mode (`None`: not given).
-
-        If there is no such connection, one for `local[*]` is made as an environment variable, Airflow's documented way
-        for a process to bring a connection of its own: the Spark hook would take a missing one for YARN.
-        """
+        """Master and deploy mode. A missing connection becomes `local[*]`: the Spark hook would take it for YARN."""
         try:
             connection = BaseHook.get_connection(self.spark_conn_id)
         except AirflowNotFoundException:
@@ -221,7 +213,6 @@ class SparkJobOperator(SparkSubmitOperator):
 
 
 def _close_pipe(hook: SparkSubmitHook | None) -> None:
-    """Close the pipe from `spark-submit`, which the provider leaves open."""
     process = getattr(hook, "_submit_sp", None)
     if process is not None and process.stdout is not None:
         process.stdout.close()
@@ -276,7 +267,6 @@ class WriteBatchesOperator(ReportsLineage, SparkJobOperator):
         return self.run_jobs(context, lambda start: write_batch(client, start, self.config, description))
 
     def _dry_run(self, client: PersistClient, context: Context) -> dict[str, Any]:
-        """A read-only view: report what its refresh would write. Nothing is staged."""
         asked, config = self.description, self.config
         assert isinstance(config, ViewConfig)
         description = BatchDescription.from_json(asked["description"])

@@ -75,17 +75,13 @@ def wait_for_turn(operator: BaseOperator, context: Context, client: PersistClien
 
 
 def _append_task(context: Context, shard: str) -> Any:
-    """The shard's append task in this DAG, which names its write task; `None` in a DAG of single operators.
-
-    Tasks for several shards take turns by the first.
-    """
+    """The shard's append task, which names its write task; `None` in a DAG of single operators."""
     dag: Any = context["dag"]
     of_shard = (task for task in dag.tasks if getattr(task, "shard", None) == shard)
     return next((task for task in of_shard if hasattr(task, "write_task_id")), None)
 
 
 def _distance(context: Context, client: PersistClient, shard: str) -> _Distance:
-    """How far this run's interval lies ahead; a run without an interval is next."""
     state = client.machine.fetch(shard)
     upper = (state.upper.time if state else 0) or 0
     start: Any = context.get("data_interval_start")

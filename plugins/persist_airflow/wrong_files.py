@@ -22,8 +22,6 @@ def _named_file(error: ConfigError, folder: Path) -> Path:
 
 
 class _WrongFile(DAG):
-    """Stands for a file that is wrong: it is never bagged, and leaves an import error under the file's path."""
-
     def __init__(self, path: Path, message: str, prefix: str) -> None:
         super().__init__(dag_id=f"{prefix}wrong_file__{re.sub(r'[^A-Za-z0-9_.-]', '_', path.name)}", schedule=None)
         self.wrong_path = path

@@ -27,6 +27,7 @@ from persist_core.schema import (
     Column,
     order_type,
 )
+from persist_core.sealed import from_plain
 from persist_spark.order_memory import STEPS, Memory, facts_of
 
 _COLLECTION = CollectionSchema(
@@ -72,7 +73,8 @@ def _facts(table: pa.Table) -> OrderFacts:
     times = table[TIME].to_pylist()
     found = facts_of([table.slice(0, 7), table.slice(7)], _COLLECTION, min(times), max(times))
     artifact = StateArtifact(0, "key", 1, "digest", orders=found)
-    (read,) = OperatorState.from_json(json.loads(json.dumps(asdict(OperatorState(True, (artifact,)))))).artifacts
+    stored = json.loads(json.dumps(asdict(OperatorState(True, (artifact,)))))
+    (read,) = from_plain(OperatorState, stored, what="").artifacts
     assert read == artifact
     assert read.orders is not None
     return read.orders

@@ -113,7 +113,6 @@ def listings(blob: Blob, folders: Sequence[str]) -> list[list[BlobMetadata]]:
 
 
 def _attempt_folder(key: str) -> str:
-    """The folder of the attempt that staged this file, with all its files and its manifest."""
     return key.partition(f"/{PART}=")[0] if f"/{PART}=" in key else posixpath.dirname(key)
 
 
@@ -171,7 +170,6 @@ def named_damage(
 
 
 def _named_key(message: str, blob: Blob) -> str | None:
-    """The key of the file below the location that a message of Spark names, or `None`."""
     for named in _NAMED_FILE.findall(message):
         if (key := key_in(blob, named) or key_in(blob, unquote(named))) is not None:
             return key
@@ -199,8 +197,7 @@ def _named_beside(blob: Blob, key: str) -> Part | StateArtifact | None:
 
 
 def _named_now(client: PersistClient, key: str) -> Part | StateArtifact | None:
-    """The newest states' facts of a staged file: its shard's, whose runs carry files of older attempts that have no
-    manifest any more, and forks' files."""
+    """As the newest states name a staged file: runs carry files of attempts without a manifest; and forks' files."""
     shard = owner_of(key)
     records, _ = readable_forks(client.blob, shard)
     for name in dict.fromkeys([shard, *(record.fork for record in records)]):

@@ -225,8 +225,7 @@ class _Reading:
         return found.hint("broadcast") if self._fits_a_broadcast(found) else found
 
     def _fits_a_broadcast(self, ends: DataFrame) -> bool:
-        """By their number, which manifests say, and by the bytes of their texts, which only their files do: those are
-        read if the number is small enough."""
+        """By their number, which manifests say; if that is small, by the bytes of their texts, which files say."""
         columns = ends.schema.fields
         texts = text_bytes(columns)
         if texts is None or not fits(self.retractions, columns, 0):

@@ -123,7 +123,6 @@ def _read(
 
 
 def _whole_folders(blob: Blob, keys: Iterable[str]) -> list[str]:
-    """The folders with many of these files and no others."""
     wanted: dict[str, set[str]] = {}
     for key in keys:
         wanted.setdefault(posixpath.dirname(key), set()).add(key)

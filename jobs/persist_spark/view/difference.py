@@ -199,7 +199,6 @@ def _canonical(column: Column) -> str:
 
 
 def _errs(desired: DataFrame | None, persisted: DataFrame | None) -> DataFrame | None:
-    """Errs summed by what makes them equal, or `None` if neither side has any."""
     cells = [f"{column} AS {name}" for name, column in _ERR_CELLS.items()]
     sides = [
         frame.selectExpr(*cells, *counts)

@@ -173,7 +173,6 @@ def _clock_texts(parsed: str, analyzed: str) -> Iterator[str]:
 
 
 def _arguments(plan: str, start: int) -> list[str]:
-    """The arguments of a call whose parenthesis is before `start`, as far as its line goes."""
     depth, found = 0, [""]
     for char in plan[start:].partition("\n")[0]:
         depth += {"(": 1, ")": -1}.get(char, 0)

@@ -152,11 +152,7 @@ class _Corrected:
 
 
 def _corrections(view: _View, refresh: Refresh) -> int:
-    """Rows that the target held more or fewer of than the last refresh left: usually 0, at no cost.
-
-    If the digests differ, the last refresh is evaluated again and compared. If that is no longer possible, the
-    difference of the counts is a lower bound.
-    """
+    """Rows other than the last refresh left them, by evaluating it again if the digests differ; else a lower bound."""
     last, left = Refreshed.of(view.state.sources), _left(view)
     if refresh.before == left:
         return 0
@@ -204,7 +200,6 @@ def check_limits(config: ViewConfig, refresh: Refresh) -> None:
 
 
 def _dry_run(view: _View, schema: CollectionSchema, installed: Installed, as_of: int) -> DryRun:
-    """Compute the refresh, and keep its counts and some of its updates."""
     run_without_output(installed.updates)
     stats = _Corrected(view, installed).outcome().stats
     _, again = view.plan(ShardSource(view.client, view.config).frozen_at(as_of), as_of)

@@ -135,7 +135,6 @@ def shaped(view: str, rows: DataFrame) -> tuple[CollectionSchema, DataFrame]:
 
 
 def _shape(view: str, field: T.StructField) -> tuple[str, str]:
-    """The column's type, and the SQL expression that makes it."""
     name, found = quoted(field.name), field.dataType
     if isinstance(found, _TEXTS):
         return "string", f"CAST({name} AS STRING)"

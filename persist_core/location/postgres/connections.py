@@ -128,7 +128,6 @@ def _quiet(mine: _AtRest) -> _Connection | None:
 
 
 def _has_news(connection: _Connection) -> bool:
-    """True if the server sent something unasked: its goodbye, an end of file, a notice."""
     poll = select.poll()
     poll.register(connection.pgconn.socket, select.POLLIN)
     return bool(poll.poll(0))

@@ -183,7 +183,6 @@ def is_answer(error: Exception) -> bool:
 
 
 def _is_distrust(cause: BaseException) -> bool:
-    """True if the server's certificate was not accepted."""
     from botocore.exceptions import SSLError
 
     # OpenSSL's words, and urllib3's if the certificate is for another host.
@@ -222,7 +221,6 @@ def own_credentials(settings: S3Settings) -> Any:
 
 
 def _session(profile: str | None) -> Any:
-    """boto3's session of a profile. The caller holds `_making`."""
     import boto3
 
     session = _sessions.get(profile)

@@ -182,7 +182,6 @@ class S3Consensus:
         return self._settings.uri
 
     def _look(self, key: str) -> _Look:
-        """The newest entry as of now. Raises `Corruption` if it is listed but cannot be read."""
         at_ms = self._clock.now_ms()
         for _ in range(MAX_ROUNDS):
             position = self._logs.newest_position(key)
@@ -233,10 +232,7 @@ class S3Consensus:
         return newest is not None and newest.header.first <= entry.header.position <= newest.header.position
 
     def _first_from(self, newest: Entry, seqno: int) -> Header:
-        """The first entry that counts, as of `newest`, whose seqno is at least `seqno`, which `newest`'s is.
-
-        Entries that restate the newest version come after the one that made it, so this one made its version.
-        """
+        """The first entry that counts whose seqno is at least `seqno`: later ones only restate the newest version."""
         header = newest.header
         known = {header.position: header}
 
@@ -284,8 +280,6 @@ def _there(found: _Found | None, position: int) -> _Found:
 
 
 class _Gone(Exception):
-    """An entry that counted a moment ago is not there."""
-
     def __init__(self, position: int) -> None:
         super().__init__(position)
         self.position = position

@@ -159,7 +159,6 @@ class S3Logs:
         self.client.api.put_object(Bucket=self._settings.bucket, Key=name, Body=body, IfNoneMatch="*")
 
     def _key_inside(self, folder: str) -> str:
-        """The key that the newest entry in `folder` names."""
         for _ in range(MAX_TRIES):
             position = self._newest_in(folder)
             if position is None:

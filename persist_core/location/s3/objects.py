@@ -102,10 +102,7 @@ class S3Objects:
 
 
 def _take_entries(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: Any) -> None:
-    """Take the objects of a listing out of its answer, as `ObjectFacts`, before botocore parses the rest.
-
-    For a listing of a million objects botocore's parser takes two minutes of processor time.
-    """
+    """Take the objects out of a listing before botocore parses it, which takes minutes for a million of them."""
     body = response_dict["body"]
     if response_dict["status_code"] != 200:
         return

@@ -86,7 +86,6 @@ def probe(client: S3Client, root: str, ids: Ids) -> None:
 
 
 def _race(client: S3Client, name: str) -> bool:
-    """One race; whether its answers allow a conclusion. Raises `UnfitStore`, `Determinate`."""
     gate = threading.Barrier(RACERS)
     bodies = [bytes([65 + racer]) * BODY_BYTES for racer in range(RACERS)]
     client.api.meta.events.register("before-send.s3.PutObject", _start, unique_id="persist-probe")
@@ -166,7 +165,6 @@ class _SlowBody(io.BytesIO):
 
 
 def _start(request: Any, **_: Any) -> None:
-    """botocore's event just before a request goes out."""
     body = request.body
     inner = getattr(body, "_raw", body)  # botocore wraps what it sends with a checksum in a trailer
     if isinstance(inner, _SlowBody):

@@ -210,10 +210,7 @@ class SqliteConsensus:
         return connection
 
     def _is_initialised(self, connection: sqlite3.Connection) -> bool:
-        """True if the file holds our table; `False` for an empty database.
-
-        Raises `InvalidUri` for another program's database and `UnknownVersion` for a newer format.
-        """
+        """False for an empty database. Raises `InvalidUri` for another program's, `UnknownVersion` for a newer one."""
         (application_id,) = connection.execute("PRAGMA application_id").fetchone()
         if application_id == _APPLICATION_ID:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -248,7 +245,6 @@ class SqliteConsensus:
         )
 
     def _write_error(self, error: sqlite3.Error, action: str) -> PersistError:
-        """The error to raise for one between BEGIN and COMMIT."""
         if _code(error) in _CORRUPT or _code(error) in _DID_NOTHING:
             return self._read_error(error, action)
         return Indeterminate(
@@ -270,7 +266,7 @@ def _head_seqno(connection: sqlite3.Connection, key: str) -> int | None:
 
 
 def _code(error: sqlite3.Error) -> int | None:
-    """SQLite's primary result code (the low byte of the extended one), or `None` for an error of the Python layer."""
+    """The low byte of the extended result code; `None` for an error of the Python layer."""
     extended: int | None = getattr(error, "sqlite_errorcode", None)
     return None if extended is None else extended & 0xFF
 

@@ -113,7 +113,6 @@ def _run_steps(console: Console, airflow: LocalAirflow, steps: Sequence[Step]) -
 
 
 def _run_step(console: Console, airflow: LocalAirflow, step: Step) -> bool:
-    """One step to its end; whether all its dag runs succeeded. Raises `EmbeddedAirflowError` if it does not end."""
     if step.first_ms is None or step.last_ms is None:
         return _run_once(console, airflow, step.dag_id)
     days = (step.last_ms - step.first_ms) // DAY_MS + 1
@@ -142,7 +141,6 @@ def _unended(airflow: LocalAirflow, what: str) -> EmbeddedAirflowError:
 
 
 def _run_once(console: Console, airflow: LocalAirflow, dag_id: str) -> bool:
-    """One manual dag run, to its end; whether it succeeded. Raises `EmbeddedAirflowError` if it does not end."""
     from airflow.api.common.trigger_dag import trigger_dag
     from airflow.utils.types import DagRunTriggeredByType
 

@@ -103,7 +103,6 @@ def stop(processes: Sequence[Process]) -> list[str]:
 
 
 def _end_trees(living: Sequence[tuple[Process, Any]]) -> None:
-    """Ask the processes to stop, then kill them and whatever descends from them."""
     processes = [process for _, process in living]
     family = {*processes, *_descendants(processes)}
     for entry, process in living:

@@ -62,8 +62,6 @@ class Access(Protocol):
 
 @dataclass
 class _Place:
-    """One open location, with its newest list of summaries."""
-
     inspector: Inspector
     addresses: tuple[str, ...]
     opened_ms: int
