@@ -11,20 +11,35 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from persist_core.contents.err_groups import MAX_READ
 from persist_core.contents.key_range import EVERYTHING, KeyRange, range_of_statistics, spanning
 from persist_core.contents.parts import check_field_ids, index_of
 from persist_core.errors import CorruptArtifact
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.location.blob import Blob, BlobMetadata, RangeFile, RangeReader
-from persist_core.schema import ENDED, INHERITED, TIME, CollectionSchema, Column
+from persist_core.schema import (
+    DIFF,
+    ENDED,
+    ERR_KEY,
+    ERR_KIND,
+    ERR_MESSAGE,
+    ERR_PAYLOAD,
+    ERR_POSITION,
+    INHERITED,
+    TIME,
+    CollectionSchema,
+    Column,
+)
 
 THREADS = 16  # a batch may have thousands of files, and each costs one round trip to the store
 _CHUNK_BYTES = 8 << 20
@@ -210,3 +225,20 @@ def _chunks(blob: Blob, file: BlobMetadata) -> Iterator[bytes]:
                 return
     else:
         yield blob.get(file.key) or b""
+
+
+_MAX_FILES = 16  # of one attempt, the largest: each costs a round trip or two
+_ROWS_AT_ONCE = 1_000
+_COLUMNS = (ERR_KIND, ERR_MESSAGE, ERR_POSITION, ERR_KEY, ERR_PAYLOAD, TIME, DIFF)
+
+
+def inserted_errs(blob: Blob, files: Sequence[BlobMetadata]) -> Iterator[Mapping[str, Any]]:
+    """At most `MAX_READ` errs that the files insert, as rows by the names of their columns."""
+    left = MAX_READ
+    for file in sorted(files, key=lambda file: -file.size_bytes)[:_MAX_FILES]:
+        for table in read_rows(blob, file, _COLUMNS, _ROWS_AT_ONCE):
+            found = table.filter(pc.greater(table[DIFF], 0)).slice(0, left)
+            left -= len(found)
+            yield from found.to_pylist()
+            if left == 0:
+                return

@@ -42,11 +42,10 @@ from persist_core.location.blob import Blob, BlobMetadata
 from persist_core.schema import CollectionSchema
 from persist_spark import progress, s3a
 from persist_spark.digests import staged_digests
-from persist_spark.footers import Footer, footers_of, read_rows
+from persist_spark.footers import Footer, footers_of, inserted_errs, read_rows
 from persist_spark.frame import with_field_ids
 from persist_spark.order_memory import MEMORY_COLUMNS, facts_of
 from persist_spark.read.damage import named_damage
-from persist_spark.staged_errs import inserted_errs
 
 MAX_PLANS = 3  # each does more than the one before it: a plan may have registers, and may be thorough
 # Rows of a page at most: what a look-up of one key reads of each column (docs/benchmarks.md, "Pages").

@@ -1,4 +1,4 @@
-"""Commands for a whole location: `persist maintain`, `gc`, `drop`, and `copy`: a backup, a move, or data for a test."""
+"""Commands that keep up a location: `persist maintain`, `gc`, `drop`, `erase`, and `copy` (a backup, a move)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.progress import Progress as Bar
 
 from persist_core.cli import output
 from persist_core.cli.output import Columns
-from persist_core.cli.session import Session, with_session
+from persist_core.cli.session import Session, this_user, with_session
 from persist_core.compaction.steps import BUDGET_BYTES
 from persist_core.contents.stats import show_bytes
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, MAX_KEYS, Collected, collect, garbage
@@ -23,6 +23,7 @@ from persist_core.gc.sweep import unfinished_uploads
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import location_from
+from persist_core.maintenance.actions import erase
 from persist_core.maintenance.copy import THREADS, Copied, Copier, Progress
 from persist_core.maintenance.drop import drop, with_dropped
 from persist_core.maintenance.maintain import MAX_MERGES, MAX_ROWS, Maintained, maintain
@@ -225,3 +226,27 @@ def _bar(session: Session) -> Iterator[Progress]:
             bar.update(bars[shard], completed=moved, total=to_move, size=show_bytes(size_bytes))
 
         yield show
+
+
+@click.command("erase")
+@click.argument("shard")
+@click.option(
+    "--key",
+    multiple=True,
+    required=True,
+    help="A key. Repeat it for each key column, in order; and again for each further key.",
+)
+@click.option("--reason", required=True, help="Why: it is kept with your name, and without the key.")
+@click.option("--dry-run", is_flag=True, help="Say what would be removed, and what is not reached.")
+@click.option("--verify", is_flag=True, help="Then read every stored object. Exit code 4 if one holds a key.")
+@with_session
+def erase_command(session: Session, shard: str, key: tuple[str, ...], reason: str, dry_run: bool, verify: bool) -> None:
+    """Remove keys from SHARD (a collection): rows, history, errors, operator state, checkpoints and garbage.
+
+    It cannot be undone. Nothing changes for other keys, at any time. The same command goes on after a kill. It lists
+    what may hold the keys and is not reached: views, forks, the source, backups.
+    """
+    done = erase(session.client, shard, key, by=this_user(), reason=reason, is_dry_run=dry_run, with_verify=verify)
+    output.print_done(done, as_json=session.as_json)
+    if not done.facts["is_clean"]:
+        raise SystemExit(4)

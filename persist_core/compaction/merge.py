@@ -40,11 +40,11 @@ from persist_core.compaction.spill import SAMPLED, Spill
 from persist_core.compaction.steps import BUDGET_BYTES, alone, budget_of, end_of_step
 from persist_core.contents import pieces
 from persist_core.contents.batch import BatchCounts, BatchManifest, HollowBatch, Part, PartKind, SourceFrontier
+from persist_core.contents.derived import Run
 from persist_core.contents.key_range import Key, KeyRange, is_within
 from persist_core.contents.parts import ERR_IDENTITY, errs_schema, history_schema, updates_schema
 from persist_core.contents.pieces import Piece
 from persist_core.contents.row_versions import Versions, at_time, fold_errs, resolve, sum_diffs
-from persist_core.contents.run import Run
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.handles.load import read_part, read_part_batches

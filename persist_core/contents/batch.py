@@ -14,12 +14,11 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from persist_core.contents.derived import Restored, Run
 from persist_core.contents.err_groups import ErrGroup
 from persist_core.contents.key_range import Key, KeyRange
 from persist_core.contents.operator_state import OperatorState, StateArtifact, chain_digest
 from persist_core.contents.part_lists import PartList, UnreadParts, split
-from persist_core.contents.restored import Restored
-from persist_core.contents.run import Run
 from persist_core.contents.stats import BatchWarning
 from persist_core.errors import BadBounds, CorruptArtifact, InvalidInput
 from persist_core.keys import check_key_name

@@ -30,8 +30,8 @@ from persist_core.contents.stats import show_bytes
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.handles.load import read_part_batches
+from persist_core.handles.overtaken import named_if_slow
 from persist_core.handles.read import ReadHandle, schema_of
-from persist_core.handles.slow_reads import named_if_slow
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
 from persist_core.shard.state import ShardState
 

@@ -25,10 +25,9 @@ from persist_core.contents.pieces import Piece
 from persist_core.contents.row_versions import sum_diffs
 from persist_core.errors import InvalidInput, InvariantViolation, OutsideFrontiers
 from persist_core.frontier import Frontier
-from persist_core.handles.generations import check_generation
 from persist_core.handles.load import load_manifests, read_part
+from persist_core.handles.overtaken import check_generation, named_if_slow
 from persist_core.handles.side_by_side import side_by_side
-from persist_core.handles.slow_reads import named_if_slow
 from persist_core.location.blob import Blob
 from persist_core.row_text import show_row
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema

@@ -23,6 +23,7 @@ from persist_core.contents.batch import (
     PartKind,
     SourceFrontier,
 )
+from persist_core.contents.derived import Restored
 from persist_core.contents.key_range import EVERYTHING, KeyRange, range_of
 from persist_core.contents.operator_state import OperatorState
 from persist_core.contents.parts import (
@@ -34,7 +35,6 @@ from persist_core.contents.parts import (
     rows_digest,
     updates_schema,
 )
-from persist_core.contents.restored import Restored
 from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import BadBounds, SchemaMismatch
 from persist_core.keys import list_key, manifest_key, part_key

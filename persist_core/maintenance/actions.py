@@ -1,11 +1,11 @@
 """Actions on one shard, with one result for all callers: the command line and Airflow's operators.
 
-restore, fork, resolve, pin, unpin, release, fsck, rebuild, acknowledge -> Done(facts for programs, lines for people)
+restore, fork, resolve, pin, unpin, release, fsck, erase, acknowledge -> Done(facts for programs, lines for people)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,19 +13,25 @@ from persist_core.alerts.board import WatchBoard
 from persist_core.alerts.facts import facts_of
 from persist_core.checkpoint import pins
 from persist_core.contents.batch import BatchCounts
+from persist_core.contents.erased import key_texts
+from persist_core.contents.key_range import Key, parse_key
 from persist_core.contents.stats import show_bytes
 from persist_core.errors import CheckpointNotFound, InvalidInput, RunFailed, StorageError
 from persist_core.handles.client import PersistClient
 from persist_core.inspection import holders
 from persist_core.keys import CheckpointLayout, check_checkpoint_id, check_shard_name
 from persist_core.maintenance import drop as dropping
+from persist_core.maintenance import erase as erasing
 from persist_core.maintenance import fsck
+from persist_core.maintenance.erase_objects import schema_to_erase, verify
+from persist_core.maintenance.sought import MIN_WORD, Sought
 from persist_core.protocol import fork as forking
 from persist_core.protocol import resolve as resolving
 from persist_core.protocol import restore as restoring
 from persist_core.protocol.delta import MAX_UPDATES
 from persist_core.protocol.restore import NothingToRestore, RestorePlan
 from persist_core.protocol.stages import Conflict
+from persist_core.schema import Column
 from persist_core.shard.state import Committed
 from persist_core.time_text import format_time, show_time
 
@@ -253,3 +259,61 @@ def recreate(client: PersistClient, shard: str, *, is_forced: bool = False) -> D
     facts = {"shard": shard, "status": "emptied" if is_new else "up_to_date"}
     said = "was dropped and begun again" if is_new else "is empty already"
     return Done(facts, (f"{shard} {said}; its next run takes in all its input",))
+
+
+MAX_KEYS = 1_000  # of one call: each file is compared with each key
+MAX_REASON_CHARS = 500
+
+
+def erase(
+    client: PersistClient,
+    shard: str,
+    texts: Sequence[str],
+    *,
+    by: str,
+    reason: str,
+    is_dry_run: bool = False,
+    with_verify: bool = False,
+) -> Done:
+    """Erase the keys that `texts` are, one text for each key column, key after key. Raises what `erase.erase` does.
+
+    `facts["is_clean"]`: False if `with_verify` has found an object that holds a key.
+    """
+    if not 1 <= len(reason.strip()) <= MAX_REASON_CHARS:
+        raise InvalidInput(f"the reason has {len(reason.strip())} characters; expected 1 to {MAX_REASON_CHARS}")
+    columns = schema_to_erase(client.state(check_shard_name(shard))).key
+    keys = _keys_of(columns, texts)
+    known = {*texts, *(text for key in keys for text in key_texts(key, columns).values())}
+    if Sought.of(keys, columns).is_said(reason) or any(
+        len(t) >= MIN_WORD and t.lower() in reason.lower() for t in known
+    ):
+        raise InvalidInput("the reason holds a key that is to be erased; expected one without it: the reason is kept")
+    if is_dry_run:
+        done = erasing.look(client, shard, keys)
+    else:
+        done = erasing.erase(client, shard, keys, by=by, reason=reason.strip())
+    holding = verify(client, shard, keys) if with_verify else ()
+    removed = f"{done.rows} versions and errors, in {done.files} files"
+    said = {
+        "erased": f"erased {len(keys)} keys of {shard}: {removed}; deleted {done.deleted} objects that held them",
+        "waiting": f"erased {len(keys)} keys of {shard}: {removed}; {done.waiting} objects that held them are left for"
+        f" readers ({', '.join(done.readers)}): `persist maintain {shard}` deletes them when the leases end",
+        "up_to_date": f"nothing to do: {len(keys)} keys of {shard} were erased before",
+        "dry_run": f"would erase {len(keys)} keys of {shard}: {removed}; nothing was written",
+    }
+    lines = [said[done.status], *(f"  not reached: {each}" for each in done.beyond)]
+    if with_verify and not holding:
+        unread = f"; {done.unread} errors without a readable key were searched by text only" if done.unread else ""
+        lines.append(f"verified: no object of {shard} is found to hold them{unread}")
+    lines += [f"  still holds one: {each}" for each in holding]
+    return Done({**asdict(done), "holding": list(holding), "is_clean": not holding}, tuple(lines))
+
+
+def _keys_of(columns: Sequence[Column], texts: Sequence[str]) -> list[Key]:
+    width = len(columns)
+    if not texts or len(texts) % width or len(texts) > width * MAX_KEYS:
+        raise InvalidInput(
+            f"found {len(texts)} key values; expected {width} for each key ({', '.join(c.name for c in columns)}), and"
+            f" {MAX_KEYS} keys at most"
+        )
+    return [parse_key(texts[place : place + width], columns) for place in range(0, len(texts), width)]

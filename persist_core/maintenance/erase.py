@@ -35,8 +35,7 @@ from persist_core.keys import (
     owner_of,
     part_key,
 )
-from persist_core.maintenance.erase_checkpoints import rewrite_checkpoints
-from persist_core.maintenance.erase_files import Rewriting, orders_of
+from persist_core.maintenance.erase_files import Rewriting, orders_of, rewrite_checkpoints
 from persist_core.maintenance.erase_objects import (
     MAX_ROUNDS,
     delete,

@@ -1,9 +1,10 @@
-"""Files, manifests and operator state without erased keys."""
+"""Files, manifests, operator state and checkpoints without erased keys."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -12,13 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from persist_core.checkpoint.checkpointer import load_verified
+from persist_core.checkpoint.checkpointer import Checkpointer, load_verified
+from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState, SavedOperator
+from persist_core.checkpoint.publish import manifest_of
 from persist_core.contents.batch import BatchManifest, HollowBatch, Part, PartKind
+from persist_core.contents.derived import Run
 from persist_core.contents.key_range import EVERYTHING, KeyRange, key_at, range_of
 from persist_core.contents.operator_state import OrderKey, StateArtifact
 from persist_core.contents.part_lists import PartList, UnreadParts
 from persist_core.contents.parts import PARQUET
-from persist_core.contents.run import Run
 from persist_core.handles.client import PersistClient
 from persist_core.handles.load import load_part
 from persist_core.keys import owner_of, part_key
@@ -236,3 +239,48 @@ class Rewriting:
 
 def _changed_at(manifest: BatchManifest) -> int | None:
     return None if manifest.run else manifest.hollow("").changed_at
+
+
+def rewrite_checkpoints(client: PersistClient, rewriting: Rewriting) -> None:
+    """Rewrite all that hold a key. A manifest is replaced whole, then the copies that it named are deleted."""
+    state = client.state(rewriting.shard)
+    commits = {commit.checkpoint_id: commit for commit in state.commits}
+    checkpointer = Checkpointer(client.blob, state.shard, state.origin.life)
+    layout = checkpointer.layout
+    for found in checkpointer.listing().manifests:
+        commit = commits.get(found.checkpoint_id)
+        if commit is not None:
+            expected = manifest_of(client.manifest(commit), commit, state.origin.life)
+        else:
+            operators = {
+                name: _operator(rewriting, checkpointer, found, name, saved) for name, saved in found.operators.items()
+            }
+            total = sum(operator.total_bytes for operator in operators.values())
+            expected = replace(found, operators=operators, total_size_bytes=total)
+        if expected.differences(found):
+            client.blob.set(layout.manifest(found.checkpoint_id), expected.encode())
+        kept = {artifact.path for artifact in expected.artifacts}
+        for artifact in found.artifacts:
+            if not artifact.is_carried and artifact.path not in kept:
+                client.blob.delete(layout.artifact(found.checkpoint_id, artifact.path))
+
+
+def _operator(
+    rewriting: Rewriting, checkpointer: Checkpointer, manifest: CheckpointManifest, name: str, saved: SavedOperator
+) -> SavedOperator:
+    parts = tuple(_partition(rewriting, checkpointer, manifest, name, part) for part in saved.partitions)
+    return replace(saved, partitions=parts, total_bytes=sum(part.size_bytes for part in parts))
+
+
+def _partition(
+    rewriting: Rewriting, checkpointer: Checkpointer, manifest: CheckpointManifest, name: str, part: PartitionState
+) -> PartitionState:
+    layout, checkpoint_id = checkpointer.layout, manifest.checkpoint_id
+    artifact = part.artifact(layout.artifact(checkpoint_id, part.path))
+    new = rewriting.artifact(name, artifact)
+    if new is None:
+        return part
+    path = posixpath.relpath(new.key, layout.folder(checkpoint_id))
+    if new.key == artifact.key:  # only its bounds have changed
+        path = part.path
+    return replace(part, path=path, size_bytes=new.size_bytes, sha256=new.sha256, facts=new.facts)

@@ -17,7 +17,7 @@ from typing import Any
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.config.collection import FILES, CollectionConfig
 from persist_core.config.error_limits import ErrorLimits, exceeded_limit
-from persist_core.contents.restored import Correction
+from persist_core.contents.derived import Correction
 from persist_core.errors import CorruptArtifact, InvalidInput, RunFailed
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 
 from persist_core.checkpoint.recovery import recover_newest
 from persist_core.contents.batch import last_time
-from persist_core.contents.restored import Correction, Restored
+from persist_core.contents.derived import Correction, Restored
 from persist_core.handles.client import PersistClient
-from persist_core.handles.slow_reads import named_if_dropped
+from persist_core.handles.overtaken import named_if_dropped
 from persist_core.protocol.delta import MAX_UPDATES, Delta, check_size, delta_since, net_of
 from persist_core.protocol.living import is_clipped, living
 from persist_core.protocol.replay import Start

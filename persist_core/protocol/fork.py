@@ -19,13 +19,13 @@ from persist_core.contents.batch import (
     BatchDescription,
     BatchManifest,
 )
-from persist_core.contents.restored import Restored
+from persist_core.contents.derived import Restored
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.frontier import ZERO
 from persist_core.handles.client import PersistClient
 from persist_core.handles.erased import copy_erased
+from persist_core.handles.overtaken import named_if_dropped
 from persist_core.handles.read import schema_of
-from persist_core.handles.slow_reads import named_if_dropped
 from persist_core.handles.write import manifest_for, stage_manifest
 from persist_core.ids import uuid7_of
 from persist_core.keys import check_key_name, is_shard_name

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.config.collection import FILES, CollectionConfig
 from persist_core.contents.batch import BatchDescription, SourceFrontier, last_time
-from persist_core.contents.restored import Restored
+from persist_core.contents.derived import Restored
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.handles.client import PersistClient
 from persist_core.handles.erased import last_erased

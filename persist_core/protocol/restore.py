@@ -22,11 +22,11 @@ from dataclasses import dataclass
 
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.contents.batch import SourceFrontier, last_time
+from persist_core.contents.derived import Restored
 from persist_core.contents.operator_state import StateArtifact
-from persist_core.contents.restored import Restored
 from persist_core.errors import Corruption, InvalidInput
 from persist_core.handles.client import PersistClient
-from persist_core.handles.slow_reads import named_if_dropped
+from persist_core.handles.overtaken import named_if_dropped
 from persist_core.protocol.delta import MAX_UPDATES, Delta, check_size, delta_since, net_of
 from persist_core.protocol.describe import describe_change
 from persist_core.protocol.restore_point import RestorePoint, check_not_erased, copy_operators, point_of, restore_token

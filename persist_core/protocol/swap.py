@@ -16,11 +16,11 @@ from dataclasses import replace
 
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.contents.batch import BatchCounts, BatchDescription
-from persist_core.contents.restored import Restored
+from persist_core.contents.derived import Restored
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
+from persist_core.handles.overtaken import named_if_dropped
 from persist_core.handles.read import schema_of
-from persist_core.handles.slow_reads import named_if_dropped
 from persist_core.handles.write import manifest_for, stage_manifest
 from persist_core.ids import uuid7_of
 from persist_core.keys import hidden_shard

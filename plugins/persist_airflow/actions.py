@@ -28,10 +28,9 @@ from persist_airflow.factory import UPSERT_PREFIX, VIEW_PREFIX
 from persist_airflow.failures import fail_without_retry
 from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.lineage import ReportsLineage
-from persist_airflow.location_dag import location_dag
 from persist_airflow.maintenance import MaintainShardOperator
 from persist_airflow.operators import writer_of
-from persist_airflow.options import GROUP_PREFIX
+from persist_airflow.options import GROUP_PREFIX, location_dag
 from persist_airflow.shard_actions import Json, by, checked, erased, filled, rebuilt, reported, reprocessed, restored
 from persist_core.config.collection import CollectionConfig, load_collections
 from persist_core.errors import InvalidInput

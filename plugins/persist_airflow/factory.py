@@ -13,6 +13,7 @@ views and views of views chain by themselves. Parsing touches no store and no ne
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +24,15 @@ import pendulum
 import yaml
 
 from persist_airflow.announce import AnnounceFailure
-from persist_airflow.compat import DAG, TaskGroup, any_asset, interval_schedule, make_asset, only_dag_id
+from persist_airflow.compat import (
+    DAG,
+    TaskGroup,
+    any_asset,
+    file_import_error,
+    interval_schedule,
+    make_asset,
+    only_dag_id,
+)
 from persist_airflow.group_dag import document_of, group_tasks, split_groups
 from persist_airflow.hook import PersistHook
 from persist_airflow.links import shard_uri
@@ -41,7 +50,6 @@ from persist_airflow.options import (
 )
 from persist_airflow.spark import WriteBatchesOperator
 from persist_airflow.watch import notify_of_project
-from persist_airflow.wrong_files import stand_ins
 from persist_core.config.collection import FILES, CollectionConfig, load_collections
 from persist_core.config.files import config_files, groups_beside
 from persist_core.config.groups import GroupConfig
@@ -353,3 +361,26 @@ def _view_face(config: ViewConfig) -> _Face:
 
 
 _FACES: Mapping[str, Callable[[Any], _Face]] = {FILES: _collection_face, SHARDS: _view_face}
+
+
+def stand_ins(errors: Sequence[ConfigError], folder: Path, prefix: str) -> list[DAG]:
+    """A DAG for each wrong file of `folder`, which leaves an import error under the file's path."""
+    return [_WrongFile(_named_file(error, folder), str(error), prefix) for error in errors]
+
+
+def _named_file(error: ConfigError, folder: Path) -> Path:
+    """The file that the error's message starts with; the folder if the folder itself is wrong."""
+    files = folder.iterdir() if folder.is_dir() else ()
+    return next((file for file in files if str(error).startswith(f"{file}: ")), folder)
+
+
+class _WrongFile(DAG):
+    def __init__(self, path: Path, message: str, prefix: str) -> None:
+        super().__init__(dag_id=f"{prefix}wrong_file__{re.sub(r'[^A-Za-z0-9_.-]', '_', path.name)}", schedule=None)
+        self.wrong_path = path
+        self.wrong_message = message
+
+    def validate(self) -> None:
+        """Called while Airflow fills its bag of DAGs."""
+        file_import_error(self.wrong_path, self.wrong_message)
+        raise ConfigError(self.wrong_message)

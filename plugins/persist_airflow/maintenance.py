@@ -19,8 +19,8 @@ from typing import Any
 
 from persist_airflow.compat import DAG, BaseOperator, Context, interval_schedule
 from persist_airflow.hook import PersistHook, task_client
-from persist_airflow.location_dag import location_dag
 from persist_airflow.metrics import count, export, measured, report_shards
+from persist_airflow.options import location_dag
 from persist_airflow.spark import SparkJobOperator
 from persist_core.compaction.steps import BUDGET_BYTES
 from persist_core.config.project import ProjectConfig, load_project

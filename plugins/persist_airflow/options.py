@@ -1,13 +1,14 @@
-"""Airflow's options of tasks: of all stages, then of one; from the shard's file, then from the caller."""
+"""Airflow's options of tasks: of all stages, then of one; from the file, then the caller. DAGs of a location."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict
 
+from persist_airflow.compat import DAG
 from persist_airflow.notifications import NotifyBy
-from persist_core.config.tasks import AirflowConfig, TaskConfig
+from persist_core.config.shard import AirflowConfig, TaskConfig
 
 GROUP_PREFIX = "persist_group__"  # of the ids of groups' DAGs
 STAGES = ("mint", "write", "append", "checkpoint")
@@ -88,3 +89,28 @@ def add_failure_callback(task: Any, announce: Any) -> None:
     """Beside the callbacks that the task has, of its own or from `default_args`."""
     known = task.on_failure_callback
     task.on_failure_callback = [*(known if isinstance(known, Sequence) else [known] if known else []), announce]
+
+
+def location_dag(
+    dag_id: str,
+    *,
+    tag: str,
+    document: str,
+    defaults: Mapping[str, Any],
+    default_args: Mapping[str, Any] | None,
+    dag_args: Mapping[str, Any] | None,
+    **arguments: Any,
+) -> DAG:
+    """A DAG whose runs have no data of an interval, so that there is nothing to catch up on.
+
+    `default_args`, the user's, go over `defaults`; `dag_args`, the user's, go over all arguments of the DAG.
+    """
+    arguments |= {
+        "dag_id": dag_id,
+        "start_date": datetime(1970, 1, 1, tzinfo=UTC),
+        "catchup": False,
+        "tags": ["persist", tag],
+        "doc_md": document,
+        "default_args": {**defaults, **(default_args or {})},
+    }
+    return DAG(**{**arguments, **(dag_args or {})})

@@ -19,9 +19,8 @@ from persist_airflow.operators import writer_of
 from persist_core.config.collection import CollectionConfig
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance import actions
-from persist_core.maintenance.actions import Done
+from persist_core.maintenance.actions import Done, erase
 from persist_core.maintenance.differences import report_of
-from persist_core.maintenance.erase_action import erase
 from persist_core.maintenance.fill import Filled, fill
 from persist_core.maintenance.fill import Request as Fill
 from persist_core.maintenance.rebuild import Rebuilt, rebuild

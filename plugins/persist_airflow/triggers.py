@@ -38,7 +38,7 @@ MAX_STORAGE_ERRORS = 10  # one after the other; then the task fails, and Airflow
 
 
 async def _looks(look: Callable[[], _Found], poll_s: float) -> AsyncIterator[_Found | None]:
-    """What `look` finds, `None` while the store fails; raises the error of `MAX_STORAGE_ERRORS` looks in a row."""
+    """Yield what `look` finds, `None` while the store fails; raises `MAX_STORAGE_ERRORS` errors in a row."""
     failures = 0
     while True:  # until the trigger ends
         try:

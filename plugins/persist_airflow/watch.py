@@ -19,8 +19,8 @@ from typing import Any
 
 from persist_airflow.compat import DAG, AirflowException, BaseOperator, Context, interval_schedule
 from persist_airflow.hook import PersistHook, task_client
-from persist_airflow.location_dag import location_dag
 from persist_airflow.notifications import NotifyBy, chosen, targets
+from persist_airflow.options import location_dag
 from persist_core.alerts.board import CLAIM_MS, WatchBoard
 from persist_core.alerts.conditions import Health
 from persist_core.alerts.deliver import deliver

@@ -25,8 +25,8 @@ from typing import Any
 from persist_core.compaction.merge import replace_inputs
 from persist_core.config.collection import CollectionConfig
 from persist_core.contents.batch import BatchCounts, Part, PartKind
+from persist_core.contents.derived import Run
 from persist_core.contents.key_range import KeyRange, exactly
-from persist_core.contents.run import Run
 from persist_core.handles.client import PersistClient
 from persist_core.handles.load import load_lists
 from persist_core.handles.write import manifest_for, stage_manifest

@@ -27,12 +27,11 @@ from persist_core.contents.batch import (
     PartKind,
     SourceFrontier,
 )
+from persist_core.contents.derived import Correction, Restored, Run
 from persist_core.contents.erased import ErasedKey, ErasedList, Erasure
 from persist_core.contents.err_groups import ErrGroup
 from persist_core.contents.operator_state import OperatorState, StateArtifact
 from persist_core.contents.part_lists import PartList, UnreadParts
-from persist_core.contents.restored import Correction, Restored
-from persist_core.contents.run import Run
 from persist_core.contents.stats import DryRun
 from persist_core.errors import CorruptArtifact
 from persist_core.gc.garbage_list import Garbage, GarbageList

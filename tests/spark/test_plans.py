@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from persist_core.contents import part_lists
 from persist_core.contents.batch import BatchCounts, BatchManifest, Part, PartKind
+from persist_core.contents.derived import Run
 from persist_core.contents.key_range import KeyRange, exactly, key_at
-from persist_core.contents.run import Run
 from persist_core.errors import CorruptArtifact
 from persist_core.keys import manifest_of_list
 from persist_core.schema import INHERITED, CollectionSchema, Column

@@ -29,9 +29,9 @@ from persist_core.contents.operator_state import StateArtifact
 from persist_core.errors import CorruptArtifact, InvariantViolation, PersistError, ReadTooSlow
 from persist_core.handles.client import PersistClient
 from persist_core.handles.load import load_head, load_lists
+from persist_core.handles.overtaken import too_slow
 from persist_core.handles.read import MAX_COPIES
 from persist_core.handles.side_by_side import side_by_side
-from persist_core.handles.slow_reads import too_slow
 from persist_core.keys import MANIFEST, PART, owner_of
 from persist_core.location.blob import Blob, BlobMetadata
 from persist_core.protocol.fork_records import readable_forks

@@ -12,7 +12,7 @@ from persist_core.errors import RejectedRecord
 from persist_core.keys import PART, attempt_prefix
 from persist_core.location.blob import Blob
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, TIME
-from persist_spark.staged_errs import inserted_errs
+from persist_spark.footers import inserted_errs
 
 MAX_SAMPLES = 20  # as many as help a person; the record of the failure holds them
 MAX_CHARS = 200  # of a payload or a key in the message

@@ -19,8 +19,8 @@ from persist_core.checkpoint.publish import publish_missing
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.config.thresholds import ERRORS, FRESHNESS, Threshold
 from persist_core.contents.batch import BatchDescription
+from persist_core.contents.derived import Correction
 from persist_core.contents.parts import errs_schema, updates_schema
-from persist_core.contents.restored import Correction
 from persist_core.contents.stats import BatchWarning
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.inspector import Inspector

@@ -9,7 +9,7 @@ import pytest
 from persist_core.contents.erased import key_texts
 from persist_core.contents.key_range import parse_key
 from persist_core.errors import InvalidInput
-from persist_core.maintenance.erase_action import erase
+from persist_core.maintenance.actions import erase
 from persist_core.maintenance.sought import Sought
 from persist_core.schema import Column
 from tests.core.compaction.histories import KEYED

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist_core.contents.batch import BatchCounts, BatchManifest, HollowBatch, SourceFrontier
-from persist_core.contents.restored import Restored
+from persist_core.contents.derived import Restored
 from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.frontier import Frontier
 from persist_core.keys import manifest_key

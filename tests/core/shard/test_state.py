@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist_core.contents.batch import BatchCounts, BatchManifest, SourceFrontier
+from persist_core.contents.derived import Restored
 from persist_core.contents.operator_state import OperatorState, StateArtifact, chain_digest
-from persist_core.contents.restored import Restored
 from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import (
     BadBounds,

@@ -1,4 +1,4 @@
-"""The error of a reader that GC has overtaken: it names the lease, and does not speak of corruption."""
+"""Errors of readers that were overtaken: by GC, which names the lease, not corruption; and by a new generation."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from persist_core.contents.batch import HollowBatch
-from persist_core.errors import CorruptArtifact, ReadTooSlow, RunFailed
+from persist_core.errors import CorruptArtifact, GenerationChanged, ReadTooSlow, RunFailed
 from persist_core.shard.machine import Machine
 from persist_core.shard.state import ShardState
+from persist_core.time_text import show_time
 
 
 @contextmanager
@@ -43,4 +44,22 @@ def too_slow(shard: str, found: str) -> str:
         f"shard {shard} was merged, restored or dropped during this read, and it took longer than GC keeps the files"
         f" that it had begun to read: {found}. Read again; for reads that take days, open the reader with a lease"
         " (`open_leased_reader`) and give it heartbeats"
+    )
+
+
+def check_generation(state: ShardState, after: int, known: int | None) -> None:
+    """Raise `GenerationChanged` if what the reader knows as of `after` may be of an earlier generation.
+
+    `known`: the generation that the reader names; `None` if it only knows the time.
+    """
+    swaps = state.origin.swaps
+    if not swaps or known == len(swaps) or (known is None and after >= swaps[-1].upper):
+        return
+    raise GenerationChanged(
+        f"shard {state.shard} was rebuilt: generation {len(swaps)} was swapped in at {show_time(swaps[-1].upper)}, and"
+        f" the changes asked for begin at {show_time(after)}"
+        + (f" of generation {known}" if known is not None else ", before it")
+        + ". What a consumer has kept since then may differ. Take a whole snapshot, and go on from its time; or, if"
+        f" key and columns are the same, apply the difference: `persist diff {state.shard} --a {swaps[-1].kept}`, while"
+        " that one is kept. To read this generation's own history, name it (`generation`, `--generation`)"
     )
