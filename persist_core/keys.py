@@ -241,7 +241,6 @@ class CheckpointLayout:
         return f"{self.root}{check_checkpoint_id(checkpoint_id)}/"
 
     def manifest(self, checkpoint_id: str) -> str:
-        """The manifest's key."""
         return f"{self.folder(checkpoint_id)}{MANIFEST}"
 
     def pin(self, checkpoint_id: str) -> str:

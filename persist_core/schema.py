@@ -185,12 +185,10 @@ class CollectionSchema:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Key columns, then value columns."""
         return self.key + self.values
 
     @property
     def key_names(self) -> tuple[str, ...]:
-        """Names of the key columns."""
         return tuple(column.name for column in self.key)
 
     @property
@@ -233,7 +231,6 @@ class CollectionSchema:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> CollectionSchema:
-        """The inverse of `to_json`."""
         return cls(
             key=tuple(Column(**column) for column in data["key"]),
             values=tuple(Column(**column) for column in data["values"]),
@@ -283,7 +280,6 @@ def inherited_type(schema: CollectionSchema) -> pa.ListType:
 
 
 def show_types(columns: tuple[Column, ...]) -> str:
-    """Names and types, for people."""
     return ", ".join(f"{column.name}: {column.type}" for column in columns)
 
 
@@ -298,6 +294,5 @@ def system_field(name: str, type_: pa.DataType | None = None) -> pa.Field:
 
 
 def field_id(column: pa.Field) -> int | None:
-    """The field id of a column in Arrow, or `None`."""
     found = (column.metadata or {}).get(_FIELD_ID.encode())
     return None if found is None else int(found)

@@ -128,7 +128,6 @@ class Sealed:
     VERSION: ClassVar[int] = 1
 
     def encode(self: Any) -> bytes:
-        """Sealed JSON."""
         return seal(self.KIND, self.VERSION, asdict(self))
 
     @classmethod

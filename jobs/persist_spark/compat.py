@@ -40,7 +40,6 @@ def server_of(session: SparkSession) -> str:
 
 
 def is_connect(session: SparkSession) -> bool:
-    """True for a session of a Spark Connect server."""
     return type(session).__module__.startswith("pyspark.sql.connect")
 
 

@@ -117,7 +117,6 @@ class WatchRecord(Sealed):
     write_id: str = field(default="", compare=False)
 
     def of(self, shard: str) -> ShardWatch:
-        """The memory of a shard."""
         return self.shards.get(shard, ShardWatch())
 
     def with_shard(self, shard: str, watch: ShardWatch) -> WatchRecord:

@@ -95,7 +95,6 @@ def _time(upper: int | None) -> str:
 
 
 def show_value(condition: str, value: int) -> str:
-    """A value of a condition, or one of its thresholds."""
     return show_duration(value) if condition in DURATIONS else str(value)
 
 

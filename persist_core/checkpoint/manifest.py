@@ -136,7 +136,6 @@ class CheckpointManifest(_Entry):
 
     @property
     def artifacts(self) -> tuple[PartitionState, ...]:
-        """Artifacts of all operators."""
         return tuple(part for operator in self.operators.values() for part in operator.partitions)
 
     @property
@@ -154,7 +153,6 @@ class CheckpointManifest(_Entry):
         return [f"{name} is {theirs[name]!r}, expected {ours[name]!r}" for name in ours if theirs[name] != ours[name]]
 
     def encode(self) -> bytes:
-        """Sealed JSON."""
         return seal(_MANIFEST, MANIFEST_VERSION, _plain(self, keep_unknown=True))
 
     @classmethod

@@ -41,7 +41,6 @@ class Quarantine:
         return True
 
     def ids(self) -> frozenset[str]:
-        """Ids of the checkpoints that have something in the quarantine."""
         return frozenset(found for key in self._keys() if is_checkpoint_id(found := self._id_of(key)))
 
     def _keys(self) -> list[str]:

@@ -93,7 +93,6 @@ def print_done(done: Done, *, as_json: bool) -> None:
 
 
 def print_json(body: Mapping[str, Any]) -> None:
-    """One JSON object on stdout."""
     _write_line(sys.stdout, body)
 
 
@@ -156,7 +155,6 @@ def _cell(value: Any) -> Text:
 
 
 def print_line(text: str, *, to_stderr: bool = False) -> None:
-    """One line for people."""
     stream = sys.stderr if to_stderr else sys.stdout
     stream.write(printable(text) + "\n")
     stream.flush()

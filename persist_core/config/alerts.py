@@ -128,7 +128,6 @@ class NotifyConfig(ConfigModel):
 
     @property
     def class_path(self) -> str:
-        """The path of the class."""
         return SHORT_NAMES.get(self.notifier, self.notifier)
 
 

@@ -308,7 +308,6 @@ class CollectionConfig(ShardConfig):
 
     @property
     def source_type(self) -> str:
-        """The type in its `source:`."""
         return self.source.type
 
     @property
@@ -318,7 +317,6 @@ class CollectionConfig(ShardConfig):
 
     @property
     def input_uris(self) -> tuple[str, ...]:
-        """Its path."""
         return (self.source.path,)
 
     def default_until(self, now_ms: int) -> int:

@@ -70,22 +70,18 @@ class ViewConfig(ShardConfig):
 
     @property
     def source_type(self) -> str:
-        """Other shards."""
         return SHARDS
 
     @property
     def read_shards(self) -> tuple[str, ...]:
-        """Its inputs."""
         return self.inputs
 
     @property
     def writes_nothing(self) -> bool:
-        """True with `read_only: true`."""
         return self.read_only
 
     @property
     def follows_inputs(self) -> bool:
-        """True without a schedule of its own."""
         return self.schedule in (None, ON_INPUT)
 
     @field_validator("schedule")
@@ -142,11 +138,9 @@ class _Known:
         self._view_inputs: dict[str, tuple[str, ...]] = {}
 
     def is_collection(self, name: str) -> bool:
-        """True if there is a collection file of that name."""
         return _file(self.collections, name) is not None
 
     def is_input(self, name: str) -> bool:
-        """True if there is a collection or a view file of that name."""
         return self.is_collection(name) or _file(self.views, name) is not None
 
     def names(self) -> list[str]:

@@ -70,7 +70,6 @@ class Part:
 
     @property
     def keys(self) -> KeyRange:
-        """The range of its keys."""
         return KeyRange(self.first_key, self.last_key)
 
 
@@ -159,7 +158,6 @@ class BatchDescription:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> BatchDescription:
-        """The inverse of `to_json`."""
         return from_plain(cls, data, what="a description")
 
 
@@ -255,7 +253,6 @@ class BatchManifest:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all parts."""
         return sum(each.size_bytes for each in self.outline)
 
     @property

@@ -71,7 +71,6 @@ class Erasure:
 
     @property
     def digests(self) -> frozenset[str]:
-        """The digests of its keys."""
         return frozenset(each.digest for each in self.keys)
 
 
@@ -86,7 +85,6 @@ class ErasedList(Sealed):
     step: int = 0
 
     def known(self) -> dict[str, ErasedKey]:
-        """Return the facts of each erased key, by its digest."""
         found: dict[str, ErasedKey] = {}
         for erasure in self.erasures:
             for each in erasure.keys:

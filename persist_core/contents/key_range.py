@@ -117,7 +117,6 @@ def spanning(ranges: Sequence[KeyRange]) -> KeyRange:
 
 
 def key_at(table: pa.Table, row: int, key: Sequence[Column]) -> Key:
-    """The key of one row."""
     return tuple(_scalar(table[column.name].slice(row, 1), column) for column in key)
 
 

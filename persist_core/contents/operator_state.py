@@ -72,7 +72,6 @@ class StateArtifact:
 
     @property
     def keys(self) -> KeyRange:
-        """The range of its keys."""
         return KeyRange(self.first_key, self.last_key)
 
     @property

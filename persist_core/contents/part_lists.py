@@ -41,7 +41,6 @@ class PartList:
 
     @property
     def keys(self) -> KeyRange:
-        """The range of its keys."""
         return KeyRange(self.first_key, self.last_key)
 
     def read(self, data: bytes, *, what: str) -> list[dict[str, Any]]:

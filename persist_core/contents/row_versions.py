@@ -68,12 +68,10 @@ def alive_at(history: pa.Table, time: int) -> pa.Table:
 
 
 def negated(updates: pa.Table) -> pa.Table:
-    """The updates with the opposite diffs."""
     return _with(updates, DIFF, pc.negate(updates[DIFF]))
 
 
 def at_time(updates: pa.Table, time: int) -> pa.Table:
-    """The updates, all at `time`."""
     return _with(updates, TIME, pa.repeat(pa.scalar(time, pa.int64()), len(updates)))
 
 

@@ -130,7 +130,6 @@ class SchemaVersions:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SchemaVersions:
-        """The inverse of `to_json`."""
         versions = [
             SchemaVersion(**{**each, "schema": CollectionSchema.from_json(each["schema"])}) for each in data["versions"]
         ]

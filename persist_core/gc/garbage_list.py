@@ -51,7 +51,6 @@ class GarbageList(Sealed):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all keys."""
         return sum(each.size_bytes for each in self.garbage)
 
     @classmethod

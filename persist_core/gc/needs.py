@@ -70,7 +70,6 @@ class Needs:
         }
 
     def of_batches(self, state: ShardState) -> set[str]:
-        """Manifests of batches, and their parts."""
         missing = {each.manifest_key: each for each in state.batches if each.manifest_key not in self._whole}
         self._whole.update(zip(missing, self._client.manifests(missing.values()), strict=True))
         named = (each.manifest_key for each in state.batches)

@@ -43,7 +43,6 @@ class Debt:
 
     @property
     def collects(self) -> bool:
-        """True if GC is due."""
         return self.gc_due_ms is not None and self.gc_due_ms >= 0
 
     def __bool__(self) -> bool:
@@ -65,7 +64,6 @@ class Debt:
 
 
 def debt_of(state: ShardState, *, now_ms: int) -> Debt:
-    """The debt at `now_ms` of a shard with this state."""
     due = merge_due(state)
     after, advance = advance_since(state, now_ms=now_ms)
     behind_ms = (advance.since.time or 0) - (advance.before.time or 0)

@@ -213,7 +213,6 @@ class Inspector:
         return StoragePage(shard, tuple(folders), min(len(objects), MAX_OBJECTS), total, len(objects) > MAX_OBJECTS)
 
     def batches(self, shard: str, *, limit: int = MAX_BATCHES) -> BatchesPage:
-        """The newest batches of the state."""
         return summaries.batches_page(self.state(shard), min(limit, MAX_BATCHES))
 
     def checkpoints(self, shard: str) -> list[CheckpointFacts]:

@@ -175,7 +175,6 @@ def with_contents(facts: list[CommitFacts], deltas: list[BatchManifest | None], 
 
 
 def batches_page(state: ShardState, limit: int) -> BatchesPage:
-    """The newest `limit` batches of the state."""
     newest = state.batches[-limit:] if limit else ()
     return BatchesPage(state.shard, len(state.batches), tuple(_batch_facts(batch) for batch in newest))
 

@@ -23,7 +23,6 @@ def facts_of(found: Differences, samples: int = SAMPLES) -> dict[str, Any]:
 
 
 def line_of(found: Differences) -> str:
-    """The counts in one line."""
     errs = (
         f"; {found.errs_added} errors added, {found.errs_removed} removed"
         if found.errs_added + found.errs_removed

@@ -62,7 +62,6 @@ class Examiner:
         return findings
 
     def blob(self, blob: Blob) -> list[Finding]:
-        """The findings about a blob store."""
         findings: list[Finding] = []
         prefix = f"{PREFIX}/{self.ids.uuid7()}/"
         with _collecting(findings, "reachable"):

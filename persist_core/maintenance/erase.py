@@ -151,7 +151,6 @@ class _Erasing:
                     )
 
     def rewriting(self, state: ShardState, *, is_dry_run: bool = False) -> Rewriting:
-        """The next attempt at rewriting."""
         attempt = self._client.ids.uuid7()
         return Rewriting(self._client, self._shard, attempt, state.era, self.sought, is_dry_run)
 

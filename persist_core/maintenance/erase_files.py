@@ -63,7 +63,6 @@ def without(data: bytes, sought: Sought) -> Without | None:
 
 
 def orders_of(tables: Sequence[pa.Table], schema: CollectionSchema) -> list[OrderKey]:
-    """The orders of the rows that have one."""
     found: list[OrderKey] = []
     named = [Column(str(place), column.type) for place, column in enumerate(order_cells(schema).values())]
     for table in tables:

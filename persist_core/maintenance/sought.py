@@ -62,7 +62,6 @@ class Sought:
 
     @property
     def ranges(self) -> list[KeyRange]:
-        """The ranges of the keys."""
         return list(map(exactly, self.keys))
 
     def may_be_within(self, keys: KeyRange) -> bool:

@@ -54,7 +54,6 @@ class Round:
 
     @property
     def interval(self) -> str:
-        """From lower to upper, for messages."""
         return show_interval(self.commit.lower, self.commit.upper)
 
 

@@ -90,7 +90,6 @@ class Origin:
         return Origin((*self.branches, Branch(first_commit, epoch)))
 
     def check_not_moved(self, shard: str) -> None:
-        """Raise `ShardMoved` if the shard accepts no commits."""
         if self.moved_to is not None:
             raise ShardMoved(
                 f"shard {shard} was moved to {self.moved_to}, by `persist copy --move`. It can be read here, and"

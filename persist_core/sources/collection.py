@@ -32,7 +32,6 @@ class CollectionSource:
 
     @cached_property
     def files(self) -> FileSource:
-        """Its files."""
         return FileSource(self._config, self._blob, feed_of(self._location, self._config))
 
     def check(self, state: ShardState | None) -> None:
@@ -79,13 +78,11 @@ class CollectionSource:
         return len(freeze.frozen.files) + freeze.left_over
 
     def inputs(self, input_key: str) -> list[ReadInput]:
-        """The folder of its files."""
         frozen = load_frozen(self._blob, input_key, FrozenInput)
         root, files = self._config.source_pattern().root, tuple(file.path for file in frozen.files)
         return [ReadInput(root, size_bytes=frozen.size_bytes, files=files)]
 
     def schema(self, state: ShardState) -> CollectionSchema:  # noqa: ARG002 - a view needs the state
-        """The schema of the collection file."""
         return self._config.collection_schema()
 
     def settle(self, state: ShardState) -> None:

@@ -78,5 +78,4 @@ class FrozenInput:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files."""
         return sum(file.size_bytes for file in self.files)

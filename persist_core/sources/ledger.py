@@ -187,7 +187,6 @@ class FileProgress:
         return Ledger(self._blob, shard).owned(self._stored, era=era)
 
     def needed_keys(self) -> set[str]:
-        """The segments of the ledger."""
         return {segment.key for segment in segments_of(self._stored)}
 
     def verify(self) -> Iterator[str]:

@@ -116,7 +116,6 @@ class CauseFinder:
         self._found: dict[int, str] = {}
 
     def see(self, line: str) -> None:
-        """Look at one line."""
         looked_at = line[:_MAX_LINE_CHARS]
         for number, pattern in enumerate(_PATTERNS):
             if number not in self._found and (found := pattern.search(looked_at)) is not None:

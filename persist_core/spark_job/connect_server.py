@@ -68,7 +68,6 @@ class Heap:
         self.used = 0.0
 
     def conf(self) -> dict[str, str]:
-        """Settings of the server."""
         return {
             "spark.metrics.conf.driver.source.jvm.class": "org.apache.spark.metrics.source.JvmSource",
             f"{_SINK}.class": "org.apache.spark.metrics.sink.CsvSink",

@@ -168,7 +168,6 @@ class LogFields(logging.Formatter):
     """A line of JSON for each record, for `SparkProcess`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Level, logger and message."""
         return json.dumps({"level": record.levelno, "logger": record.name, "message": record.getMessage()})
 
 

@@ -49,7 +49,6 @@ def announce_conflict(
 
 
 def conflict_notice(record: ConflictRecord) -> Notice:
-    """The notice of one lost append."""
     found = show_time(record.found_upper)
     facts = (
         ("expected upper", show_time(record.expected_upper)),

@@ -94,7 +94,6 @@ class AppendGroupOperator(lineage.ReportsLineage, GroupOperator):
         self.outlets = [*self.outlets, *assets_of(self.persist_conn_id, self.batch)]
 
     def execute(self, context: Context) -> Json:
-        """Append all."""
         with task_client(self.persist_conn_id, *self.batch.configs(self.staged["staged"])) as client:
             found = for_each(
                 self.batch,
@@ -131,7 +130,6 @@ class Appended:
 
 
 def appended(client: PersistClient, config: CollectionConfig, staged: Json, conn_id: str) -> Appended | Conflict:
-    """The append stage of one collection."""
     description = BatchDescription.from_json(staged["description"])
     inputs = lineage.of_inputs(client, config, description, conn_id).inputs
     result = run.append_staged(client, config, description, staged["manifest_key"])
@@ -158,7 +156,6 @@ class CheckpointGroupOperator(GroupOperator):
         self.outlets = [*self.outlets, *assets_of(self.persist_conn_id, self.batch, "/checkpoints")]
 
     def execute(self, context: Context) -> None:
-        """Publish all. Raises the list of the failed ones."""
         with task_client(self.persist_conn_id, *self.batch.configs(self.appended["results"])) as client:
             found = for_each(self.batch, self.appended["results"], lambda config, _: checkpointed(client, config))
             report_shards(self.persist_conn_id, client, list(found))

@@ -69,7 +69,6 @@ class LogNotifier(BaseNotifier):
         self.level = level
 
     def notify(self, context: Context) -> None:  # noqa: ARG002 - Airflow's signature
-        """Log the rendered message."""
         _log.log(self.level, "%s", self.message)
 
 

@@ -301,13 +301,11 @@ def report_of(client: PersistClient, result: str, commit: Commit | None) -> dict
 
 
 def with_page(report: dict[str, Any], conn_id: str, shard: str) -> dict[str, Any]:
-    """The report, with the shard's page."""
     page = shard_page(conn_id, shard)
     return report if page is None else {**report, "page": page}
 
 
 def warn(log: Any, report: Mapping[str, Any]) -> None:
-    """Log the errors and warnings of a commit."""
     shard = str(report.get("shard"))
     corrected = correction_notice(shard, report.get("stats", {}))
     for line in (*report.get("errors", ()), *filter(None, [corrected]), *report.get("warnings", ())):

@@ -97,7 +97,6 @@ def erased(operator: Any, context: Context, params: Mapping[str, Any]) -> Json:
 
 
 def restored(operator: Any, context: Context, params: Mapping[str, Any]) -> Json:
-    """Restore the shard, or fork it if there is a `new_shard`."""
     shard, checkpoint_id, new_shard = operator.shard, params["checkpoint_id"], params["new_shard"]
     is_dry_run, max_updates, writer = params["dry_run"], params["max_updates"] or MAX_UPDATES, writer_of(context)
     if new_shard and is_dry_run:

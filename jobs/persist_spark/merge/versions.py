@@ -59,7 +59,6 @@ class PlannedMerge:
     observation: Observation
 
     def outcome(self) -> Merged:
-        """The counts of the action."""
         found = {name: int(count or 0) for name, count in json.loads(self.observation.get["counts"]).items()}
         read, broken = found.pop("read"), found.pop("broken")
         return Merged(BatchCounts(**found), read, broken)

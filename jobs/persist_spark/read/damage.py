@@ -90,7 +90,6 @@ def has_indexes(blob: Blob, parts: Sequence[Part]) -> bool:
 
 
 def part_sizes(manifests: Iterable[BatchManifest]) -> dict[str, int]:
-    """The size of every part of these batches, by key."""
     return {part.key: part.size_bytes for manifest in manifests for part in manifest.parts}
 
 

@@ -89,7 +89,6 @@ class Refresh:
 
     @property
     def stats(self) -> ViewStats:
-        """The report of a refresh."""
         return ViewStats(
             rows=self.after.rows,
             errs=self.after.errs,

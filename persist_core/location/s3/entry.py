@@ -57,7 +57,6 @@ class Entry:
 
     @property
     def version(self) -> VersionedData:
-        """The newest version as of this entry."""
         return VersionedData(self.header.seqno, self.data)
 
     def encode(self) -> bytes:

@@ -70,7 +70,6 @@ class S3Logs:
         return self._newest_in(folder_of(key))
 
     def entry(self, key: str, position: int) -> Entry | None:
-        """The entry at `position`, or `None`."""
         folder = folder_of(key)
         data = self._bytes(folder, position)
         return None if data is None else decode_entry(data, folder, position, self._where(folder, position))

@@ -47,7 +47,6 @@ class Step:
 
 
 def steps_from(first_ms: int) -> tuple[Step, ...]:
-    """The steps of the demo, in order."""
     last_ms = first_ms + (DAYS - 1) * DAY_MS
     customers, cities, view = f"{UPSERT}{COLLECTION}", f"{UPSERT}{DIMENSION}", f"{VIEWS}{VIEW}"
     return (

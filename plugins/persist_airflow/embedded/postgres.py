@@ -171,7 +171,6 @@ def as_ordinary_user() -> dict[str, Any]:
 
 
 def own(file: Path | int) -> None:
-    """Give the file to the user of `as_ordinary_user`."""
     if os.geteuid() == 0:
         user = _ordinary_user()
         os.chown(file, user.pw_uid, user.pw_gid)

@@ -46,7 +46,6 @@ class Arguments:
         self.check = check
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """All values."""
         return tuple(self._given.get(name, ()))
 
     def text(self, name: str) -> str:
@@ -200,5 +199,4 @@ def _answer(
 
 
 def problem(kind: str, message: str) -> Json:
-    """The body of an error."""
     return {"error": {"kind": kind, "message": message}}
