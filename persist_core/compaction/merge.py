@@ -42,7 +42,7 @@ from persist_core.contents import pieces
 from persist_core.contents.batch import BatchCounts, BatchManifest, HollowBatch, Part, PartKind, SourceFrontier
 from persist_core.contents.derived import Run
 from persist_core.contents.key_range import Key, KeyRange, is_within
-from persist_core.contents.parts import ERR_IDENTITY, errs_schema, history_schema, updates_schema
+from persist_core.contents.parts import ERR_IDENTITY, errs_schema, history_schema, nullable, updates_schema
 from persist_core.contents.pieces import Piece
 from persist_core.contents.row_versions import Versions, at_time, fold_errs, resolve, sum_diffs
 from persist_core.errors import InvalidInput
@@ -336,7 +336,7 @@ def stage_here(client: PersistClient, merge: Merge, attempt: str, rows_at_once: 
 def _by_ranges(client: PersistClient, merge: Merge, rows_at_once: int) -> Iterator[tuple[Versions, pa.Table]]:
     """The resolved versions of each range of keys, and the history that is rewritten with them."""
     schema = merge.schema
-    columns, chunk_rows = _nullable(updates_schema(schema)), max(1, rows_at_once // 2)
+    columns, chunk_rows = nullable(updates_schema(schema)), max(1, rows_at_once // 2)
     with TemporaryDirectory(prefix="persist-merge-") as folder:
         spill = Spill(Path(folder), schema.key, merge.sampled)
         for piece in merge.contents():
@@ -386,7 +386,3 @@ def _since(history: pa.Table, since: int) -> pa.Table:
 
 def _sorted(history: pa.Table, schema: CollectionSchema) -> pa.Table:
     return history.sort_by([*((name, "ascending") for name in schema.key_names), (TIME, "ascending")])
-
-
-def _nullable(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([field.with_nullable(True) for field in schema])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO, Protocol
 
 import pyarrow as pa
@@ -63,7 +63,7 @@ def late_schema(schema: CollectionSchema) -> pa.Schema:
 
 
 def _slot_keys(schema: CollectionSchema) -> list[pa.Field]:
-    return [field.with_nullable(True) for field in CollectionSchema(key=schema.key).arrow()]
+    return list(nullable(CollectionSchema(key=schema.key).arrow()))
 
 
 def _update_fields(schema: CollectionSchema, *, orders: bool) -> list[pa.Field]:
@@ -75,13 +75,16 @@ def _update_fields(schema: CollectionSchema, *, orders: bool) -> list[pa.Field]:
 
 def history_schema(schema: CollectionSchema) -> pa.Schema:
     """The columns of a part of history: of a keyed shard, versions with both times; of a multiset, updates."""
-    fields = [*updates_schema(schema), *([system_field(ENDED)] if schema.key else [])]
-    return pa.schema([field.with_nullable(True) for field in fields])
+    return nullable([*updates_schema(schema), *([system_field(ENDED)] if schema.key else [])])
 
 
 def part_schema(schema: CollectionSchema) -> pa.Schema:
     """The columns of every part: the superset of oks and errs, all nullable."""
-    fields = [*schema.arrow(), *_ERR_FIELDS, *_update_fields(schema, orders=True)]
+    return nullable([*schema.arrow(), *_ERR_FIELDS, *_update_fields(schema, orders=True)])
+
+
+def nullable(fields: Iterable[pa.Field]) -> pa.Schema:
+    """These columns, which may be null."""
     return pa.schema([field.with_nullable(True) for field in fields])
 
 

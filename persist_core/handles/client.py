@@ -8,47 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from persist_core.clock import Clock, SystemClock
 from persist_core.contents.batch import BatchManifest, HollowBatch
-from persist_core.contents.parts import PARQUET, PartFormat
 from persist_core.errors import ShardNotFound
 from persist_core.frontier import Frontier
 from persist_core.handles.load import load_head, load_manifests
-from persist_core.handles.read import FETCH_THREADS, ReadHandle
+from persist_core.handles.read import ReadHandle
 from persist_core.handles.since import SinceHandle
+from persist_core.handles.store import Store
 from persist_core.handles.write import WriteHandle
-from persist_core.ids import Ids, RandomIds
 from persist_core.keys import check_key_name, is_shard_name
-from persist_core.location.blob import Blob
-from persist_core.location.open import OpenLocation
 from persist_core.shard import history
-from persist_core.shard.machine import Machine
 from persist_core.shard.state import Commit, ShardState
 
 
-class PersistClient:
-    """Opens handles on the shards of one location. Cheap; holds no state but the location's connections."""
-
-    def __init__(
-        self,
-        location: OpenLocation,
-        clock: Clock | None = None,
-        ids: Ids | None = None,
-        *,
-        fetch_threads: int = FETCH_THREADS,
-        part_format: PartFormat = PARQUET,
-    ) -> None:
-        self.location = location
-        self.clock: Clock = clock or SystemClock()
-        self.ids: Ids = ids or RandomIds(self.clock)
-        self.machine = Machine(location.consensus, self.clock, self.ids)
-        self.fetch_threads = fetch_threads
-        self.part_format = part_format
-
-    @property
-    def blob(self) -> Blob:
-        """The location's blob store."""
-        return self.location.blob
+class PersistClient(Store):
+    """Opens handles on the shards of one location."""
 
     def shards(self) -> list[str]:
         """Names of all shards ever created here, dropped ones included, sorted."""
@@ -89,27 +63,11 @@ class PersistClient:
         `generation`: the one whose times the caller knows; changes are then of no other (`GenerationChanged`).
         """
         self.state(shard)
-        return ReadHandle(
-            self.machine,
-            self.blob,
-            shard,
-            fetch_threads=self.fetch_threads,
-            part_format=self.part_format,
-            generation=generation,
-        )
+        return ReadHandle(self, shard, generation=generation)
 
     def open_leased_reader(self, shard: str, *, lease_ms: int) -> ReadHandle:
         """A reader whose lease holds the shard's `since` for `lease_ms` after each heartbeat."""
-        reader = self.ids.uuid7()
-        handle = ReadHandle(
-            self.machine,
-            self.blob,
-            check_key_name(shard),
-            reader=reader,
-            clock=self.clock,
-            fetch_threads=self.fetch_threads,
-            part_format=self.part_format,
-        )
+        handle = ReadHandle(self, check_key_name(shard), reader=self.ids.uuid7())
         handle.register(lease_ms)
         return handle
 
@@ -118,12 +76,12 @@ class PersistClient:
 
         Raises `NotReadable` if the shard has given up `since` already.
         """
-        return SinceHandle.open(self.machine, self.ids, check_key_name(shard), holder, since=since)
+        return SinceHandle.open(self, check_key_name(shard), holder, since=since)
 
     def open_writer(self, shard: str) -> WriteHandle:
         """A writer of the shard, which is created if it is new."""
         self.ensure_shard(shard)
-        return WriteHandle(self.machine, self.blob, self.clock, shard, part_format=self.part_format)
+        return WriteHandle(self, shard)
 
     def set_history(self, shard: str, history_ms: int | None) -> tuple[ShardState, int | None]:
         """Keep `history_ms` of history from now on (`None`: all); returns the newest state and what it was before.

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from persist_core.contents import pieces
 from persist_core.contents.key_range import KeyRange
-from persist_core.contents.parts import updates_schema
+from persist_core.contents.parts import nullable, updates_schema
 from persist_core.contents.pieces import Piece
 from persist_core.contents.stats import show_bytes
 from persist_core.errors import InvalidInput
@@ -62,9 +62,7 @@ class LimitedReader(ReadHandle):
     """Reads pages of one shard within one budget, which all its reads share."""
 
     def __init__(self, client: PersistClient, shard: str, budget: ReadBudget, *, generation: int | None = None) -> None:
-        super().__init__(
-            client.machine, client.blob, shard, fetch_threads=1, part_format=client.part_format, generation=generation
-        )
+        super().__init__(client, shard, generation=generation)
         self._budget = budget
         self._pieces: list[Piece] = []
 
@@ -75,7 +73,7 @@ class LimitedReader(ReadHandle):
         schema = schema_of(state)
         live = self._as_of(state, time, _located(schema), keys)
         shown = live.sort_by([(name, "ascending") for name in schema.key_names]).slice(start, limit)
-        with named_if_slow(self._machine, self.shard, state.batches):
+        with named_if_slow(self._store.machine, self.shard, state.batches):
             whole = self._whole(shown, updates_schema(schema, orders=False))
         return self._fit(whole, schema, time), len(live)
 
@@ -94,14 +92,14 @@ class LimitedReader(ReadHandle):
             batches, _located(schema), lambda b, m: pieces.oks_between(b, m, low, high), schema, keys
         )
         shown = found.sort_by([(name, "ascending") for name in (TIME, *schema.key_names, DIFF)]).slice(start, limit)
-        with named_if_slow(self._machine, self.shard, batches):
+        with named_if_slow(self._store.machine, self.shard, batches):
             return self._whole(shown, updates_schema(schema, orders=False)), len(found)
 
     def read_pieces(self, chosen: list[Piece], schema: pa.Schema) -> pa.Table:
         """The rows of these pieces, held within the budget."""
-        nullable = pa.schema([field.with_nullable(True) for field in schema])
-        tables = [table for piece in chosen for table in self._taken(piece, nullable)]
-        return pa.concat_tables(tables) if tables else nullable.empty_table()
+        columns = nullable(schema)
+        tables = [table for piece in chosen for table in self._taken(piece, columns)]
+        return pa.concat_tables(tables) if tables else columns.empty_table()
 
     def _taken(self, piece: Piece, schema: pa.Schema) -> Iterator[pa.Table]:
         self._pieces.append(piece)
@@ -121,14 +119,14 @@ class LimitedReader(ReadHandle):
     def _batches(self, piece: Piece, columns: pa.Schema) -> Iterator[pa.Table]:
         self._budget.check()
         for table in read_part_batches(
-            self._blob, piece.part, columns, self._part_format, rows=ROWS_AT_ONCE, is_packed=True
+            self._store.blob, piece.part, columns, self._store.part_format, rows=ROWS_AT_ONCE, is_packed=True
         ):
             yield table
             self._budget.check()
 
     def _whole(self, shown: pa.Table, columns: pa.Schema) -> pa.Table:
         """The rows of `shown` with all of `columns`: missing ones are read from where the rows are stored."""
-        others = pa.schema([field.with_nullable(True) for field in columns if field.name not in shown.column_names])
+        others = nullable(field for field in columns if field.name not in shown.column_names)
         places: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         for at, (piece, row) in enumerate(zip(*(shown[f.name].to_pylist() for f in (_PIECE, _ROW)), strict=True)):
             places[piece].append((row, at))

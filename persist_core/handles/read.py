@@ -16,11 +16,10 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_core.clock import Clock, SystemClock
 from persist_core.contents import pieces
 from persist_core.contents.batch import BatchManifest, HollowBatch
 from persist_core.contents.key_range import KeyRange, rows_within
-from persist_core.contents.parts import ERR_IDENTITY, PARQUET, PartFormat, errs_schema, updates_schema
+from persist_core.contents.parts import ERR_IDENTITY, errs_schema, nullable, updates_schema
 from persist_core.contents.pieces import Piece
 from persist_core.contents.row_versions import sum_diffs
 from persist_core.errors import InvalidInput, InvariantViolation, OutsideFrontiers
@@ -28,16 +27,14 @@ from persist_core.frontier import Frontier
 from persist_core.handles.load import load_manifests, read_part
 from persist_core.handles.overtaken import check_generation, named_if_slow
 from persist_core.handles.side_by_side import side_by_side
-from persist_core.location.blob import Blob
+from persist_core.handles.store import Store
 from persist_core.row_text import show_row
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
 from persist_core.shard import state as transitions
-from persist_core.shard.machine import Machine
 from persist_core.shard.state import Lease, ShardState
 from persist_core.time_text import MAX_TIME, check_time, show_time
 
 MAX_COPIES = 10_000_000  # of one row in a multiset: a table with more does not fit in memory
-FETCH_THREADS = 8  # parts are fetched side by side: latency of a store, not work
 
 # Columns within a read only: the time of a retraction (null for an insertion), and a number for each key.
 _RETRACTED_AT, _SLOT = "_persist_retracted_at", "_persist_slot"
@@ -48,28 +45,11 @@ Choose = Callable[[HollowBatch, BatchManifest], Iterable[Piece]]
 class ReadHandle:
     """Reads one shard. Without a lease it holds nothing back; with one, read or `heartbeat` in time or get
     `LeaseExpired`. A read renews the lease only after a third of its time, so most reads write no version.
-
-    `fetch_threads`: how many blobs are fetched concurrently; with 1 all calls come from the caller's own thread.
     """
 
-    def __init__(
-        self,
-        machine: Machine,
-        blob: Blob,
-        shard: str,
-        *,
-        reader: str | None = None,
-        clock: Clock | None = None,
-        fetch_threads: int = FETCH_THREADS,
-        part_format: PartFormat = PARQUET,
-        generation: int | None = None,
-    ) -> None:
-        self._machine = machine
-        self._blob = blob
-        self._clock: Clock = clock or SystemClock()
+    def __init__(self, store: Store, shard: str, *, reader: str | None = None, generation: int | None = None) -> None:
+        self._store = store
         self.reader = reader
-        self._fetch_threads = fetch_threads
-        self._part_format = part_format
         self.shard = shard
         self.generation = generation  # that the caller knows: see `check_generation`
 
@@ -77,23 +57,23 @@ class ReadHandle:
         """The newest state; with a lease, `LeaseExpired` if it has expired."""
         if self.reader is not None:
             return self._apply_lease(
-                lambda state, reader: transitions.keep_lease(state, reader, now_ms=self._clock.now_ms())
+                lambda state, reader: transitions.keep_lease(state, reader, now_ms=self._store.clock.now_ms())
             )
-        state, _ = self._machine.apply(self.shard, lambda state: (state, None))
+        state, _ = self._store.machine.apply(self.shard, lambda state: (state, None))
         return state
 
     def register(self, lease_ms: int) -> None:
         """Register this reader's lease (`PersistClient.open_leased_reader` does)."""
         self._apply_lease(
             lambda state, reader: transitions.register_lease(
-                state, reader, now_ms=self._clock.now_ms(), duration_ms=lease_ms
+                state, reader, now_ms=self._store.clock.now_ms(), duration_ms=lease_ms
             )
         )
 
     def heartbeat(self, since: Frontier | None = None) -> ShardState:
         """Keep the lease for another `lease_ms`, and move its hold up to `since` if given."""
         return self._apply_lease(
-            lambda state, reader: transitions.renew_lease(state, reader, now_ms=self._clock.now_ms(), since=since)
+            lambda state, reader: transitions.renew_lease(state, reader, now_ms=self._store.clock.now_ms(), since=since)
         )
 
     def expire(self) -> bool:
@@ -101,14 +81,14 @@ class ReadHandle:
         reader = self.reader
         if reader is None:
             return False
-        _, released = self._machine.apply(self.shard, lambda state: transitions.release_lease(state, reader))
+        _, released = self._store.machine.apply(self.shard, lambda state: transitions.release_lease(state, reader))
         return released
 
     def _apply_lease(self, change: Callable[[ShardState, str], tuple[ShardState, Lease]]) -> ShardState:
         reader = self.reader
         if reader is None:
             raise InvalidInput("this reader has no lease; open it with `open_leased_reader`")
-        state, _ = self._machine.apply(self.shard, lambda state: change(state, reader))
+        state, _ = self._store.machine.apply(self.shard, lambda state: change(state, reader))
         return state
 
     def snapshot(
@@ -244,19 +224,20 @@ class ReadHandle:
 
     def read(self, batches: Sequence[HollowBatch], schema: pa.Schema, choose: Choose) -> pa.Table:
         """The rows of all pieces that `choose` picks of these batches, with the columns of `schema`, all nullable."""
-        with named_if_slow(self._machine, self.shard, batches):
-            pairs = zip(batches, load_manifests(self._blob, batches, threads=self._fetch_threads), strict=True)
+        with named_if_slow(self._store.machine, self.shard, batches):
+            manifests = load_manifests(self._store.blob, batches, threads=self._store.fetch_threads)
+            pairs = zip(batches, manifests, strict=True)
             return self.read_pieces([piece for batch, manifest in pairs for piece in choose(batch, manifest)], schema)
 
     def read_pieces(self, chosen: list[Piece], schema: pa.Schema) -> pa.Table:
         """The rows of these pieces, with the columns of `schema`, all nullable."""
-        nullable = pa.schema([field.with_nullable(True) for field in schema])
-        tables = side_by_side(lambda piece: self._piece(piece, nullable), chosen, threads=self._fetch_threads)
-        return pa.concat_tables(tables) if tables else nullable.empty_table()
+        columns = nullable(schema)
+        tables = side_by_side(lambda piece: self._piece(piece, columns), chosen, threads=self._store.fetch_threads)
+        return pa.concat_tables(tables) if tables else columns.empty_table()
 
     def _piece(self, piece: Piece, schema: pa.Schema) -> pa.Table:
         columns = schema.append(pa.field(ENDED, pa.int64())) if piece.has_ends else schema
-        return piece.of(read_part(self._blob, piece.part, columns, self._part_format))
+        return piece.of(read_part(self._store.blob, piece.part, columns, self._store.part_format))
 
     def _live_above(self, run: pa.Table, above: pa.Table, schema: CollectionSchema, time: int) -> pa.Table:
         """A snapshot over a run, which has each key once: only its rows with keys of the batches above are compared."""

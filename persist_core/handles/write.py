@@ -14,7 +14,6 @@ from dataclasses import asdict, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_core.clock import Clock
 from persist_core.contents.batch import (
     BatchCounts,
     BatchDescription,
@@ -27,7 +26,6 @@ from persist_core.contents.derived import Restored
 from persist_core.contents.key_range import EVERYTHING, KeyRange, range_of
 from persist_core.contents.operator_state import OperatorState
 from persist_core.contents.parts import (
-    PARQUET,
     PartFormat,
     errs_schema,
     history_schema,
@@ -37,11 +35,11 @@ from persist_core.contents.parts import (
 )
 from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import BadBounds, SchemaMismatch
+from persist_core.handles.store import Store
 from persist_core.keys import list_key, manifest_key, part_key
 from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, INHERITED, TIME, CollectionSchema
 from persist_core.shard import state as transitions
-from persist_core.shard.machine import Machine
 from persist_core.shard.state import Committed, UpperMismatch
 from persist_core.time_text import show_time
 
@@ -49,13 +47,8 @@ from persist_core.time_text import show_time
 class WriteHandle:
     """Writes one shard. Any number of handles, threads and machines may do so concurrently."""
 
-    def __init__(
-        self, machine: Machine, blob: Blob, clock: Clock, shard: str, *, part_format: PartFormat = PARQUET
-    ) -> None:
-        self._machine = machine
-        self._blob = blob
-        self._clock = clock
-        self._part_format = part_format
+    def __init__(self, store: Store, shard: str) -> None:
+        self._store = store
         self.shard = shard
 
     def stage(
@@ -78,7 +71,7 @@ class WriteHandle:
 
         Raises `SchemaMismatch` before anything is staged if `schema` does not fit the shard's.
         """
-        state = self._machine.fetch(self.shard)
+        state = self._store.machine.fetch(self.shard)
         schema = (state.schemas if state else SchemaVersions()).placed(schema)
         if state is not None and description.era is None:  # before anything is staged
             description = replace(description, era=state.era)
@@ -92,13 +85,13 @@ class WriteHandle:
         }
         parts = tuple(
             stage_part(
-                self._blob,
+                self._store.blob,
                 self.shard,
                 attempt,
                 kind,
                 piece,
                 schema,
-                self._part_format,
+                self._store.part_format,
                 keys=EVERYTHING if kind is PartKind.ERRS else range_of(piece, schema.key),
             )
             for kind, piece in pieces.items()
@@ -113,14 +106,14 @@ class WriteHandle:
         )
         manifest = manifest_for(description, schema, parts, counts, rows=rows_digest(oks, errs))
         manifest = replace(manifest, operators=operators or {}, stats=stats or {}, restored=restored)
-        return stage_manifest(self._blob, manifest, attempt)
+        return stage_manifest(self._store.blob, manifest, attempt)
 
     def compare_and_append(self, manifest: BatchManifest, manifest_key: str) -> Committed | UpperMismatch:
         """Append a staged batch iff the shard's upper is the batch's lower. Idempotent by token."""
-        _, result = self._machine.apply(
+        _, result = self._store.machine.apply(
             self.shard,
             lambda state: transitions.compare_and_append(
-                state, manifest, manifest_key, expected_upper=manifest.lower, now_ms=self._clock.now_ms()
+                state, manifest, manifest_key, expected_upper=manifest.lower, now_ms=self._store.clock.now_ms()
             ),
         )
         return result

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from persist_core.contents import pieces
 from persist_core.contents.batch import BatchCounts, BatchManifest, HollowBatch, Part, PartKind
 from persist_core.contents.key_range import range_of
-from persist_core.contents.parts import errs_schema, history_schema, updates_schema
+from persist_core.contents.parts import errs_schema, history_schema, nullable, updates_schema
 from persist_core.contents.pieces import Piece
 from persist_core.contents.row_versions import not_before
 from persist_core.errors import CorruptArtifact
@@ -57,7 +57,7 @@ def check_contents(examined: Examined, found: Violations) -> Counted:
     parts = [part for manifest in manifests if manifest is not None for part in manifest.parts]
     if schema is None:
         return Counted(len(parts), sum(part.size_bytes for part in parts), 0)
-    oks, errs = _nullable(updates_schema(schema)), errs_schema(schema)
+    oks, errs = nullable(updates_schema(schema)), errs_schema(schema)
     fields = dict.fromkeys(pieces.OKS, oks) | {PartKind.ERRS: errs, PartKind.HISTORY: history_schema(schema)}
     read = _read(examined.client, parts, fields)
     is_whole = True
@@ -157,10 +157,6 @@ def _check_part(
     others = pc.sum(pc.invert(pc.fill_null(expected(table[DIFF], 0), False))).as_py() or 0
     if others:
         found.add("counts", f"{part.key}: {others} updates whose diffs do not match {part.kind}")
-
-
-def _nullable(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([field.with_nullable(True) for field in schema])
 
 
 def _is_outside(part: Part, table: pa.Table, manifest: BatchManifest) -> pa.ChunkedArray:

@@ -20,7 +20,7 @@ from persist_core.contents.batch import STASH_OPERATOR, BatchDescription, BatchM
 from persist_core.contents.stats import FILLED_COLUMN, BatchWarning
 from persist_core.errors import InvalidInput, OutdatedDescription, RunFailed
 from persist_core.handles.client import PersistClient
-from persist_core.handles.slow_reads import named_if_dropped
+from persist_core.handles.overtaken import named_if_dropped
 from persist_core.protocol.describe import describe_change
 from persist_core.protocol.living import is_clipped, living
 from persist_core.protocol.planned import changes_of

@@ -318,7 +318,7 @@ def append(client: PersistClient, description: BatchDescription, manifest_key: s
             raise
         return _conflict(client, description, upper_mismatch(state, description))
     # Not by `open_writer`: minting has made the shard, and another look at it is another request on a remote store.
-    writer = WriteHandle(client.machine, client.blob, client.clock, description.shard)
+    writer = WriteHandle(client, description.shard)
     result = writer.compare_and_append(manifest, manifest_key)
     return _conflict(client, description, result) if isinstance(result, UpperMismatch) else result
 

@@ -107,7 +107,7 @@ def cost_of(state: ShardState) -> Cost:
         store = lambda: on.location.consensus.compare_and_set("raw", *_next(seqnos, data))  # noqa: E731 - one measure
         store_ms = least_ms(store)
         on.location.consensus.compare_and_set("s", None, VersionedData(0, data))
-        writer = WriteHandle(on.machine, on.blob, on.clock, "s")
+        writer = WriteHandle(on, "s")
         times = []
         for number in range(TRIES):
             lower = (state.upper.time or 0) + number

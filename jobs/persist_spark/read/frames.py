@@ -38,8 +38,9 @@ from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.handles.load import read_part
 from persist_core.handles.overtaken import check_generation, named_if_slow
-from persist_core.handles.read import FETCH_THREADS, check_as_of, in_schema, schema_of
+from persist_core.handles.read import check_as_of, in_schema, schema_of
 from persist_core.handles.side_by_side import side_by_side
+from persist_core.handles.store import FETCH_THREADS
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, TIME, CollectionSchema

@@ -11,11 +11,13 @@ from pathlib import Path
 from persist_airflow.page.site import Access, Forbidden, Json, Site
 from persist_core.clock import SystemClock
 from persist_core.errors import InvalidInput, InvalidUri, NotReadable, PersistError, StorageError, UnfitStore
+from persist_core.handles.client import PersistClient
 from persist_core.handles.limited import ReadBudget
 from persist_core.ids import RandomIds
 from persist_core.inspection import rows
 from persist_core.inspection.days import MAX_DAYS
-from persist_core.inspection.inspector import DEFAULT_COMMITS, MAX_BATCHES, MAX_COMMITS
+from persist_core.inspection.facts import RowsPage
+from persist_core.inspection.inspector import DEFAULT_COMMITS, MAX_BATCHES, MAX_COMMITS, Inspector
 from persist_core.inspection.rows import MAX_BYTES_HELD, MAX_LIMIT, Cut
 from persist_core.maintenance.differences import line_of
 from persist_core.protocol.compare import side_of
@@ -38,12 +40,13 @@ IDS = RandomIds(SystemClock())
 log = logging.getLogger(__name__)
 
 
-class Arguments:
-    """The arguments of a request. Raises `InvalidInput` naming one that is missing or malformed."""
+class Asked:
+    """The question of a user to the site. Raises `InvalidInput` naming an argument that is missing or malformed."""
 
-    def __init__(self, given: Mapping[str, Sequence[str]], check: Callable[[], None]) -> None:
-        self._given = given
-        self.check = check
+    def __init__(
+        self, site: Site, access: Access, given: Mapping[str, Sequence[str]], check: Callable[[], None]
+    ) -> None:
+        self.site, self.access, self._given, self.check = site, access, given, check
 
     def texts(self, name: str) -> tuple[str, ...]:
         return tuple(self._given.get(name, ()))
@@ -67,95 +70,75 @@ class Arguments:
         found = self.texts(name)
         return parse_time(found[0], what=name) if found and found[0] else None
 
+    def limit(self, default: int, most: int) -> int:
+        return self.number("limit", default, least=1, most=most)
+
     def cut(self) -> Cut:
-        """The page of rows to take."""
-        return Cut(self.texts("key"), self.number("offset", 0), self.number("limit", 100, least=1, most=MAX_LIMIT))
+        return Cut(self.texts("key"), self.number("offset", 0), self.limit(100, MAX_LIMIT))
 
     def budget(self) -> ReadBudget:
-        """The budget and the deadline of the read."""
         return ReadBudget(MAX_BYTES_HELD, self.check)
 
+    @property
+    def place(self) -> tuple[Access, str, str]:
+        """Who asks, the connection and the shard."""
+        return self.access, self.text("conn_id"), self.text("shard")
 
-Endpoint = Callable[[Site, Access, Arguments], Json]
+    @property
+    def shard(self) -> str:
+        return self.text("shard")
 
+    @property
+    def inspector(self) -> Inspector:
+        return self.site.inspector(*self.place)
 
-def _shard(given: Arguments) -> tuple[str, str]:
-    return given.text("conn_id"), given.text("shard")
-
-
-def _commits(site: Site, access: Access, given: Arguments) -> Json:
-    before = given.number("before", 0) if given.texts("before") else None
-    limit = given.number("limit", DEFAULT_COMMITS, least=1, most=MAX_COMMITS)
-    return site.commits(access, *_shard(given), before=before, limit=limit)
-
-
-def _days(site: Site, access: Access, given: Arguments) -> Json:
-    limit = given.number("limit", DEFAULT_DAYS, least=1, most=MAX_DAYS)
-    return site.days(access, *_shard(given), limit=limit, check=given.check)
-
-
-def _batches(site: Site, access: Access, given: Arguments) -> Json:
-    limit = given.number("limit", MAX_BATCHES, least=1, most=MAX_BATCHES)
-    return asdict(site.inspector(access, *_shard(given)).batches(given.text("shard"), limit=limit))
+    @property
+    def client(self) -> PersistClient:
+        return self.site.client(*self.place)
 
 
-def _storage(site: Site, access: Access, given: Arguments) -> Json:
-    return asdict(site.inspector(access, *_shard(given)).storage(given.text("shard"), check=given.check))
+def _commits(asked: Asked) -> Json:
+    before = asked.number("before", 0) if asked.texts("before") else None
+    return asked.site.commits(*asked.place, before=before, limit=asked.limit(DEFAULT_COMMITS, MAX_COMMITS))
 
 
-def _checkpoints(site: Site, access: Access, given: Arguments) -> Json:
-    found = site.inspector(access, *_shard(given)).checkpoints(given.text("shard"))
-    return {"checkpoints": [asdict(each) for each in found]}
-
-
-def _conflicts(site: Site, access: Access, given: Arguments) -> Json:
-    found = site.inspector(access, *_shard(given)).conflicts(given.text("shard"))
-    return {"conflicts": [asdict(each) for each in found]}
-
-
-def _rows(site: Site, access: Access, given: Arguments) -> Json:
-    client, shard, as_of = site.client(access, *_shard(given)), given.text("shard"), given.time("as_of")
-    return asdict(rows.rows_as_of(client, shard, as_of, given.cut(), budget=given.budget()))
-
-
-def _errors(site: Site, access: Access, given: Arguments) -> Json:
-    client, shard, as_of = site.client(access, *_shard(given)), given.text("shard"), given.time("as_of")
-    return asdict(rows.errors_as_of(client, shard, as_of, given.cut(), budget=given.budget()))
-
-
-def _changes(site: Site, access: Access, given: Arguments) -> Json:
-    after, through, of_errors = given.time("after"), given.time("as_of"), given.number("errors", 0, most=1) == 1
+def _changes(asked: Asked) -> Json:
+    after, through, of_errors = asked.time("after"), asked.time("as_of"), asked.number("errors", 0, most=1) == 1
     if after is None:
         raise InvalidInput("argument after: found nothing, expected a time")
-    read = site.client(access, *_shard(given)), given.text("shard"), after, through, given.cut()
-    return asdict(rows.changes_between(*read, of_errors=of_errors, budget=given.budget()))
+    read = asked.client, asked.shard, after, through, asked.cut()
+    return asdict(rows.changes_between(*read, of_errors=of_errors, budget=asked.budget()))
 
 
-def _differences(site: Site, access: Access, given: Arguments) -> Json:
-    conn_id, shard = _shard(given)
-    client = site.client(access, conn_id, shard)
+def _differences(asked: Asked) -> Json:
+    access, conn_id, shard = asked.place
+    client = asked.client
     zone = client.state(shard).schemas.zone
     a, b = (
-        side_of(client, shard, text, zone=zone, check=lambda other: site.client(access, conn_id, other))
-        for text in (given.text("a"), given.text("b"))
+        side_of(client, shard, text, zone=zone, check=lambda other: asked.site.client(access, conn_id, other))
+        for text in (asked.text("a"), asked.text("b"))
     )
-    page, found = rows.differences_between(client, a, b, given.cut(), budget=given.budget())
+    page, found = rows.differences_between(client, a, b, asked.cut(), budget=asked.budget())
     return asdict(page) | {"said": f"from {a} to {b}: {line_of(found)}"}
 
 
-ENDPOINTS: dict[str, Endpoint] = {
-    "shards": lambda site, access, _: site.shards(access),
-    "shard": lambda site, access, given: site.shard(access, *_shard(given)),
+def _rows(asked: Asked, read: Callable[..., RowsPage]) -> Json:
+    return asdict(read(asked.client, asked.shard, asked.time("as_of"), asked.cut(), budget=asked.budget()))
+
+
+ENDPOINTS: dict[str, Callable[[Asked], Json]] = {
+    "shards": lambda asked: asked.site.shards(asked.access),
+    "shard": lambda asked: asked.site.shard(*asked.place),
     "commits": _commits,
-    "days": _days,
-    "batches": _batches,
-    "storage": _storage,
-    "checkpoints": _checkpoints,
-    "conflicts": _conflicts,
-    "rows": _rows,
+    "days": lambda asked: asked.site.days(*asked.place, limit=asked.limit(DEFAULT_DAYS, MAX_DAYS), check=asked.check),
+    "batches": lambda asked: asdict(asked.inspector.batches(asked.shard, limit=asked.limit(MAX_BATCHES, MAX_BATCHES))),
+    "storage": lambda asked: asdict(asked.inspector.storage(asked.shard, check=asked.check)),
+    "checkpoints": lambda asked: {"checkpoints": [asdict(each) for each in asked.inspector.checkpoints(asked.shard)]},
+    "conflicts": lambda asked: {"conflicts": [asdict(each) for each in asked.inspector.conflicts(asked.shard)]},
+    "rows": lambda asked: _rows(asked, rows.rows_as_of),
     "changes": _changes,
     "differences": _differences,
-    "errors": _errors,
+    "errors": lambda asked: _rows(asked, rows.errors_as_of),
 }
 READS = ("rows", "changes", "differences", "errors")  # endpoints that read contents, not facts
 
@@ -181,7 +164,7 @@ def _answer(
     if found is None:
         return 404, problem("not_found", f"no endpoint {endpoint[:40]!r}; expected one of {', '.join(ENDPOINTS)}")
     try:
-        return 200, found(site, access, Arguments(given, check))
+        return 200, found(Asked(site, access, given, check))
     except Forbidden as error:
         return 403, problem("forbidden", f"your roles do not allow {error}, or it does not exist")
     except PersistError as error:

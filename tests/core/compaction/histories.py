@@ -175,9 +175,7 @@ class History:
         self.client.machine.apply(self.shard, lambda state: expire_leases(state, now_ms=clock.now_ms()))
 
     def keep_reader(self) -> None:
-        reader = FrozenReader(
-            self.client.machine, self.client.blob, self.shard, fetch_threads=1, part_format=self.client.part_format
-        )
+        reader = FrozenReader(self.client, self.shard)
         reader.frozen = self.state
         self.old_readers = [*self.old_readers[-1:], reader]
 

@@ -103,7 +103,8 @@ class Raising:
 )
 def test_whatever_a_decoder_raises_names_the_part(error: Exception) -> None:
     shard = keyed()
-    reader = ReadHandle(shard.machine, shard.blob, "s", part_format=Raising(error))
+    shard.client.part_format = Raising(error)
+    reader = ReadHandle(shard.client, "s")
     with pytest.raises(CorruptArtifact, match=f"part {part_keys(shard)[0]}"):
         reader.snapshot()
 

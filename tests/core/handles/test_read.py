@@ -51,8 +51,8 @@ class Shard:
         self.client = PersistClient(OpenLocation(MemBlob(), MemConsensus()), self.clock, self.ids)
         self.blob, self.machine = self.client.blob, self.client.machine
         self.machine.apply("s", lambda state: (state, None), create=True)
-        self.writer = WriteHandle(self.machine, self.blob, self.clock, "s")
-        self.reader = ReadHandle(self.machine, self.blob, "s")
+        self.writer = WriteHandle(self.client, "s")
+        self.reader = ReadHandle(self.client, "s")
         self.schema = schema
         self.epoch = 0
 
@@ -203,9 +203,9 @@ def test_an_added_column_is_null_in_older_parts() -> None:
 def test_a_lease_holds_since_and_its_end_is_said() -> None:
     shard = Shard()
     shard.append(0, 10, [(1, "eu", None, None, 0, 1)])
-    leased = ReadHandle(shard.machine, shard.blob, "s", reader="r1", clock=shard.clock)
+    leased = ReadHandle(shard.client, "s", reader="r1")
     leased.register(lease_ms=50)
-    hold = SinceHandle.open(shard.machine, shard.ids, "s", "h")
+    hold = SinceHandle.open(shard.client, "s", "h")
     hold.downgrade(Frontier(8))
     assert shard.keep(0) == 0
     leased.heartbeat(since=Frontier(3))
@@ -221,7 +221,7 @@ def test_a_lease_holds_since_and_its_end_is_said() -> None:
 def test_a_lease_is_renewed_after_a_third_of_it() -> None:
     shard = Shard()
     shard.append(0, 10, [(1, "eu", None, None, 0, 1)])
-    leased = ReadHandle(shard.machine, shard.blob, "s", reader="r1", clock=shard.clock)
+    leased = ReadHandle(shard.client, "s", reader="r1")
     leased.register(lease_ms=300)
     versions = [shard.reader.state().seqno]
     for _ in range(30):
