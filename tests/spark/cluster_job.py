@@ -52,7 +52,7 @@ def _parent(pid: int) -> int:
 
 
 def _is_first(mark: Path) -> bool:
-    """Whether no other task has left this mark."""
+    """True if no other task has left this mark."""
     try:
         mark.touch(exist_ok=False)
     except FileExistsError:
