@@ -94,39 +94,44 @@ def mint(
     """Describe the shard's next batch: `[shard's upper, until)`, with all input that no commit has taken in.
 
     `until` is the input's frontier (ms; the end of the data interval), `None` if it has none: a collection is then
-    closed, a view goes as far as its inputs. `writer` names the dag run. Raises `SchemaMismatch` before anything is
-    staged, `CorruptArtifact` if operator state is damaged, and `InvalidInput` for an `until` more than
-    `MAX_AHEAD_MS` after now, unless `is_forced`. `source`: the input, if it is not all that `config` names.
+    closed, a view goes as far as its inputs. `writer` names the dag run. `source`: the input, if it is not all that
+    `config` names. Raises `SchemaMismatch` before anything is staged, `CorruptArtifact` if operator state is damaged,
+    and `InvalidInput` for an `until` more than `MAX_AHEAD_MS` after now, unless `is_forced`. What is refused changes
+    nothing, and makes no shard.
     """
     source = source or source_of(client, config)
     if until is not None and not is_forced:
         _check_not_ahead(config.name, until, client.clock.now_ms())
-    if client.machine.fetch(config.name) is None:
-        source.check(None)  # a wrong path leaves no empty shard
-    notices: tuple[str, ...] = ()
     for _ in range(MAX_MINT_TRIES - 1):
-        state, noticed = _as_defined(client, config)
-        notices += noticed
+        state = client.machine.fetch(config.name) or ShardState(config.name)
         try:
-            return _with_notices(_mint(client, config, source, state, until=until, writer=writer), notices)
+            minted = _mint(client, config, source, state, until=until, writer=writer)
         except CorruptArtifact:
             # If another writer has committed meanwhile, retention may have deleted what this one was reading.
-            if client.state(config.name).newest_commit == state.newest_commit:
+            now = client.machine.fetch(config.name)
+            if now is None or now.newest_commit == state.newest_commit:
                 raise
-    state, noticed = _as_defined(client, config)
-    return _with_notices(_mint(client, config, source, state, until=until, writer=writer), notices + noticed)
+        else:
+            return _with_notices(minted, _as_defined(client, config, state))
+    state = client.state(config.name)
+    minted = _mint(client, config, source, state, until=until, writer=writer)
+    return _with_notices(minted, _as_defined(client, config, state))
 
 
-def _as_defined(client: PersistClient, config: ShardConfig) -> tuple[ShardState, tuple[str, ...]]:
-    """The shard, made if it is new, with the history that its file asks for; a notice if it had another one."""
-    state = client.ensure_shard(config.name)
-    if state.history_ms == config.history_ms or state.is_dropped:
-        return state, ()
-    after, before = client.set_history(config.name, config.history_ms)
+def _as_defined(client: PersistClient, config: ShardConfig, state: ShardState) -> tuple[str, ...]:
+    """Make the shard if it is new, and set the history that its file asks for; a notice if it had another one.
+
+    Called after everything that can refuse a run.
+    """
+    if state.seqno < 0:
+        client.ensure_shard(config.name)
+    if state.history_ms == config.history_ms:
+        return ()
+    _, before = client.set_history(config.name, config.history_ms)
     if not state.commits:
-        return after, ()
+        return ()
     kept = f"history of shard {config.name} is now {config.history}; it was {show_history(before)}"
-    return after, (f"{kept}. The next checkpoint and the next maintenance give up what is older, permanently",)
+    return (f"{kept}. The next checkpoint and the next maintenance give up what is older, permanently",)
 
 
 def _with_notices(minted: Minted | NothingToDo, notices: tuple[str, ...]) -> Minted | NothingToDo:

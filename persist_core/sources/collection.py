@@ -34,12 +34,9 @@ class CollectionSource:
     def files(self) -> FileSource:
         return FileSource(self._config, self._blob, feed_of(self._location, self._config))
 
-    def check(self, state: ShardState | None) -> None:
-        """Check the schema, which is known from the collection file, before files are listed; first the folders."""
-        if state is None:
-            self.files.freeze(None, until=None)
-        else:
-            state.schemas.placed(self._config.collection_schema())
+    def check(self, state: ShardState) -> None:
+        """Check the schema, which is known from the collection file, before files are listed."""
+        state.schemas.placed(self._config.collection_schema())
 
     def freeze(self, state: ShardState, *, lower: int, until: int | None) -> Intake:
         """All files that are due. Without files there is still an intake: the upper advances.

@@ -136,7 +136,7 @@ class ShardSource:
         self._config = config
         self._client = client
 
-    def check(self, state: ShardState | None) -> None:
+    def check(self, state: ShardState) -> None:
         """No-op: only Spark knows the schema of the query's result. The job compares it."""
 
     def freeze(self, state: ShardState, *, lower: int, until: int | None) -> Intake | NotYet:

@@ -71,11 +71,8 @@ class ReadInput:
 class Source(Protocol):
     """The input of one shard."""
 
-    def check(self, state: ShardState | None) -> None:
-        """Raise `SchemaMismatch` if it is known before reading that the input does not match the shard's schema.
-
-        Of a shard that is still to be made (`None`), raise what `freeze` would if the input can't be found at all.
-        """
+    def check(self, state: ShardState) -> None:
+        """Raise `SchemaMismatch` if it is known before reading that the input does not match the shard's schema."""
 
     def freeze(self, state: ShardState, *, lower: int, until: int | None) -> Intake | NotYet:
         """All input that no commit has consumed, for a description from `lower` (the shard's upper) up to `until`.

@@ -110,9 +110,8 @@ class LogSource:
     def __init__(self, client: PersistClient, config: CollectionConfig) -> None:
         self._client, self._config, self._folder = client, config, Path(config.base_dir)
 
-    def check(self, state: ShardState | None) -> None:
-        if state is not None:
-            state.schemas.placed(self._config.collection_schema())
+    def check(self, state: ShardState) -> None:
+        state.schemas.placed(self._config.collection_schema())
 
     def freeze(self, state: ShardState, *, lower: int, until: int | None) -> Intake:  # noqa: ARG002 - the contract's
         ends = {

@@ -10,7 +10,7 @@ import pytest
 
 from persist_core.checkpoint.pins import pin
 from persist_core.compaction.merge import Merge, merge_here
-from persist_core.errors import OutsideFrontiers
+from persist_core.errors import OutsideFrontiers, SchemaMismatch, StorageError
 from persist_core.frontier import Frontier
 from persist_core.protocol import stages
 from persist_core.protocol.fork import fork
@@ -152,3 +152,25 @@ def test_the_folder_may_change_before_the_first_file(tmp_path: Path) -> None:
     moved.drop("1.txt", [Record(A, ("a1", None, None), 19, (0, "f", 0, 0))])
     moved.run(20)
     assert set(moved.contents(19)) == {A}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "refused"),
+    [
+        pytest.param({"columns": {"id": "bigint", "name": "date"}}, SchemaMismatch, id="a type"),
+        pytest.param({"key": "name"}, SchemaMismatch, id="the key"),
+        pytest.param({"source": {"path": "nowhere/*", "format": "json"}}, StorageError, id="a folder"),
+    ],
+)
+def test_a_refused_mint_changes_nothing(world: World, wrong: dict[str, Any], refused: type[Exception]) -> None:
+    commit(world, DAY_MS)
+    before, good = world.client.state("things"), world.config
+    world.config = good.model_validate(good.model_dump() | {"history": "1 hour"} | wrong)
+    with pytest.raises(refused):
+        world.mint(2 * DAY_MS)
+    assert world.client.state("things") == before
+    world.config = world.config.model_validate(world.config.model_dump() | {"name": "others"})
+    if refused is StorageError:
+        with pytest.raises(refused):
+            world.mint(2 * DAY_MS)
+        assert "others" not in world.client.shards()
