@@ -283,9 +283,18 @@ def json_without(columns: Sequence[Column], found: Sequence[SparkColumn], left_o
     return F.to_json(F.map_from_entries(F.concat(*pieces))).cast("binary")
 
 
-def canonical_key(schema: CollectionSchema) -> SparkColumn:
-    """Canonical bytes of a row's key; meaningless if the key could not be decoded."""
-    return canonical_json(schema.key)
+def canonical_key(columns: Sequence[Column], found: Sequence[SparkColumn] | None = None) -> SparkColumn:
+    """Canonical bytes of a row's key: UTF-8 of a JSON array of texts; meaningless if the key could not be decoded.
+
+    Without names, so that the bytes stay the same if a key column is renamed. `found` as of `canonical_json`.
+    """
+    values = [named(column.name) for column in columns] if found is None else found
+    return key_bytes([_text(column, value) for column, value in zip(columns, values, strict=True)])
+
+
+def key_bytes(texts: Sequence[SparkColumn]) -> SparkColumn:
+    """UTF-8 of a JSON array: of a key, or of a raw key, some texts of which may be null."""
+    return F.to_json(F.array(*texts)).cast("binary")
 
 
 def key_text(schema: CollectionSchema) -> SparkColumn:

@@ -112,7 +112,7 @@ class Sought:
         if any(_all_in(words, each) for each in _spellings(raw) for words in sought):
             return True
         try:
-            return json.loads(raw) in self._texts
+            return json.loads(raw) in [list(texts.values()) for texts in self._texts]
         except ValueError:
             return False
 

@@ -30,7 +30,7 @@ from persist_core.protocol.delta import MAX_UPDATES
 from persist_core.spark_job.launch import Start, write_batch
 
 MAX_LISTED = 20  # of each list in a result: XComs stay small, the log has more
-COMMITTED = ("restored", "corrected", "swapped", "resolved", "erased", "waiting")
+COMMITTED = ("restored", "corrected", "filled", "swapped", "resolved", "erased", "waiting")
 EVENT_FACTS = ("by", "shard", "status", "upper", "checkpoint_id")
 
 Json = dict[str, Any]

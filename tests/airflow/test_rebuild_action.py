@@ -72,6 +72,7 @@ def test_a_fill_gets_what_the_conf_asks(client: PersistClient, tmp_path: Path, m
     operator = ShardActionOperator(task_id="shard_action", shard=SHARD, collections=tmp_path)
     conf = {"action": "fill", "shard": SHARD}
     done: Any = operator.execute(context("alice", **conf))
+    assert [asset.uri for asset in operator.outlets] == ["persist://persist_default/fruit"]
     assert (done["status"], done["changed"], done["columns"]) == ("filled", 4, {"name": 4})
     assert done["warnings"] == [f"{LEFT}: 1"]
     assert "secret" not in json.dumps(done), "it is from a row"

@@ -73,6 +73,11 @@ def canonical_bytes(values: Sequence[Any], names: Sequence[str]) -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
+def canonical_key(values: Sequence[Any]) -> bytes:
+    """UTF-8 of a JSON array of a key's values, each a string (docs/architecture.md)."""
+    return json.dumps(list(map(_text, values)), ensure_ascii=False, separators=(",", ":")).encode()
+
+
 def _text(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value

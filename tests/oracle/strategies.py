@@ -19,6 +19,7 @@ from hypothesis.strategies import SearchStrategy
 
 from persist_core.config.collection import FILE_POSITION
 from persist_core.schema import CollectionSchema, Column
+from tests.oracle.consolidate import canonical_key
 from tests.oracle.upsert import (
     NOT_SENT,
     SKIP,
@@ -29,7 +30,6 @@ from tests.oracle.upsert import (
     Record,
     Slot,
     Value,
-    canonical_bytes,
 )
 
 SCHEMA = CollectionSchema(
@@ -84,7 +84,7 @@ def key_errs(slot: Slot) -> SearchStrategy[Value]:
     if isinstance(slot, bytes):
         raw = st.builds(Err, st.just("key"), st.just(slot), st.sampled_from((b"{}", b"p")), st.just("bad key"))
         return raw | st.just(Err("key", None, slot, "no key"))
-    key_bytes = canonical_bytes(slot, SCHEMA.key_names)
+    key_bytes = canonical_key(slot)
     payloads = st.sampled_from((b"", b"broken", b"{"))
     messages = st.sampled_from(("one message", "another message"))
     return st.builds(Err, st.sampled_from(ERR_KINDS), st.just(key_bytes), payloads, messages)

@@ -16,7 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.oracle import test_sequence, test_upsert
-from tests.oracle.consolidate import Err, Slot, UpsertDiff, canonical_bytes, check_collection, consolidate
+from tests.oracle.consolidate import (
+    Err,
+    Slot,
+    UpsertDiff,
+    canonical_bytes,
+    canonical_key,
+    check_collection,
+    consolidate,
+)
 from tests.oracle.strategies import KEYS, SCHEMA, History, SealedInput, histories, redelivered
 from tests.oracle.test_upsert import contents, shown
 from tests.oracle.upsert import NOT_SENT, SKIP, TOMBSTONE, TRUNCATE, Mark, Record, Value, as_of, drain_sealed_input
@@ -49,7 +57,7 @@ def expected(acting: Iterable[Record], rank: Rank) -> dict[Slot, Any]:
             value = tuple(b if v is NOT_SENT else v for v, b in zip(record.value, before, strict=True))
         if isinstance(value, tuple) and NOT_SENT in value:
             assert isinstance(slot, tuple)
-            value = Err("value", canonical_bytes(slot, SCHEMA.key_names), canonical_bytes(value, NAMES))
+            value = Err("value", canonical_key(slot), canonical_bytes(value, NAMES))
         if value is not None:
             found[slot] = shown(value)
     return found
@@ -145,7 +153,7 @@ def put(order: int, name: Any, amount: Any = 1, time: int | None = None) -> Reco
 
 def err(**known_values: str) -> Err:
     payload = canonical_bytes(list(known_values.values()), list(known_values))
-    return Err("value", canonical_bytes(A, SCHEMA.key_names), payload)
+    return Err("value", canonical_key(A), payload)
 
 
 def run(*batches: list[Record]) -> Value | None:

@@ -30,6 +30,7 @@ from tests.oracle.consolidate import (
     Value,
     as_of,
     canonical_bytes,
+    canonical_key,
     check_collection,
     consolidate,
     same_value,
@@ -213,7 +214,7 @@ class _Drain:
         slot = record.slot
         return Err(
             LATE_TIME,
-            slot if isinstance(slot, bytes) else canonical_bytes(slot or (), self._names("key", len(slot or ()))),
+            slot if isinstance(slot, bytes) else canonical_key(slot or ()),
             self._canonical(value),
             f"time {show_time(at)} lies before {show_time(self.lower)}, which is final",
         )
@@ -291,7 +292,7 @@ class _Drain:
         if not is_partial(cells):
             return cells
         assert isinstance(slot, tuple)
-        key = canonical_bytes(slot, self._names("key", len(slot)))
+        key = canonical_key(slot)
         return Err("value", key, self._canonical(cells), "nothing to keep", cells)
 
     def _count_ties(self, arrivals: list[Arrival]) -> None:

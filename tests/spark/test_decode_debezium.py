@@ -154,7 +154,7 @@ def test_no_key_and_bad_keys(feed: Feed) -> None:
         ("u", 5, None, "value"),
         ("u", None, None, "key"),
     ]
-    assert bytes(rows[3][BAD_KEY]) == bytes(rows[4][BAD_KEY]) == b'{"id":"x"}'
+    assert bytes(rows[3][BAD_KEY]) == bytes(rows[4][BAD_KEY]) == b'["x"]'
     assert bytes(rows[0][BAD_KEY]) == bytes(rows[0][ERR_PAYLOAD]) == json.dumps(messages[0]).encode()
 
 
@@ -173,7 +173,7 @@ def test_composite_keys_and_a_field_in_place_of_the_name(feed: Feed) -> None:
         ("d", 1, "x", None, None),
         ("d", None, None, None, None),
     ]
-    assert bytes(rows[3][BAD_KEY]) == b'{"a":"1","b":null}'
+    assert bytes(rows[3][BAD_KEY]) == b'["1",null]'
 
 
 def test_unwrapped_records(feed: Feed) -> None:

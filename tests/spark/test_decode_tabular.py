@@ -85,7 +85,7 @@ def test_broken_csv_lines_are_errs_with_their_bytes(feed: Feed) -> None:
         (7, "value"),
     ]
     assert bytes(rows[5][ERR_PAYLOAD]) == b"6,\xff\xfe,,"
-    assert bytes(rows[2][BAD_KEY]) == b'{"id":"x"}'
+    assert bytes(rows[2][BAD_KEY]) == b'["x"]'
     assert "1.999" in rows[3][ERR_MESSAGE]
     assert "decimal(10,2)" in rows[3][ERR_MESSAGE]
 

@@ -38,7 +38,7 @@ from persist_spark.stage import MAX_PLANS
 from persist_spark.upsert.hot_keys import find_beaten
 from persist_spark.upsert.outcome import Outcome
 from tests.core.protocol import log_source
-from tests.oracle.consolidate import NOT_SENT, Err, Slot, UpsertDiff, Value, canonical_bytes
+from tests.oracle.consolidate import NOT_SENT, Err, Slot, UpsertDiff, Value, canonical_bytes, canonical_key
 from tests.oracle.upsert import (
     SKIP,
     TOMBSTONE,
@@ -193,7 +193,7 @@ class Feed:
         message, payload = self.rng.choice(["one", "two"]), self.rng.choice([b"", b"p", b"\xff"])
         if isinstance(slot, bytes):
             return Err("key", slot, payload, message) if self.rng.random() < 0.8 else Err("key", None, slot, message)
-        key = canonical_bytes(slot, self.domain.schema.key_names)
+        key = canonical_key(slot)
         kind = self.rng.choice(["value", "time"])
         return Err("value" if is_tied else kind, key, payload, message)
 

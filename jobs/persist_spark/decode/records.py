@@ -4,7 +4,7 @@
 
 A record is an err of kind
 
-    key     its key cannot be read: the slot is the raw key, as JSON of the key columns' texts, if any of them is
+    key     its key cannot be read: the slot is the raw key, a JSON array of the key columns' texts, if any of them is
             there, else the whole record. A delete with a raw key is not an err: it is a tombstone for the err in that
             slot
     value   its key is good, but a value is not, or the record as a whole is damaged
@@ -39,7 +39,7 @@ from persist_spark.decode.row_checks import has_err_checks, is_strict, marks_of
 from persist_spark.decode.times import midnight_ms, time_ms
 from persist_spark.decode.unsent import inherited_column, is_sent
 from persist_spark.decode.values import numbers, remedy, texts, value
-from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, SKIP, UPSERT, canonical_json, order_type, sql_type
+from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, SKIP, UPSERT, canonical_key, key_bytes, order_type, sql_type
 
 _PLACE = "place"  # in `sequence` order: the order struct
 FAULT_KIND, FAULT = "fault_kind", "fault"  # what is wrong with the record as a whole, or null
@@ -144,6 +144,7 @@ def record_path(config: CollectionConfig, column: Column) -> tuple[str, ...]:
 def decoded(config: CollectionConfig, raw: RawRecords, position: SparkColumn) -> DataFrame:
     """The records frame (docs/architecture.md). `position`: the text of a record's place in its source."""
     keys, values = raw.fields.keys, raw.fields.values
+    key = canonical_key([field.column for field in keys], [F.col(field.value) for field in keys])
     judged = _judge(config, raw, typed_values(config, raw))
     order = _order(config, raw)
     if is_sequence(config):
@@ -164,7 +165,7 @@ def decoded(config: CollectionConfig, raw: RawRecords, position: SparkColumn) ->
         BAD_KEY,
         ERR_KIND,
         F.when(~is_good, F.col(FAULT)).alias(ERR_MESSAGE),
-        F.when(~is_good, F.coalesce(BAD_KEY, _canonical(keys))).alias(ERR_KEY),
+        F.when(~is_good, F.coalesce(BAD_KEY, key)).alias(ERR_KEY),
         F.when(is_kept_whole, raw.payload.cast("binary")).alias(ERR_PAYLOAD),
         F.when(may_be_err, position).alias(ERR_POSITION),
         *inherited_column(config.collection_schema(), raw.fields.values, is_kept),
@@ -252,10 +253,6 @@ def _final(field: Field) -> SparkColumn:
     return F.col(field.value).cast(sql_type(field.column.type))
 
 
-def _canonical(keys: Sequence[Field]) -> SparkColumn:
-    return canonical_json([field.column for field in keys], [field.value for field in keys])
-
-
 def _has_own_time(config: CollectionConfig) -> bool:
     return config.time.source == "field"
 
@@ -276,10 +273,7 @@ def _judge(config: CollectionConfig, raw: RawRecords, frame: DataFrame) -> DataF
     damaged = broken & F.concat_ws("", *[F.col(key.raw).cast("string") for key in keys]).rlike(_TEXT_DAMAGE)
     has_key = all_of([F.col(key.value).isNotNull() for key in keys]) & ~damaged
     has_raw_key = any_of([F.col(key.raw).isNotNull() for key in keys]) & ~damaged
-    raw_key = F.to_json(
-        F.struct(*[raw.encoding.plain(F.col(key.raw).cast("string")).alias(key.column.name) for key in keys]),
-        {"ignoreNullFields": "false"},
-    )
+    raw_key = key_bytes([raw.encoding.plain(F.col(key.raw).cast("string")) for key in keys])
     kind = (
         F.when(~is_row, None)
         .when(~has_key, F.when(~(op.eqNullSafe(DELETE) & has_raw_key), F.lit("key")))
@@ -289,7 +283,7 @@ def _judge(config: CollectionConfig, raw: RawRecords, frame: DataFrame) -> DataF
         .otherwise(_time_kind(config))
     )
     payload = raw.payload.cast("binary")
-    slot = F.when(is_row & ~has_key, F.when(has_raw_key, raw_key.cast("binary")).otherwise(payload))
+    slot = F.when(is_row & ~has_key, F.when(has_raw_key, raw_key).otherwise(payload))
     judged = frame.withColumns({ERR_KIND: kind.cast("string"), BAD_KEY: slot})
     message = (
         F.when(F.col(ERR_KIND).isNull(), None)

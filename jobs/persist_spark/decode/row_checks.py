@@ -138,7 +138,7 @@ def with_failed_checks(config: CollectionConfig, records: DataFrame) -> DataFram
     changed = {
         ERR_KIND: F.coalesce(F.col(ERR_KIND), F.concat(F.lit(f"{CHECK}{ERR_KIND_SEPARATOR}"), failed)),
         ERR_MESSAGE: F.coalesce(F.col(ERR_MESSAGE), message),
-        ERR_KEY: F.when(is_failed, canonical_key(schema)).otherwise(F.col(ERR_KEY)),
+        ERR_KEY: F.when(is_failed, canonical_key(schema.key)).otherwise(F.col(ERR_KEY)),
         ERR_PAYLOAD: F.when(is_err, F.col(ERR_PAYLOAD)),
         **{column.name: F.when(~is_failed, named(column.name)) for column in schema.values},
         **{name: F.when(~is_failed, F.col(name)) for name in (INHERITED, MARKS) if name in records.columns},

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from persist_core.schema import DIFF, ERR_KIND, ERR_PAYLOAD, INHERITED, CollectionSchema, Column
-from persist_spark.frame import canonical_json, entries_sql, inherited_fields, json_without, sql_type, text_literal
+from persist_spark.frame import canonical_key, entries_sql, inherited_fields, json_without, sql_type, text_literal
 from persist_spark.upsert.arguments import ACTS, Arguments
 
 _KNOWN = "_persist_known"  # what an err knows, within a look-up: text by column
@@ -184,7 +184,7 @@ def with_errs(resolved: DataFrame, arguments: Arguments, is_partial: str) -> Dat
     err = F.struct(
         F.lit("value").alias("kind"),
         message.alias("message"),
-        canonical_json(schema.key, arguments.keys).alias("key"),
+        canonical_key(schema.key, [F.col(each) for each in arguments.keys]).alias("key"),
         json_without(schema.values, cells, unknown).alias("payload"),
         F.lit(None).cast("string").alias("position"),
     )

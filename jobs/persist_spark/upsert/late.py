@@ -30,7 +30,7 @@ def with_late_errs(records: DataFrame, schema: CollectionSchema, lower: str) -> 
     err = {
         ERR_KIND: F.lit(LATE_TIME),
         ERR_MESSAGE: F.expr(f"concat('time ', {own_time}, ' lies before ', {bound}, ', which is final')"),
-        ERR_KEY: F.coalesce(F.col(BAD_KEY), canonical_key(schema)),
+        ERR_KEY: F.coalesce(F.col(BAD_KEY), canonical_key(schema.key)),
         ERR_PAYLOAD: canonical_json(schema.values),
     }
     names = [column.name for column in schema.values]
