@@ -6,10 +6,13 @@ import json
 import os
 import random
 from collections.abc import Mapping
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -60,6 +63,32 @@ BAD: dict[str, list[Any]] = {
 NESTED: dict[str, list[Any]] = {
     "text": [True, {"x": 1.50}, [1, None]], "doc": [True, {"x": [1.50, "a"]}, []], "yes": [True, False], "o": [5],
 }  # fmt: skip
+CELLS: dict[str, tuple[pa.DataType, list[Any]]] = {  # of Parquet
+    "i": (pa.int32(), [5, -(2**31)]),
+    "n": (pa.int64(), [2**62, 7]),
+    "d": (pa.decimal128(9, 2), [Decimal("1.50"), Decimal("-0.01")]),
+    "f": (pa.float32(), [0.1, float("nan"), -0.0, 3.4e38]),
+    "when": (pa.timestamp("us"), [datetime(2026, 7, 1, 10, 0, 0, 5), datetime(2026, 3, 29, 2, 30)]),
+    "ms": (pa.timestamp("us", "UTC"), [datetime(2026, 3, 1, 10, 0, 0, 123456, UTC)]),
+    "nanos": (pa.timestamp("ns", "UTC"), [1_700_000_000_000_000_000, 1_700_000_000_000_001_000]),
+    "day": (pa.date32(), [date(2026, 3, 1), date(1, 1, 1)]),
+    "text": (pa.string(), ["", "ü😀\n", '{"a": 1}', "null"]),
+    "yes": (pa.bool_(), [True, False]),
+    "doc": (
+        pa.struct([("x", pa.int32()), ("at", pa.timestamp("us", "UTC"))]),
+        [{"x": None, "at": datetime(2026, 3, 1, 10, 0, 0, 123456, UTC)}, {"x": 1, "at": None}, {"x": None, "at": None}],
+    ),
+    "list": (pa.list_(pa.float64()), [[1.5, None], []]),
+    "o": (pa.struct([("part", pa.int64())]), [{"part": 1}, {"part": 2**40}, {"part": None}]),
+    "new": (pa.string(), ["x"]),
+}
+PARQUET: dict[str, Any] = {
+    **{name: COLUMNS[name] for name in ("i", "n", "d", "f", "at", "day", "text", "doc", "yes", "part")},
+    "ms": "timestamp",
+    "nanos": "timestamp",
+    "wide": {"type": "decimal(18,4)", "field": "d"},
+    "list": "json",
+}
 
 
 class Table:
@@ -93,6 +122,10 @@ def quoted(value: Any) -> str:
 
 def write(path: Path, kind: str, records: list[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "parquet":
+        types = [("id", pa.int64()), *((name, each) for name, (each, _) in CELLS.items())]
+        pq.write_table(pa.Table.from_pylist(records, pa.schema(types)), path)
+        return
     if kind == "csv":
         names = sorted({name for each in records for name in each})
         rows: list[list[Any]] = [names, *([each.get(name) for name in names] for each in records)]
@@ -104,6 +137,10 @@ def write(path: Path, kind: str, records: list[dict[str, Any]]) -> None:
 
 def drawn(chance: random.Random, kind: str, number: int) -> dict[str, Any]:
     """A record: fields that come and go, and in every third record bad values."""
+    if kind == "parquet":
+        return {"id": number} | {
+            name: chance.choice(each) for name, (_, each) in CELLS.items() if chance.random() < 0.8
+        }
     fields = {name: chance.choice(values) for name, values in GOOD.items() if chance.random() < 0.6}
     if chance.random() < 0.3:
         name = chance.choice(sorted(BAD))
@@ -124,7 +161,7 @@ def without_object(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("there")
-@pytest.mark.parametrize("kind", sample(["json", "csv", "debezium-json"], 1, "fill"))
+@pytest.mark.parametrize("kind", sample(["json", "csv", "debezium-json", "parquet"], 1, "fill"))
 def test_a_filled_row_is_what_the_decoder_makes(tmp_path: Path, kind: str) -> None:
     chance = random.Random(kind)
     source = {"path": str(tmp_path / "in" / "*"), "format": kind, "rest": "more"}
@@ -137,14 +174,14 @@ def test_a_filled_row_is_what_the_decoder_makes(tmp_path: Path, kind: str) -> No
     (tmp_path / "old").mkdir()
     (tmp_path / "new").mkdir()
     old, new = Table(tmp_path / "old", "t", source, more), Table(tmp_path / "new", "t", source, more)
-    first = {name: COLUMNS[name] for name in chance.sample(sorted(COLUMNS), 3)}
-    old.define(first)
-    new.define(COLUMNS)
+    columns = PARQUET if kind == "parquet" else COLUMNS
+    old.define({name: columns[name] for name in chance.sample(sorted(columns), 3)})
+    new.define(columns)
     write(tmp_path / "in" / "a", kind, [drawn(chance, kind, number) for number in range(IDS)])
     old.persist("run")
     new.persist("run")
     write(tmp_path / "in" / "b", kind, [drawn(chance, kind, number) for number in range(0, IDS, 4)])
-    old.define(COLUMNS)
+    old.define(columns)
     old.persist("run")
     new.persist("run")
     before, files = old.rows(), [path.rename(tmp_path / path.name) for path in (tmp_path / "in").iterdir()]

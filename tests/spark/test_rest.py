@@ -141,9 +141,15 @@ def test_rest_of_parquet_keeps_each_digit_of_a_time(feed: Feed) -> None:
         "e_day": pa.array([datetime.time(1, 2)], pa.time64("us")),
     }
     feed.folder.mkdir()
-    pq.write_table(pa.table({"id": [1], "name": ["x"], **cells}), feed.folder / "a.parquet", version="2.6")
+    nested = pa.array([{"at": at, "none": None}], pa.struct([("at", pa.timestamp("us")), ("none", pa.int8())]))
+    pq.write_table(
+        pa.table({"id": [1], "name": ["x"], "doc": nested, **cells}), feed.folder / "a.parquet", version="2.6"
+    )
+    (found,) = feed.records("parquet", {**COLUMNS, "doc": "json"}, order="position", **REST)
+    assert json.loads(found["doc"]) == {"at": "2020-01-01T12:00:00.123456", "none": None}
     (found,) = feed.records("parquet", COLUMNS, order="position", **REST)
     assert json.loads(found["more"]) == {
+        "doc": {"at": "2020-01-01T12:00:00.123456", "none": None},
         "a_us": "2020-01-01T12:00:00.123456Z",
         "b_local": "2020-01-01T12:00:00.123456",
         "c_ns": "1969-12-31T23:59:59.999999999Z",

@@ -42,7 +42,7 @@ from persist_spark.decode.records import (
     fields_of,
     record_path,
 )
-from persist_spark.decode.rest import rest_of_cells
+from persist_spark.decode.rest import cells_text, rest_of_cells
 from persist_spark.decode.unreadable import of_each
 from persist_spark.frame import named, spark_type
 
@@ -81,6 +81,7 @@ _LOSSLESS: dict[type[T.DataType], tuple[str, ...]] = {
     T.DateType: ("timestamp",),
     T.TimestampNTZType: ("timestamp",),
 }
+_NESTED = T.StructType | T.ArrayType | T.MapType
 _SHOWN_CHARS = 200  # of a file's columns, in a message
 
 
@@ -231,7 +232,8 @@ def parquet_records(
     typed = {field.raw for field in fields.orders}
     kind, message = _fault(config, schema, fields)
     payload = [F.col(f"c{index}").alias(name) for index, (name, _) in enumerate(schema.columns)]
-    rest = rest_of_cells(config, fields, _cells(schema))
+    nested = {name for name, kind in schema.columns if isinstance(kind, _NESTED)}
+    rest = rest_of_cells(config, fields, _cells(schema), nested)
     frame = _rows(spark, schema, files, options).select(
         "*",
         *[rest.get(field.raw, _raw(config, schema, field)).alias(field.raw) for field in fields.all],
@@ -243,7 +245,7 @@ def parquet_records(
     return RawRecords(
         frame,
         fields,
-        F.to_json(F.struct(*payload), {"ignoreNullFields": "false"}) if payload else F.lit("{}"),
+        cells_text(F.struct(*payload)) if payload else F.lit("{}"),
         Encoding.of(config, marked=False),
         order_of(config, fields),
         {BROKEN: _is_broken(config, schema, fields), **row_op(config, fields, has_marker=has_marker).columns},
@@ -253,8 +255,10 @@ def parquet_records(
 def _cells(schema: FileSchema) -> dict[str, SparkColumn]:
     """The cell of each column; nanoseconds as a text with all their digits, with `Z` unless the time is local."""
     found, nanos = {}, dict(schema.nanos)
-    for index, (name, _) in enumerate(schema.columns):
+    for index, (name, kind) in enumerate(schema.columns):
         found[name] = F.col(f"c{index}")
+        if kind == T.FloatType():
+            found[name] = found[name].cast("double")  # all its digits, as a column of type double has them
         if name in nanos:
             micros = F.timestamp_micros(F.expr(f"(c{index} - pmod(c{index}, 1000)) div 1000"))
             digits = F.lpad(F.pmod(found[name], F.lit(1000)).cast("string"), 3, "0")
@@ -343,8 +347,7 @@ def _text(schema: FileSchema, path: Path) -> SparkColumn:
     if found is None:
         return F.lit(None).cast("string")
     value, kind = found
-    is_nested = isinstance(kind, T.StructType | T.ArrayType | T.MapType)
-    return F.to_json(value, {"ignoreNullFields": "false"}) if is_nested else value.cast("string")
+    return cells_text(value) if isinstance(kind, _NESTED) else value.cast("string")
 
 
 def _free_text(schema: FileSchema, name: str, path: Path) -> SparkColumn:

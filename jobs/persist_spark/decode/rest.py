@@ -8,7 +8,8 @@ gets a mark of its own first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Set
 
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F
@@ -72,16 +73,31 @@ def rest_text(found: SparkColumn, is_rest: Callable[[SparkColumn, SparkColumn], 
     return F.when(F.size(cells) > 0, F.concat(F.lit("{"), F.array_join(cells, ","), F.lit("}")))
 
 
-def rest_of_cells(config: CollectionConfig, fields: Fields, cells: Mapping[str, SparkColumn]) -> dict[str, SparkColumn]:
-    """The raw text of `rest`, if the collection has one, for a row with these cells. Nulls are left out."""
+def rest_of_cells(
+    config: CollectionConfig, fields: Fields, cells: Mapping[str, SparkColumn], nested: Set[str] = frozenset()
+) -> dict[str, SparkColumn]:
+    """The raw text of `rest`, if the collection has one, for a row with these cells. Nulls are left out, but not those
+    within the cells `nested`."""
     field = rest_field(config, fields)
     if field is None:
         return {}
-    names = sorted(cells.keys() - named_fields(config))
-    if not names:
-        return {field.raw: F.lit(None).cast("string")}
-    text = F.to_json(F.struct(*[cells[name].alias(name) for name in names]), _EXACT)
-    return {field.raw: F.when(text != "{}", text)}
+    pieces = []
+    # One call for all flat cells beside each other, and one for each nested cell.
+    for _, names in itertools.groupby(
+        sorted(cells.keys() - named_fields(config)), lambda name: name in nested and name
+    ):
+        some = {name: cells[name] for name in names}
+        is_nested = not nested.isdisjoint(some)
+        text = cells_text(F.struct(*[cell.alias(name) for name, cell in some.items()]), keeps_null=is_nested)
+        is_there = cells[min(some)].isNotNull() if is_nested else text != "{}"
+        pieces.append(F.when(is_there, text.substr(F.lit(2), F.length(text) - 2)))
+    text = F.concat_ws(",", *pieces)
+    return {field.raw: F.when(text != "", F.concat(F.lit("{"), text, F.lit("}")))}
+
+
+def cells_text(value: SparkColumn, *, keeps_null: bool = True) -> SparkColumn:
+    """JSON of a nested value."""
+    return F.to_json(value, {**_EXACT, "ignoreNullFields": "false" if keeps_null else "true"})
 
 
 def all_marked(text: SparkColumn) -> SparkColumn:
