@@ -40,52 +40,42 @@ VERSIONS_KEPT = 100  # of the shard's state, for audits and for reading back aft
 
 
 @dataclass(frozen=True)
-class CheckpointReport:
-    """The result of a checkpoint task. Ids, oldest first; `kept` counts all checkpoints that exist now.
+class CheckpointRepair:
+    """The damage that was found. `published`: ids of checkpoints that were missing, oldest first.
 
     `repaired`: keys of damaged objects that were written again from their commit. `quarantined`: ids of checkpoints
-    whose unreadable manifest was moved aside. `damaged`: what could not be repaired, one message each; the shard and
-    its newest state are not affected.
+    whose unreadable manifest was moved aside. `not_repaired`: the remaining damage, one message each; the shard and its
+    newest state are not affected.
     """
+
+    published: tuple[str, ...]
+    repaired: tuple[str, ...] = ()
+    quarantined: tuple[str, ...] = ()
+    not_repaired: tuple[str, ...] = ()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """One message per damaged object. Callers log each."""
+        return (
+            *(f"{key} was damaged or missing and was written again from its commit" for key in self.repaired),
+            *(f"checkpoint {each}: its damaged manifest was moved to the quarantine" for each in self.quarantined),
+            *self.not_repaired,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointReport(CheckpointRepair):
+    """The result of a checkpoint task. `deleted`: oldest first; `kept` counts all checkpoints that exist now."""
 
     checkpoint_id: str
     epoch: int
-    published: tuple[str, ...]
     deleted: tuple[str, ...]
     kept: int
-    versions_truncated: int
-    repaired: tuple[str, ...] = ()
-    quarantined: tuple[str, ...] = ()
-    damaged: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         deleted = f"; deleted {len(self.deleted)} that are not retained" if self.deleted else ""
         what = "published" if self.checkpoint_id in self.published else "was published before"
         return f"checkpoint {self.checkpoint_id} (epoch {self.epoch}) {what}; {self.kept} checkpoints kept{deleted}"
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """The damage that the task found, one message per object. Callers log each."""
-        return (
-            *(f"{key} was damaged or missing and was written again from its commit" for key in self.repaired),
-            *(f"checkpoint {each}: its damaged manifest was moved to the quarantine" for each in self.quarantined),
-            *self.damaged,
-        )
-
-
-@dataclass(frozen=True)
-class CheckpointRepair:
-    """The result of `repair_checkpoints`.
-
-    `published`: ids of checkpoints that were missing. `repaired`: keys of objects that were written again.
-    `quarantined`: ids of checkpoints whose manifest was moved aside. `not_repaired`: the remaining damage, one message
-    each.
-    """
-
-    published: tuple[str, ...]
-    repaired: tuple[str, ...]
-    quarantined: tuple[str, ...]
-    not_repaired: tuple[str, ...]
 
 
 def manifest_of(manifest: BatchManifest, commit: Commit, life: str | None) -> CheckpointManifest:
@@ -213,9 +203,7 @@ def repair_checkpoints(client: PersistClient, shard: str) -> CheckpointRepair:
     listing = task.checkpointer.listing()
     task.repair(listing, thorough=True)
     task.settle(anew=True)
-    return CheckpointRepair(
-        tuple(task.published), tuple(task.repaired), tuple(task.quarantined), tuple(dict.fromkeys(task.damaged))
-    )
+    return CheckpointRepair(*task.results())
 
 
 def _publish_and_retain(client: PersistClient, shard: str, retention: RetentionConfig) -> CheckpointReport | None:
@@ -232,17 +220,11 @@ def _publish_and_retain(client: PersistClient, shard: str, retention: RetentionC
     task.sweep(listing)
     deleted = task.retain(listing, retention)
     oldest_kept = state.seqno - VERSIONS_KEPT + 1
-    truncated = client.location.consensus.truncate(shard, oldest_kept) if oldest_kept > 0 else 0
+    if oldest_kept > 0:
+        client.location.consensus.truncate(shard, oldest_kept)
+    kept = len(listing.manifests) - len(deleted)
     return CheckpointReport(
-        newest.checkpoint_id,
-        newest.epoch,
-        tuple(task.published),
-        deleted,
-        len(listing.manifests) - len(deleted),
-        truncated,
-        repaired=tuple(task.repaired),
-        quarantined=tuple(task.quarantined),
-        damaged=tuple(task.damaged),
+        *task.results(), checkpoint_id=newest.checkpoint_id, epoch=newest.epoch, deleted=deleted, kept=kept
     )
 
 
@@ -259,6 +241,10 @@ class _Publication:
         self.repaired: list[str] = []
         self.quarantined: list[str] = []
         self.damaged: list[str] = []
+
+    def results(self) -> tuple[tuple[str, ...], ...]:
+        """The fields of a `CheckpointRepair`."""
+        return tuple(self.published), tuple(self.repaired), tuple(self.quarantined), tuple(dict.fromkeys(self.damaged))
 
     def publish_missing(self) -> None:
         """Publish from old to new. So a commit that is older than a published one was published too, and if its

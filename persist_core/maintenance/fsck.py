@@ -80,4 +80,4 @@ def repair(client: PersistClient, shard: str) -> CheckpointRepair:
     try:
         return repair_checkpoints(client, shard)
     except Corruption as error:  # of the state itself: nothing can be derived
-        return CheckpointRepair((), (), (), (str(error),))
+        return CheckpointRepair((), not_repaired=(str(error),))

@@ -56,7 +56,7 @@ def test_a_deleted_manifest_that_a_chain_needs_is_written_again() -> None:
     shard.blob.delete(manifest_key(root))
     newest = shard.commit(is_delta=True)
     report = shard.publish(KEEP_ONE)
-    assert (report.published, report.damaged) == ((newest, root), ()), "the pointer moves on"
+    assert (report.published, report.not_repaired) == ((newest, root), ()), "the pointer moves on"
     assert shard.checkpointer.read_latest() == newest
     assert shard.checkpointer.list_checkpoints() == [root, middle, last, newest]
     shard.blob.delete(manifest_key(root))
@@ -102,7 +102,7 @@ def test_a_manifest_of_a_newer_release_is_named_and_left_alone() -> None:
     shard.commit()
     report = shard.publish(KEEP_ONE)
     assert report.quarantined == ()
-    assert "has version 3" in report.damaged[0]
+    assert "has version 3" in report.not_repaired[0]
     assert shard.blob.get(manifest_key(newer)) == data
     with pytest.raises(UnknownVersion):
         shard.checkpointer.load_manifest(newer)
@@ -153,10 +153,10 @@ def test_a_lost_copy_is_reported_and_stops_nothing() -> None:
     shard.blob.delete(copy_key(first))
     report = shard.publish()
     assert report.published == (second,)
-    assert [first in message for message in report.damaged] == [True]
+    assert [first in message for message in report.not_repaired] == [True]
     assert report.quarantined == (first,)
     assert shard.checkpointer.list_checkpoints() == [second]
-    assert shard.publish().damaged == ()
+    assert shard.publish().not_repaired == ()
 
 
 def test_a_whole_checkpoint_of_a_damaged_commit_is_left_alone() -> None:
@@ -232,6 +232,6 @@ def test_latest_stays_if_the_newest_checkpoint_is_not_whole() -> None:
         settle_latest(shard.client, "s")
     assert shard.checkpointer.read_latest() == first
     report = shard.publish()
-    assert ["_latest" in message for message in report.damaged] == [True]
+    assert ["_latest" in message for message in report.not_repaired] == [True]
     assert repair_checkpoints(shard.client, "s").not_repaired == ()
     assert shard.checkpointer.read_latest() == second

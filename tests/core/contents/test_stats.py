@@ -47,7 +47,7 @@ def test_an_interval_is_shown_as_dates_with_its_numbers(lower: str, upper: str |
 
 
 def test_a_checkpoint_task_says_what_it_did() -> None:
-    done = CheckpointReport("c2", 2, published=("c2",), deleted=("c0",), kept=2, versions_truncated=0)
+    done = CheckpointReport(("c2",), checkpoint_id="c2", epoch=2, deleted=("c0",), kept=2)
     assert str(done) == "checkpoint c2 (epoch 2) published; 2 checkpoints kept; deleted 1 that are not retained"
-    again = CheckpointReport("c2", 2, published=(), deleted=(), kept=2, versions_truncated=0)
+    again = CheckpointReport((), checkpoint_id="c2", epoch=2, deleted=(), kept=2)
     assert str(again) == "checkpoint c2 (epoch 2) was published before; 2 checkpoints kept"
