@@ -53,8 +53,8 @@ from persist_core.protocol.restore_point import restore_token
 from persist_core.protocol.stages import append
 from persist_core.schema import TIME
 from persist_core.shard.eras import refuse_earlier
-from persist_core.shard.erasing import Replacements
 from persist_core.shard.history import VIEW
+from persist_core.shard.replace import Replacements
 from persist_core.shard.state import Commit, Committed, ShardState
 from persist_core.time_text import MAX_TIME
 

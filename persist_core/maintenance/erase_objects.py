@@ -30,8 +30,8 @@ from persist_core.maintenance.sought import Sought
 from persist_core.protocol.fork_records import list_forks
 from persist_core.schema import CollectionSchema
 from persist_core.shard.eras import refuse_earlier
-from persist_core.shard.erasing import Replacements
-from persist_core.shard.erasing import erase as replace_manifests
+from persist_core.shard.replace import Replacements
+from persist_core.shard.replace import erase as replace_manifests
 from persist_core.shard.state import ShardState
 
 MAX_ROUNDS = 20  # each but the first because an append, a merge or another erasure has come in between

@@ -2,8 +2,8 @@
 
     check_state     every version of the state; batch manifests against the state; staged operator state
     check_contents  parts: size, digest, format, bounds, counts; the updates keep the invariants at every time
-    check_records   progress of sources, records of forks and conflicts
-    check_derived   checkpoints against their commits, their files, `_latest`
+    check_objects   checkpoints against their commits, their files, `_latest`; progress of sources; records of GC, forks
+                    and conflicts
 
 1. No damage stops a check of something else: errors are reported, and everything that can still be read is read.
 2. No violation means that all of the above is intact, byte for byte.
@@ -20,8 +20,7 @@ from persist_core.checkpoint.publish import CheckpointRepair, repair_checkpoints
 from persist_core.errors import Corruption
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance.check_contents import Counted, check_contents
-from persist_core.maintenance.check_derived import check_checkpoints
-from persist_core.maintenance.check_records import check_records, check_sources
+from persist_core.maintenance.check_objects import check_checkpoints, check_records, check_sources
 from persist_core.maintenance.check_state import check_operator_state, read_manifests, read_state
 from persist_core.maintenance.violations import Violation, Violations
 

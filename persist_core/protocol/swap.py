@@ -2,7 +2,7 @@
 
     NAME, as it is ──fork──> NAME~g<epoch>           kept, to be swapped back
     NAME~rebuild ──RestorePoint──> operator state, copied to NAME    ┐
-                 ──> records of what is shared (`fork_records`)      ├─> one compare-and-set: `shard.swap`
+                 ──> records of what is shared (`fork_records`)      ├─> one compare-and-set: `shard.receive`
                  ──> a manifest without parts: the one commit        ┘
 
 So a swap is a fork into a name that holds data. It reads no data and shares all parts: its cost does not depend on the
@@ -27,8 +27,8 @@ from persist_core.keys import hidden_shard
 from persist_core.protocol.fork import fork, share
 from persist_core.protocol.restore_point import copy_operators, point_of, restore_token
 from persist_core.shard.origin import Swap
+from persist_core.shard.receive import check_not_pinned, swap_in
 from persist_core.shard.state import Committed, ShardState, UpperMismatch
-from persist_core.shard.swap import check_not_pinned, swap_in
 from persist_core.time_text import show_interval
 
 

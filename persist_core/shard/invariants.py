@@ -14,9 +14,9 @@ from persist_core.contents.batch import SourceFrontier
 from persist_core.errors import InvariantViolation
 from persist_core.frontier import Frontier
 from persist_core.shard.eras import is_end_or_beginning
-from persist_core.shard.erasing import is_erasure
 from persist_core.shard.history import history_start
 from persist_core.shard.receive import is_received, relation_of
+from persist_core.shard.replace import is_erasure
 from persist_core.shard.state import MIN_COMMITS_KEPT, ShardState
 
 
@@ -245,7 +245,7 @@ SWAP_INVARIANTS: tuple[Callable[[ShardState, ShardState], bool], ...] = (
     origin_follows_the_commits,
     shard_is_the_same,
     seqno_moves_by_one,
-)  # of a swap: another history under this name (`shard.swap`)
+)  # of a swap: another history under this name (`shard.receive`)
 COPY_INVARIANTS: tuple[Callable[[ShardState, ShardState], bool], ...] = (
     a_copy_replaces_only_its_past,
     since_never_regresses,

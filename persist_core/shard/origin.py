@@ -8,8 +8,8 @@ contains the id of one attempt. Two places that append to copies of one state so
 epochs increase, so branches and epoch together are a position in the past, however many commits a state has forgotten.
 
 The first branch names the shard's *life*, from its creation until it is dropped. Another shard that is created under
-the same name, or forked into it, has another life. A swap (`shard.swap`) begins a branch and a life too: the shard goes
-on with another history, a new *generation*.
+the same name, or forked into it, has another life. A swap (`shard.receive`) begins a branch and a life too: the shard
+goes on with another history, a new *generation*.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The transition of compaction: a run takes the place of the batches that it was merged from.
+"""The transitions in which other manifests take the place of a shard's own: compaction, and an erasure.
 
     batches   b1 b2 b3 b4 b5          b1 [ run ] b5         the inputs are there, side by side: applied
                  └inputs┘       ->
@@ -7,15 +7,21 @@
 
 An append adds at the other end of the list, so an append and a merge never make each other fail: whichever comes second
 is applied to the state that the first has left.
+
+    erased: list 3                      erased: list 4
+    batches  b1 b2 b3          ->       batches  b1 b2' b3       only what names manifests changes:
+    commits  c1 .. c9                   commits  c1 .. c8' c9    no frontier, bound, token or progress
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from persist_core.contents.batch import BatchManifest, HollowBatch
 from persist_core.errors import InvalidInput
 from persist_core.frontier import Frontier
+from persist_core.shard.eras import refuse_earlier
 from persist_core.shard.state import ShardState
 from persist_core.time_text import show_time
 
@@ -74,3 +80,46 @@ def replace_batches(
         )
     batches = (*state.batches[:first], placed, *state.batches[first + count :])
     return replace(state, batches=batches), Replaced(placed, is_new=True)
+
+
+Replacements = Mapping[str, tuple[str, BatchManifest]]
+"""New manifests with their keys, by the keys of the old ones."""
+
+
+def erase(
+    state: ShardState,
+    erased: str,
+    *,
+    expected: str | None,
+    replaced: Replacements | None = None,
+    era: int | None = None,
+    refuses: bool = False,
+) -> tuple[ShardState, bool]:
+    """Name the list `erased` iff the state names `expected`, and replace manifests. False: nothing was changed.
+
+    `era`: the shard's before the new manifests were staged. `refuses`: batches described before are refused.
+    """
+    if state.erased == erased:
+        return state, True
+    if state.erased != expected or state.is_dropped or (era is not None and era < state.oldest_era):
+        return state, False
+    new = replaced or {}
+    batches = tuple(
+        each
+        if each.manifest_key not in new
+        else replace(new[each.manifest_key][1].hollow(new[each.manifest_key][0]), lower=each.lower, upper=each.upper)
+        for each in state.batches
+    )
+    commits = tuple(
+        each
+        if each.manifest_key not in new
+        else replace(each, manifest_key=new[each.manifest_key][0], manifest_sha256=new[each.manifest_key][1].sha256)
+        for each in state.commits
+    )
+    after = replace(state, batches=batches, commits=commits, erased=erased)
+    return (refuse_earlier(after)[0] if refuses else after), True
+
+
+def is_erasure(before: ShardState, after: ShardState) -> bool:
+    """True if this step of a shard that has commits names another list."""
+    return before.erased != after.erased and bool(before.commits)

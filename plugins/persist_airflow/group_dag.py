@@ -16,8 +16,13 @@ from typing import Any
 
 from persist_airflow.announce import AnnounceFailure
 from persist_airflow.compat import TaskGroup
-from persist_airflow.group_spark import RetryFailedOperator, WriteGroupOperator
-from persist_airflow.group_stages import AppendGroupOperator, CheckpointGroupOperator, MintGroupOperator
+from persist_airflow.group_stages import (
+    AppendGroupOperator,
+    CheckpointGroupOperator,
+    MintGroupOperator,
+    RetryFailedOperator,
+    WriteGroupOperator,
+)
 from persist_airflow.groups import Batch
 from persist_airflow.hook import PersistHook
 from persist_airflow.notifications import NotifyBy, chosen

@@ -20,7 +20,7 @@ from persist_airflow.announce import AnnounceFailure
 from persist_airflow.compat import AirflowException, AirflowFailException, AirflowSkipException
 from persist_airflow.factory import build_dags
 from persist_airflow.failures import PersistStepFailed
-from persist_airflow.group_spark import RetryFailedOperator, WriteGroupOperator
+from persist_airflow.group_stages import RetryFailedOperator, WriteGroupOperator
 from persist_airflow.notifications import CONTEXT_NAME
 from persist_airflow.spark import RETRIES
 from persist_core.errors import RunFailed, TooManyErrors

@@ -44,8 +44,7 @@ from persist_spark.upsert.look import MAX_LOOK_BYTES, Look, cuts_of, look_at, lo
 from persist_spark.upsert.lookup import committed_updates, expects_few_files
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
-from persist_spark.upsert.questions import incomparable_orders, no_order
-from persist_spark.upsert.rejected import rejected_records
+from persist_spark.upsert.rejected import incomparable_orders, no_order, rejected_records
 from persist_spark.upsert.stash import NO_STASH, StashBefore, may_look
 from persist_spark.upsert.state_before import StateBefore
 from persist_spark.upsert.state_files import StateFiles

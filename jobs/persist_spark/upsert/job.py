@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from persist_core.config.collection import FILES
 from persist_core.contents.batch import BatchManifest
@@ -22,6 +22,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.location.open import OpenLocation
 from persist_core.protocol.stages import check_not_outdated, outdated_first
 from persist_core.sample.fields import FeedFields
+from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, TIME, CollectionSchema
 from persist_core.sources.feeds import feed_of
 from persist_core.sources.files import FileSource, unread_from_of
 from persist_core.sources.frozen import load_frozen
@@ -34,7 +35,7 @@ from persist_spark.decode.formats import decode
 from persist_spark.decode.row_checks import check_texts
 from persist_spark.decode.times import check_zone
 from persist_spark.feed_access import changed_first, feed_access
-from persist_spark.preview import as_json_lines
+from persist_spark.frame import OP, ORDER, quoted
 from persist_spark.session import OUR_PLANS, listing, own_session, use
 from persist_spark.upsert.bad_files import stage_without_bad_files
 from persist_spark.upsert.batch import UpsertRequest, stage_upserts
@@ -107,3 +108,27 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
             return stage_upserts(own, client, state, asked, records, lambda: access.check_after(frozen.files))
 
         return stage_without_bad_files(own, spec, frozen.files, killers, copies, stage)
+
+
+_PAYLOAD_BYTES = 2_000  # of the payload of an err
+
+
+def as_json_lines(records: DataFrame, schema: CollectionSchema) -> bytes:
+    """The records frame, a JSON object a line: key, op, time, order, kind, message, position, payload (base64).
+
+    It is collected whole: the frame must be a sample's.
+    """
+    keys = ", ".join(quoted(column.name) for column in schema.key)
+    cells = {
+        "key": f"struct({keys})",
+        "op": OP,
+        "time": TIME,
+        "order": ORDER,
+        "kind": ERR_KIND,
+        "message": ERR_MESSAGE,
+        "position": ERR_POSITION,
+        "payload": f"substring({ERR_PAYLOAD}, 1, {_PAYLOAD_BYTES})",
+    }
+    struct = ", ".join(f"'{name}', {sql}" for name, sql in cells.items())
+    rows = records.selectExpr(f"to_json(named_struct({struct}), map('ignoreNullFields', 'false')) AS line").collect()
+    return "\n".join(row["line"] for row in rows).encode()

@@ -1,4 +1,5 @@
-"""The errors of a batch that is refused for having too many of them: in groups, and samples."""
+"""Batches that do not commit: the errors of one that has too many, in groups and samples; and the questions of one
+whose feed leaves open which record of a key is the newest."""
 
 from __future__ import annotations
 
@@ -6,13 +7,19 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pyspark.sql import Row
+
 from persist_core.contents.batch import BatchDescription, PartKind
 from persist_core.contents.err_groups import ErrGroup, grouped
-from persist_core.errors import RejectedRecord
+from persist_core.errors import RejectedRecord, UnclearOrder
 from persist_core.keys import PART, attempt_prefix
 from persist_core.location.blob import Blob
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, TIME
+from persist_core.time_text import format_time, show_time
 from persist_spark.footers import inserted_errs
+from persist_spark.upsert.eras import FIELDS
+from persist_spark.upsert.outcome import Outcome
+from persist_spark.upsert.plan import PlannedUpsert
 
 MAX_SAMPLES = 20  # as many as help a person; the record of the failure holds them
 MAX_CHARS = 200  # of a payload or a key in the message
@@ -62,3 +69,52 @@ def _shown(text: str | None) -> str:
 def _text(value: bytes | None) -> str | None:
     """The start of bytes as text. What is not UTF-8, perhaps because it was cut there, becomes a mark."""
     return None if value is None else value[:MAX_BYTES].decode("utf-8", "replace")
+
+
+def no_order(samples: Sequence[RejectedRecord]) -> UnclearOrder:
+    """The question of a batch in which no record says its place."""
+    return UnclearOrder(
+        "no record of the feed says its place in the log of its database, so it is not known which record of a key is"
+        " the newest. Nothing has been committed. In the collection file, write `order: {by: {FIELD: TYPE}}` if a"
+        " field of each record says it, or `order: log` if the records of each key arrive in order"
+        f" (docs/reference/collections.md). {show_samples(samples[:1])}"
+    )
+
+
+def incomparable_orders(planned: PlannedUpsert, outcome: Outcome, description: BatchDescription) -> UnclearOrder:
+    """The question of a batch that has records whose numbers are not of the same run of a log. Runs a Spark job."""
+    clock = FIELDS["source_ms"]
+    found = planned.incomparable().selectExpr(
+        "*",
+        f"max(least(ord.{clock}, rival.{clock})) OVER () AS before",
+        f"min(greatest(ord.{clock}, rival.{clock})) OVER () AS after",
+    )
+    first = found.orderBy("slot", "ord").limit(1).collect()[0]
+    older, newer = sorted((first["ord"], first["rival"]), key=lambda order: order[clock] or 0)
+    servers = [_of(each, "server") for each in (older, newer)]
+    if None not in servers and servers[0] != servers[1]:
+        shown = ", ".join(text.removeprefix("domain ") for text in servers)
+        answer = f"write the servers in the order in which they wrote it, for example `order: {{servers: [{shown}]}}`"
+    else:
+        answer = (
+            f"write when they started again, after {show_time(first['before'])} and at the latest at"
+            f" {show_time(first['after'])}, for example `order: {{restarts: [{format_time(first['after'])}]}}`"
+        )
+    return UnclearOrder(
+        f"the log of the feed of {description.shard} {description.interval} is not one run of numbers:"
+        f" records that cannot be compared with others of their keys: {outcome.counted['incomparable']}. The first, of"
+        f" slot {first['slot']}: {_place(older)} and {_place(newer)}. Numbers start again after a failover, a restored"
+        f" backup or RESET MASTER. Nothing has been committed. In the collection file, {answer}; or, in a collection"
+        " that begins, `order: position` if the files have the records of each key in order"
+    )
+
+
+def _of(order: Row, name: str) -> Any:
+    return order[FIELDS[name]]
+
+
+def _place(order: Row) -> str:
+    """The numbers of an order, its server, clock and position."""
+    cells = [(name, _of(order, name)) for name in ("server", "number", "pos", "lsn", "row")]
+    said = " ".join(f"{name} {value}" for name, value in cells if value is not None)
+    return f"{said} at {show_time(_of(order, 'source_ms') or 0)}"
