@@ -26,7 +26,7 @@ from persist_core.errors import InvalidInput, PersistError, RunFailed
 from persist_core.keys import check_shard_name
 from persist_core.maintenance.drop import create_again
 from persist_core.maintenance.maintain import maintain_inline
-from persist_core.protocol.run import RunReport, RunRequest, bring_all_up_to_date, describe_dry_run
+from persist_core.protocol.run import RunReport, RunRequest, bring_up_to_date, describe_dry_run
 from persist_core.sources.shards import check_closable
 from persist_core.spark_job.launch import Start, dry_run_view, write_batches
 from persist_core.spark_job.process import LOCAL_MASTER, SparkProcess
@@ -156,7 +156,7 @@ def _reports(
         return write_batches(session.client, start, asked)
 
     for wave in _waves(wanted):
-        reports = bring_all_up_to_date(session.client, wave, write=write, say=session.say, maintain=maintain_inline)
+        reports = bring_up_to_date(session.client, wave, write=write, say=session.say, maintain=maintain_inline)
         yield from zip([each.config for each in wave], reports, strict=True)
 
 

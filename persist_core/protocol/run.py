@@ -1,8 +1,8 @@
 """The one driver of the write protocol: it repeats mint, write and append.
 
-    rounds(...)               -> asks for a description to be written, appends it, again and again; its last step
-    bring_up_to_date(...)     -> RunReport: all rounds, their checkpoints and maintenance, as `persist run` makes them
-    bring_all_up_to_date(...) -> the same for several: what they ask for at a time is written by one job
+    rounds(...)           -> asks for a description to be written, appends it, again and again; its last step
+    bring_up_to_date(...) -> RunReports: all rounds, their checkpoints and maintenance, as `persist run` makes them;
+                             what several shards ask for at a time is written by one job
 
 A run is a generator of descriptions: it is sent the key of each staged manifest, or thrown the error of its write. So
 it knows neither how jobs are started nor what is written beside it; maintenance is handed in. The append task of
@@ -189,31 +189,16 @@ class RunRequest:
 
 def bring_up_to_date(
     client: PersistClient,
-    config: ShardConfig,
-    *,
-    until: int | None,
-    write: Write,
-    say: Callable[[str], None],
-    maintain: Maintain = lambda _client, _shard: None,
-    is_forced: bool = False,
-) -> RunReport:
-    """Bring one shard up to `until`, with a checkpoint and `maintain` after each commit: see `RunRequest`.
-
-    `say` gets one line for each step. Raises what the stages and `write` raise, and `RunFailed` if other writers keep
-    winning. All commits made before stay.
-    """
-    return written(_run_of(client, RunRequest(config, until, is_forced), say, maintain), write)
-
-
-def bring_all_up_to_date(
-    client: PersistClient,
     wanted: Sequence[RunRequest],
     *,
     write: Callable[[Sequence[tuple[ShardConfig, BatchDescription]]], Sequence[str | PersistError]],
     say: Callable[[str], None],
     maintain: Maintain = lambda _client, _shard: None,
 ) -> list[RunReport | PersistError]:
-    """Bring several shards up to date side by side: of each its report, or its error, which leaves the others alone.
+    """Bring shards up to date side by side: of each its report, or its error, which leaves the others alone.
+
+    Each commit is followed by a checkpoint and `maintain`. `say` gets one line for each step. An error is what the
+    stages and `write` raise, or `RunFailed` if other writers keep winning; all commits made before stay.
 
     `write` gets the descriptions that are to be written at a time, and answers for each as `Write` does, errors as
     values. A view whose input is among them may come too early: run it after that.

@@ -259,7 +259,8 @@ def _dags(
         except ConfigError as error:  # a schedule that Airflow refuses
             file = next(file for file in config_files(folder) if file.stem == config.name)
             wrong.append(ConfigError(f"{file}: {error}"))
-    return {dag.dag_id: dag for dag in (*dags, *stand_ins(wrong, folder, prefix))}
+    stand_ins = [_WrongFile(_named_file(error, folder), str(error), prefix) for error in wrong]
+    return {dag.dag_id: dag for dag in (*dags, *stand_ins)}
 
 
 def _schedule(config: ShardConfig, persist_conn_id: str) -> Any:
@@ -363,11 +364,6 @@ def _view_face(config: ViewConfig) -> _Face:
 _FACES: Mapping[str, Callable[[Any], _Face]] = {FILES: _collection_face, SHARDS: _view_face}
 
 
-def stand_ins(errors: Sequence[ConfigError], folder: Path, prefix: str) -> list[DAG]:
-    """A DAG for each wrong file of `folder`, which leaves an import error under the file's path."""
-    return [_WrongFile(_named_file(error, folder), str(error), prefix) for error in errors]
-
-
 def _named_file(error: ConfigError, folder: Path) -> Path:
     """The file that the error's message starts with; the folder if the folder itself is wrong."""
     files = folder.iterdir() if folder.is_dir() else ()
@@ -375,6 +371,8 @@ def _named_file(error: ConfigError, folder: Path) -> Path:
 
 
 class _WrongFile(DAG):
+    """Stands for a wrong file, and leaves an import error under its path."""
+
     def __init__(self, path: Path, message: str, prefix: str) -> None:
         super().__init__(dag_id=f"{prefix}wrong_file__{re.sub(r'[^A-Za-z0-9_.-]', '_', path.name)}", schedule=None)
         self.wrong_path = path

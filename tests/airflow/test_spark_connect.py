@@ -28,7 +28,7 @@ from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
-from persist_core.protocol.run import bring_up_to_date, describe_dry_run
+from persist_core.protocol.run import describe_dry_run
 from persist_core.spark_job.launch import dry_run_view, write_batch
 from persist_core.spark_job.process import ENV_CONNECT_TIMEOUT, SparkProcess
 from persist_spark import progress
@@ -37,6 +37,7 @@ from persist_spark.decode.formats import decode
 from persist_spark.upsert import job
 from tests.airflow.fruit import HISTORY, NAME, Fruit, check_history, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
+from tests.one_run import run_one
 from tests.servers.spark_connect import ConnectServer
 
 MINT, WRITE = "mint_batch_descriptions", "write_batches"
@@ -88,7 +89,7 @@ def test_persist_run_of_a_collection_and_a_view_in_a_server(
 
     def up_to(config: Any, day: int) -> None:
         write = functools.partial(write_batch, client, spark, config)
-        bring_up_to_date(client, config, until=end_ms(day), write=write, say=print)
+        run_one(client, config, until=end_ms(day), write=write, say=print)
 
     path = fruit.dags / "names.yaml"
     path.write_text(f"query: SELECT name, count(*) AS n FROM {NAME} GROUP BY name\n")
@@ -128,7 +129,7 @@ def test_a_session_takes_settings_and_warns_of_fixed_ones(
     caplog.clear()
     write = functools.partial(write_batch, client, SparkProcess(location, server.url), config)
     with caplog.at_level(logging.WARNING):
-        bring_up_to_date(client, config, until=end_ms(1), write=write, say=print)
+        run_one(client, config, until=end_ms(1), write=write, say=print)
     assert [text.startswith(warning) for text in messages(caplog) if "spark_conf" in text] == [True]
     for batch in client.state(NAME).batches:
         assert {part.rows for part in client.manifest(batch).parts} == {1}

@@ -23,13 +23,13 @@ from persist_core.handles.client import PersistClient
 from persist_core.keys import manifest_key
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
-from persist_core.protocol.run import bring_up_to_date
 from persist_core.spark_job.spec import JobSpec
 from persist_core.time_text import parse_time
 from persist_spark.session import stage_settings, use
 from persist_spark.upsert.job import run_write_job
 from tests.benchmarks.sessions import session
 from tests.benchmarks.turns import usage
+from tests.one_run import run_one
 
 _COLUMNS = {"id": "string", "name": "string", "city": "string", "visits": "bigint", "score": "double"}
 _CELLS = {
@@ -66,7 +66,7 @@ def load(spark: SparkSession, folder: Path) -> None:
                 run_write_job(spark, JobSpec(description, config, attempt), opened)
                 return manifest_key(config.name, attempt)
 
-            bring_up_to_date(client, config, until=parse_time("2026-01-02"), write=write, say=lambda _: None)
+            run_one(client, config, until=parse_time("2026-01-02"), write=write)
 
 
 def plain(spark: SparkSession, folder: Path, size_bytes: int) -> None:

@@ -22,10 +22,10 @@ from persist_core.config.collection import load_collection
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
-from persist_core.protocol.run import bring_up_to_date
 from persist_core.spark_job.launch import write_batch
 from persist_core.spark_job.process import SparkProcess
 from persist_core.time_text import parse_time
+from tests.one_run import run_one
 from tests.servers import s3
 
 ROUNDS = 5
@@ -41,7 +41,7 @@ def run(location: PersistLocation) -> tuple[float, float]:
         client = PersistClient(opened)
         began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
         write = functools.partial(write_batch, client, SparkProcess(location, MASTER), config)
-        bring_up_to_date(client, config, until=until, write=write, say=lambda _: None)
+        run_one(client, config, until=until, write=write)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         return time.perf_counter() - began, processor

@@ -43,7 +43,6 @@ from persist_core.handles.client import PersistClient
 from persist_core.keys import manifest_key
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
-from persist_core.protocol.run import bring_up_to_date
 from persist_core.spark_job.spec import JobSpec
 from persist_core.time_text import parse_time
 from persist_spark.decode.formats import decode
@@ -53,6 +52,7 @@ from persist_spark.upsert.eras import FIELDS
 from tests.benchmarks.sessions import session
 from tests.benchmarks.turns import usage
 from tests.benchmarks.workload import Workload
+from tests.one_run import run_one
 
 FIRST = date(2026, 1, 1)
 TEXTS = ("name", "mail", "city")
@@ -204,7 +204,7 @@ class Bench:
             snapshot = mock.patch.object(job, "decode", decoded) if is_first else contextlib.nullcontext()
             began, before = perf_counter(), usage().processor_s
             with snapshot:
-                bring_up_to_date(self.client, config, until=parse_time(until), write=write, say=lambda _: None)
+                run_one(self.client, config, until=parse_time(until), write=write)
             return perf_counter() - began, usage().processor_s - before
 
     def day(self, number: int) -> dict[str, tuple[float, float]]:

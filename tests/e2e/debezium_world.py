@@ -21,10 +21,10 @@ from persist_core.keys import manifest_key
 from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemConsensus
 from persist_core.location.open import OpenLocation
-from persist_core.protocol.run import bring_up_to_date
 from persist_core.spark_job.spec import JobSpec
 from persist_core.time_text import parse_time
 from tests.e2e.source_tables import Kind, Row, SourceColumn, SourceTable, changes
+from tests.one_run import run_one
 from tests.servers.debezium import Debezium
 from tests.servers.lifeline import wait_until
 
@@ -177,7 +177,7 @@ class Loader:
             return manifest_key(name, attempt)
 
         said: list[str] = []
-        bring_up_to_date(self.client, config, until=parse_time(until), write=write, say=said.append)
+        run_one(self.client, config, until=parse_time(until), write=write, say=said.append)
 
     def rows(self, name: str, day: str) -> list[dict[str, Any]]:
         """The rows at the end of a day. Raises `AssertionError` if there are errs."""

@@ -18,12 +18,13 @@ from persist_core.inspection.values import json_value
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
-from persist_core.protocol.run import RunReport, bring_up_to_date
+from persist_core.protocol.run import RunReport
 from persist_core.spark_job.launch import Start, write_batch
 from persist_core.spark_job.process import SparkProcess
 from persist_core.time_text import parse_time
 from tests.core.feed_replay import check_days
 from tests.core.make_feed import DAYS
+from tests.one_run import run_one
 from tests.sampling import is_long
 from tests.servers import s3
 from tests.servers.certificates import TRUST_STORE_PASSWORD, Authority
@@ -50,7 +51,7 @@ def run(location: PersistLocation, start: Start) -> RunReport:
     with open_location(location) as opened:
         client = PersistClient(opened)
         write = functools.partial(write_batch, client, start, config)
-        return bring_up_to_date(client, config, until=UNTIL_MS, write=write, say=lambda _: None)
+        return run_one(client, config, until=UNTIL_MS, write=write)
 
 
 def run_view(location: PersistLocation, folder: Path, start: Start) -> RunReport:
@@ -61,7 +62,7 @@ def run_view(location: PersistLocation, folder: Path, start: Start) -> RunReport
     with open_location(location) as opened:
         client = PersistClient(opened)
         write = functools.partial(write_batch, client, start, config)
-        return bring_up_to_date(client, config, until=None, write=write, say=lambda _: None)
+        return run_one(client, config, until=None, write=write)
 
 
 def by_city(customers: list[dict[str, Any]]) -> list[str]:

@@ -19,13 +19,13 @@ from persist_core.inspection.rows import in_key_order
 from persist_core.inspection.values import json_rows
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
-from persist_core.protocol.run import bring_up_to_date
 from persist_core.sample.preview import Preview, lines_of, preview
 from persist_core.sample.propose import found_by, propose
 from persist_core.sources.feeds import feed_at
 from persist_core.spark_job.launch import Ended, Start, write_batch
 from persist_spark import __main__ as job
 from tests.core.sources.bucket import Bucket
+from tests.one_run import run_one
 from tests.sampling import sample
 
 ROOT = Path(__file__).parents[2]
@@ -100,7 +100,7 @@ def test_the_json_rows_a_preview_are_those_of_a_run(
     found = look(config, limit=100_000)
     start = starter(spark)(PersistLocation(client.blob.uri, client.location.consensus.uri))
     until = config.default_until(client.clock.now_ms())
-    run = bring_up_to_date(
+    run = run_one(
         client, config, until=until, write=lambda each: write_batch(client, start, config, each), say=lambda _: None
     )
     (done,) = run.rounds

@@ -49,17 +49,13 @@ _OF_SLOTS = f"{INDEX_KIND} NOT IN ('{FLOOR}', '{FORGOTTEN}')"
 def index_type(schema: CollectionSchema, order: T.DataType) -> T.StructType:
     """The columns of the order index: the slot, its order, when it acted (ms), and an `IndexKind`."""
     keys = user_fields(CollectionSchema(schema.key))
-    entry = [*_entry_fields(order), *inherited_fields(schema)]
-    return T.StructType([*keys, T.StructField(BAD_KEY, T.BinaryType()), *entry])
-
-
-def _entry_fields(order: T.DataType) -> list[T.StructField]:
-    """The columns of entries that belong to no slot."""
-    return [
+    entry = [
         T.StructField(ORDER, order),
         T.StructField(TIME, T.LongType()),
         T.StructField(INDEX_KIND, T.StringType()),
+        *inherited_fields(schema),
     ]
+    return T.StructType([*keys, T.StructField(BAD_KEY, T.BinaryType()), *entry])
 
 
 def late_type(schema: CollectionSchema, order: T.DataType) -> T.StructType:

@@ -23,7 +23,6 @@ from persist_core.location.open import open_location
 from persist_core.protocol import run as local_run
 from persist_core.protocol import stages
 from persist_core.protocol.conflicts import list_conflicts
-from persist_core.protocol.run import bring_up_to_date
 from persist_core.sources.frozen import load_frozen
 from persist_core.sources.input_file import FrozenInput
 from persist_core.spark_job.answer import error_of_kind
@@ -35,6 +34,7 @@ from persist_core.time_text import parse_time
 from tests.core.cli.world import UNTIL, World
 from tests.core.cli.world import world as world  # the fixture
 from tests.core.spark_job.test_job_spec import CONFIG, DESCRIPTION
+from tests.one_run import run_one
 from tests.servers.backends import on_each_consensus
 
 
@@ -259,16 +259,16 @@ def test_two_runs_at_once_end_in_the_same_contents(world: World) -> None:
     errors: list[BaseException] = []
     said: list[str] = []
 
-    def run_one() -> None:
+    def run_it() -> None:
         try:
             with open_location(world.location) as opened:
                 client, spark = PersistClient(opened), SparkProcess(world.location, "local[1]")
                 write = functools.partial(write_batch, client, spark, config)
-                bring_up_to_date(client, config, until=UNTIL, write=write, say=said.append)
+                run_one(client, config, until=UNTIL, write=write, say=said.append)
         except BaseException as error:  # noqa: BLE001 - handed to the test's own thread
             errors.append(error)
 
-    threads = [threading.Thread(target=run_one) for _ in range(3)]
+    threads = [threading.Thread(target=run_it) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:

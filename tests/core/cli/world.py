@@ -15,9 +15,9 @@ from persist_core.config.collection import CollectionConfig, load_collection
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
-from persist_core.protocol.run import bring_up_to_date
 from persist_core.spark_job.launch import write_batch
 from persist_core.spark_job.process import SparkProcess
+from tests.one_run import run_one
 from tests.servers.backends import blob_uri_beside
 
 UNTIL = 1_000
@@ -67,7 +67,7 @@ class World:
         spark = SparkProcess(self.location, "local[1]", **settings)
         said: list[str] = []
         write = functools.partial(write_batch, self.client, spark, config)
-        return bring_up_to_date(self.client, config, until=until, write=write, say=said.append)
+        return run_one(self.client, config, until=until, write=write, say=said.append)
 
     def ids(self, as_of: int | None = None) -> list[int]:
         return sorted(self.client.open_reader("orders").snapshot(as_of)["id"].to_pylist())
