@@ -59,6 +59,8 @@ def request_of(config: CollectionConfig, *, begin: str, through: str | None, now
     first = parse_time(begin, what="from", zone=config.timezone, now_ms=now_ms)
     last = parse_time(through, what="through", zone=config.timezone, now_ms=now_ms) if through else None
     end_ms = None if last is None else day_of(min(last, _LAST_DAY), config.timezone, moved_by=1)
+    if end_ms is not None and end_ms <= first:
+        raise InvalidInput(f"--through {through} ends before --from {begin}; expected the same day or a later one")
     return Request(**{"from_ms": first, "end_ms": end_ms, "max_changed": config.limits.max_changed, **options})
 
 
@@ -210,8 +212,8 @@ def _check_inputs(
     if now.gone and not request.takes_back_gone:
         raise InvalidInput(
             f"{len(now.gone)} files that {config.name} has consumed since {show_time(start.upper)} are gone:"
-            f" {show_names(now.gone)}. Put them back; or, if their records are to be undone, add --take-back-gone; or"
-            f" begin later: {_oldest_without_gone(client, config, state, now)}. Nothing was changed"
+            f" {show_names(now.gone)}. Put them back; or, if their records are to be undone, add --take-back-gone"
+            f"{_oldest_without_gone(client, config, state, now)}. Nothing was changed"
         )
 
 
@@ -223,8 +225,8 @@ def _oldest_without_gone(client: PersistClient, config: CollectionConfig, state:
             break
         whole = each
     if whole is None or whole.upper >= (state.upper.time or 0):
-        return "no point since then is kept"
-    return f"from {show_time(whole.upper)} on no file is gone"
+        return ""  # no later point is kept, or a correction went back behind it
+    return f"; or begin later: from {show_time(whole.upper)} on no file is gone"
 
 
 def _check_end(differing: dict[str, int | None], request: Request) -> None:

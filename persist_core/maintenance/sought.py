@@ -1,12 +1,14 @@
 """Keys in stored objects: found wherever they can be.
 
 Parquet       rows by their key columns, whatever their names were; errs by the bytes of their key; and a record whose
-              key could not be decoded, if its bytes hold each text of the key as a word, JSON's escapes read or not
+              key could not be decoded, if its bytes hold each text of the key as a word, JSON's escapes read or not,
+              and bytes in hex or base64
 sealed JSON   bounds of files; texts for people: samples of errs and warnings, which may be cut
 """
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import re
@@ -58,7 +60,8 @@ class Sought:
         texts = tuple(key_texts(key, columns) for key in keys)
         ranges = [each for key in keys for each in (exactly(key), exactly(key).shortened())]
         bounds = {bound for each in ranges for bound in (each.first, each.last) if bound is not None}
-        return cls(tuple(keys), tuple(columns), tuple(map(_words_of, texts)), texts, frozenset(bounds))
+        words = tuple(_words_of(each, columns) for each in texts)
+        return cls(tuple(keys), tuple(columns), words, texts, frozenset(bounds))
 
     @property
     def ranges(self) -> list[KeyRange]:
@@ -132,7 +135,10 @@ class Sought:
         )
 
     def _is_part_in(self, said: str) -> bool:
-        cells = {text for texts in self._texts for text in texts.values() if len(text) >= MIN_WORD}
+        spelled = (
+            text for texts in self._texts for column in self.columns for text in _written(texts[column.name], column)
+        )
+        cells = {text for text in spelled if len(text) >= MIN_WORD}
         return any(text in said or _ends_within(said, text) for text in cells)
 
     def is_in_object(self, data: bytes) -> bool:
@@ -183,8 +189,18 @@ def _ends_within(cut: str, text: str) -> bool:
     return any(text.startswith(tail[place:]) for place in range(max(0, len(tail) - MIN_WORD + 1)))
 
 
-def _words_of(texts: Mapping[str, str]) -> tuple[re.Pattern[bytes], ...]:
-    return tuple(re.compile(rb"(?<![\w-])%s(?![\w-])" % re.escape(text.encode())) for text in texts.values())
+def _words_of(texts: Mapping[str, str], columns: Sequence[Column]) -> tuple[re.Pattern[bytes], ...]:
+    spelled = (b"|".join(re.escape(each.encode()) for each in _written(texts[c.name], c)) for c in columns)
+    return tuple(re.compile(rb"(?<![\w-])(?:%s)(?![\w-])" % each) for each in spelled)
+
+
+def _written(text: str, column: Column) -> list[str]:
+    """A text of a key as feeds may write it: bytes in hex or base64."""
+    if column.type != "binary":
+        return [text]
+    data = bytes.fromhex(text)
+    encoded = [each(data).decode().rstrip("=") for each in (base64.b64encode, base64.urlsafe_b64encode)]
+    return [text, text.upper(), *encoded]
 
 
 def columns_of(file: pq.ParquetFile, sought: Sought, names: Collection[str]) -> list[str]:

@@ -54,6 +54,13 @@ def test_the_last_day_ends_at_midnight_of_the_zone(tmp_path: Path, through: str,
     assert request.end_ms == parse_time(expected)
 
 
+def test_a_last_day_before_the_first_is_refused(tmp_path: Path) -> None:
+    config = Collection(tmp_path).config
+    with pytest.raises(InvalidInput, match="--through 2026-03-01 ends before --from 2026-03-02"):
+        reprocess.request_of(config, begin="2026-03-02", through="2026-03-01", now_ms=0)
+    assert reprocess.request_of(config, begin="2026-03-02", through="2026-03-02", now_ms=0).end_ms
+
+
 def test_the_first_input_is_replayed_too(tmp_path: Path) -> None:
     shard = Collection(tmp_path)
     shard.drop("0.txt", [ok(A, "wrong")])

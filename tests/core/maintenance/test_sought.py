@@ -33,6 +33,15 @@ def test_a_key_is_found_however_json_writes_it(text: str, is_ascii: bool) -> Non
     assert not sought.is_said(json.dumps({"email": f"x{text}"}))
 
 
+@pytest.mark.parametrize("written", ["fbefbe00ff", "FBEFBE00FF", "++++AP8=", "----AP8", "++++AP8"])
+def test_a_key_of_bytes_is_found_in_hex_and_base64(written: str) -> None:
+    columns = (Column("id", "binary", nullable=False),)
+    sought = Sought.of([parse_key(["fbefbe00ff"], columns)], columns)
+    assert sought.is_in_object(f'no JSON {{"id":"{written}"}}'.encode())
+    assert sought.is_said(f"{'x' * 186} {written[:5]}")
+    assert not sought.is_in_object(f'no JSON {{"id":"{written[:4]}"}}'.encode())
+
+
 def test_a_cut_text_may_hold_a_part_of_a_key() -> None:
     sought = Sought.of([("ann.smith@example.org",)], EMAIL)
     filler = "x" * 186 + " "
