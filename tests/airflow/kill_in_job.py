@@ -41,7 +41,7 @@ def pass_on(folder: Path) -> None:
 
 def install(folder: Path) -> None:
     """Put the points of `JOB` into this process, before any code takes `stage_manifest` from where it stands."""
-    if not any((folder / point).exists() for point in JOB):
+    if not any(folder.glob(f"{point}*") for point in JOB):
         return
     from persist_core.contents.batch import BatchManifest
     from persist_core.handles import write
@@ -51,6 +51,7 @@ def install(folder: Path) -> None:
 
     def stage_manifest(blob: Blob, manifest: BatchManifest, attempt: str) -> str:
         die("job.staged")
+        die(f"job.staged.{manifest.shard}")  # of a job of several shards
         return inner(blob, manifest, attempt)
 
     write.stage_manifest = stage_manifest

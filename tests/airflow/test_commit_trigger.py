@@ -21,6 +21,7 @@ from tests.plain_commit import commit
 pytestmark = pytest.mark.airflow_2_11
 
 POLL_S = 0.02
+LOOKS = 3
 
 
 class Store:
@@ -45,12 +46,25 @@ def trigger(store: Store | None, **arguments: Any) -> Any:
     """As the triggerer makes it of the serialized one."""
     _, given = ShardCommitTrigger("fruit", poll_s=POLL_S, **arguments).serialize()
     made: Any = ShardCommitTrigger(**given)
-    made.asset_state_store = store
+    made.asset_state_store, made.looks, look = store, 0, made._look
+
+    def counted() -> Any:
+        made.looks += 1
+        return look()
+
+    made._look = counted
     return made
 
 
-async def events(made: Any, until: float = 0.4) -> list[dict[str, Any]]:
-    """The events that it reports within some looks; then the triggerer ends."""
+async def has_looked(made: Any, running: asyncio.Future[Any]) -> None:
+    """Wait until the trigger has looked several times, and has reported what it found."""
+    async with asyncio.timeout(60):
+        while made.looks <= LOOKS and not running.done():
+            await asyncio.sleep(POLL_S)
+
+
+async def events(made: Any) -> list[dict[str, Any]]:
+    """The events that it reports in some looks; then the triggerer ends."""
     found: list[dict[str, Any]] = []
 
     async def collect() -> None:
@@ -58,8 +72,11 @@ async def events(made: Any, until: float = 0.4) -> list[dict[str, Any]]:
             async for event in cast(AsyncIterator[Any], running):
                 found.append(event.payload)
 
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(collect(), until)
+    collecting = asyncio.ensure_future(collect())
+    await has_looked(made, collecting)
+    collecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await collecting
     return found
 
 
@@ -67,10 +84,10 @@ async def event_after(made: Any, act: Any) -> dict[str, Any]:
     """The first event after `act`, which is called when the trigger has looked for a while."""
     async with aclosing(cast(Any, made.run())) as running:
         waiting = asyncio.ensure_future(anext(running))
-        await asyncio.sleep(10 * POLL_S)
+        await has_looked(made, waiting)
         assert not waiting.done()
         act()
-        event = await asyncio.wait_for(waiting, 10)
+        event = await asyncio.wait_for(waiting, 60)
         return dict(event.payload)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.sampling import is_long
 from tests.servers.spark_connect import ConnectServer, running
 from tests.spark.platform_work import CHANGED_RESULTS, oracle, rows_of
 
@@ -22,6 +23,7 @@ def odd() -> Iterator[ConnectServer]:
     yield from running(CHANGED_RESULTS)
 
 
+@pytest.mark.skipif(not is_long(), reason="tests/spark shows it without a server (PERSIST_PROFILE=nightly)")
 def test_settings_of_a_server_that_changed_results_do_not(odd: ConnectServer, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.spark.platform_work", str(tmp_path)],

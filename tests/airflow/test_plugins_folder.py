@@ -105,7 +105,7 @@ def test_the_folder_registers_the_plugin_once_and_nothing_else(
 
 
 def test_commands_and_a_dag_run(fruit: Fruit, migrated: Path, location: PersistLocation, client: PersistClient) -> None:
-    fruit.write_days(range(1))
+    """The day has no input: what a Spark job imports depends on no folder of plugins."""
     assert "persist" in run(fruit.dags, migrated, location, "-m", "airflow", "plugins")
     command = ("backfill", "create") if IS_AIRFLOW_3 else ("dags", "backfill")
     assert f"sage: airflow {' '.join(command)}" in run(

@@ -2,7 +2,7 @@
 
 a commit outside of Airflow -> ShardCommitTrigger -> asset -> dag run of `after_outside` -> deferred on the upper
 the next one                -> ShardUpperTrigger -> the task ends
-persist_watch, every 10 s   -> one message when errors appear, one when they are gone
+persist_watch, every 5 s    -> one message when errors appear, one when they are gone
 persist_maintenance         -> metrics of the shard, to StatsD
 the feeds' own tasks        -> counters of what they did, to StatsD (`check_counters`, in a test with feeds)
 """
@@ -41,7 +41,7 @@ changed = Asset("persist://persist_default/{SHARD}-outside", watchers=[watcher])
 again = {{"retries": 2, "retry_delay": timedelta(seconds=1)}}
 with DAG("after_outside", schedule=[changed], default_args=again) as after:
     ShardSensor(task_id="wait", shard="{SHARD}", upper={SECOND}, deferrable=True, poke_interval=1)
-watch = build_watch_dag(Path(__file__).parent, dag_args={{"schedule": timedelta(seconds=10)}})
+watch = build_watch_dag(Path(__file__).parent, dag_args={{"schedule": timedelta(seconds=5)}})
 maintenance = build_maintenance_dag(dag_args={{"schedule": [changed]}})
 """
 TIMEOUT_MS = 240_000

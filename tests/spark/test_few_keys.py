@@ -26,7 +26,7 @@ from persist_spark.read.parts import scan
 from persist_spark.upsert import batch as upsert_batch
 from persist_spark.upsert import few_keys
 from tests.oracle.upsert import TOMBSTONE, Record
-from tests.sampling import is_long
+from tests.sampling import is_long, sample
 from tests.spark.s3_store import s3_blob, s3_server, shard_on_one_store
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import KEYS, ONE_KEY
@@ -127,7 +127,10 @@ def test_files_merged_in_python_have_indexes_that_are_verified(shard: StagedShar
         shard.write([_record(3, "new", 1)], description)
 
 
-@pytest.mark.parametrize("types", [*[(name,) for name in KEYS], ("string", "bigint"), ("boolean", "date")])
+TYPES = [*[(name,) for name in KEYS], ("string", "bigint"), ("boolean", "date")]
+
+
+@pytest.mark.parametrize("types", sample(TYPES, 4, "few keys of types"))
 def test_few_keys_of_each_type_give_the_same_batch(
     spark: SparkSession,
     tmp_path: Path,

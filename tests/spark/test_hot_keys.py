@@ -17,6 +17,7 @@ from persist_spark.upsert.eras import FIELDS, Eras
 from persist_spark.upsert.hot_keys import Beaten, find_beaten
 from tests.oracle.consolidate import check_collection
 from tests.oracle.upsert import Record
+from tests.sampling import sample
 from tests.spark.staged_shard import StagedShard
 from tests.spark.test_sequence_oracle import SequenceShard
 from tests.spark.test_upsert_oracle import Shard
@@ -31,9 +32,15 @@ def all_are_hot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hot_keys, "LOOKED_AT", 1)
 
 
+HOT = [
+    pytest.param(order, domain, id=f"{order}-{name}")
+    for order in ("log", "sequence")
+    for name, domain in (("no column inherits", ONE_KEY_DOMAIN), ("all sent", WHOLE_DOMAIN))
+]
+
+
 @pytest.mark.usefixtures("all_are_hot")
-@pytest.mark.parametrize("domain", [ONE_KEY_DOMAIN, WHOLE_DOMAIN], ids=["no column inherits", "all sent"])
-@pytest.mark.parametrize("order", ["log", "sequence"])
+@pytest.mark.parametrize(("order", "domain"), sample(HOT, 2, "hot keys"))
 def test_batches_without_beaten_records_are_the_oracles(
     spark: SparkSession, persist_seed: int, order: str, domain: Domain
 ) -> None:

@@ -14,6 +14,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
+from tests.sampling import sample
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "changing.md"
 PIECE = re.compile(r"`(in/\S+)`|```(yaml|json|console)\n(.*?)```", re.S)
@@ -121,15 +122,15 @@ delete: none
 """
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        ["reprocess things --from 2026-01-22", "rebuild things"],
-        ["rebuild things", "rebuild things --swap-back"],
-        ["rebuild things", "reprocess things --from 2026-01-22"],
-        ["erase things --key 1 --reason asked", "erase things --key 2 --reason asked"],
-    ],
+CHANGES = (
+    ["reprocess things --from 2026-01-22", "rebuild things"],
+    ["rebuild things", "rebuild things --swap-back"],
+    ["rebuild things", "reprocess things --from 2026-01-22"],
+    ["erase things --key 1 --reason asked", "erase things --key 2 --reason asked"],
 )
+
+
+@pytest.mark.parametrize("changes", sample(CHANGES, 2, "changes of a day"))
 def test_the_day_that_is_not_over_is_left_to_its_run(
     tmp_path: Path, there: list[str], capsys: pytest.CaptureFixture[str], changes: list[str]
 ) -> None:

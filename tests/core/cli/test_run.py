@@ -28,7 +28,7 @@ from persist_core.sources.input_file import FrozenInput
 from persist_core.spark_job.answer import error_of_kind
 from persist_core.spark_job.installation import find_spark_submit, job_path, spark_environment
 from persist_core.spark_job.launch import write_batch
-from persist_core.spark_job.process import SparkProcess, tuned_conf
+from persist_core.spark_job.process import SparkProcess, _Running, tuned_conf
 from persist_core.spark_job.spec import JobSpec
 from persist_core.time_text import parse_time
 from tests.core.cli.world import UNTIL, World
@@ -136,11 +136,13 @@ def test_a_job_that_dies_in_silence_shows_the_end_of_its_log(world: World, do: s
     assert world.client.state("orders").commits == ()
 
 
-def test_a_job_that_hangs_is_ended_with_all_its_children(world: World) -> None:
+def test_a_job_that_hangs_is_ended_with_all_its_children(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = _Running._look
+    monkeypatch.setattr(_Running, "_look", lambda *given: wait_for(lambda: bool(world.calls())) and look(*given))
     world.drop("a.txt", 1)
     world.spark_will("hang")
-    with pytest.raises(RunFailed, match="took more than 6000 ms and was stopped; nothing was committed"):
-        world.run(world.config(), timeout_ms=6_000)
+    with pytest.raises(RunFailed, match="took more than 500 ms and was stopped; nothing was committed"):
+        world.run(world.config(), timeout_ms=500)
     (call,) = world.calls()
     assert alive_in_group(call["pid"]) == []
 
@@ -167,11 +169,11 @@ def test_output_of_a_long_job_is_immediate_and_harmless(world: World) -> None:
     assert not [line for line in rest if "not ours" in line]
 
 
-def wait_for(holds: Callable[[], bool]) -> None:
+def wait_for(holds: Callable[[], bool]) -> bool:
     clock = SystemClock()
     for _ in range(600):
         if holds():
-            return
+            return True
         clock.sleep_ms(100)
     pytest.fail("did not happen within a minute")
 

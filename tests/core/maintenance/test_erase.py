@@ -30,6 +30,7 @@ from persist_core.schema import BAD_KEY, OP, ORDER, TIME, order_type, system_fie
 from persist_core.shard.state import Committed
 from tests.core.compaction.histories import KEYED, MULTISET, SEQUENCED, History, _rows, _table
 from tests.dying_store import Crash, DyingStore
+from tests.sampling import sample
 from tests.virtual import ManualClock
 
 KEYS = [(number, region) for number in range(4) for region in ("", "ü")]
@@ -213,9 +214,12 @@ def test_the_key_that_a_merge_has_reached_is_erased_too() -> None:
     assert history.merges > 1
 
 
+KILLS = [pytest.param(part, is_late, id=f"{part}-{'after' if is_late else 'before'}")
+         for part in range(4) for is_late in (False, True)]  # fmt: skip
+
+
 @pytest.mark.usefixtures("few_commits")
-@pytest.mark.parametrize("is_late", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize(("part", "is_late"), sample(KILLS, 4, "kills of an erasure"))
 def test_the_same_command_completes_what_was_killed(part: int, is_late: bool) -> None:
     """Every sixth call, in turns."""
     at = 6 * part + 1
