@@ -81,12 +81,15 @@ def _install_submit(folder: Path) -> None:
 
     def submit(self: Any, context: Any, items: Any, arguments: Any) -> int:
         point = folder / "write.during"
-        if point.exists():
-            point.unlink()
-            timer = threading.Timer(DURING_S, os.kill, (os.getpid(), signal.SIGKILL))
-            timer.daemon = True
-            timer.start()
-        return inner(self, context, items, arguments)
+        if not point.exists():
+            return inner(self, context, items, arguments)
+        point.unlink()
+        timer = threading.Timer(DURING_S, os.kill, (os.getpid(), signal.SIGKILL))
+        timer.daemon = True
+        timer.start()
+        ended = inner(self, context, items, arguments)
+        timer.join()  # on a fast machine the job ends before; the task must not
+        return ended
 
     WriteBatchesOperator._submit = submit  # type: ignore[method-assign] # that is what a fault point is
 

@@ -72,7 +72,7 @@ def slowly(*arguments: Any, **named: Any) -> DataFrame:
 def test_a_long_job_reports_stage_input_and_tasks(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(progress, "INTERVAL_S", 0.4)
+    monkeypatch.setattr(progress, "INTERVAL_S", 0.1)
     monkeypatch.setattr(job, "decode", slowly)
     long = Job(tmp_path, records=2)
     with caplog.at_level(logging.INFO, "persist_spark"):
@@ -83,9 +83,10 @@ def test_a_long_job_reports_stage_input_and_tasks(
     assert {line.split("; ")[0].split(", ")[-1] for line in said} <= {"decode", "plan", "write", "check"}
 
 
-def test_a_job_of_less_than_ten_seconds_says_nothing(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_job_that_is_shorter_than_the_interval_says_nothing(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(progress, "INTERVAL_S", 600.0)
     with caplog.at_level(logging.INFO, "persist_spark"):
         Job(tmp_path, records=2).run(spark)
     assert caplog.messages == []
@@ -95,7 +96,7 @@ def test_what_a_job_has_written_is_told_while_it_is_checked(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A store that takes long to make the files durable."""
-    monkeypatch.setattr(progress, "INTERVAL_S", 0.4)
+    monkeypatch.setattr(progress, "INTERVAL_S", 0.1)
     long = Job(tmp_path, records=3)
     blob = type(long.location.blob)
     make_durable = blob.make_durable
