@@ -17,12 +17,10 @@ from persist_core.config.error_limits import read_limits
 from persist_core.errors import InvalidInput
 from persist_core.inspection.values import json_rows
 from persist_core.maintenance.differences import SAMPLES, facts_of, line_of, report_of
-from persist_core.maintenance.fill import Filled, fill
-from persist_core.maintenance.fill import Request as Fill
+from persist_core.maintenance.fill import Filled, Wishes, fill
 from persist_core.maintenance.hidden import give_up
 from persist_core.maintenance.rebuild import Rebuilt
-from persist_core.maintenance.rebuild import Request as Rebuild
-from persist_core.maintenance.reprocess import Reprocessed, Request, reprocess, request_of
+from persist_core.maintenance.reprocess import Reprocessed, reprocess, request_of
 from persist_core.protocol.compare import compare, side_of
 from persist_core.protocol.delta import MAX_UPDATES
 from persist_core.protocol.difference import Differences
@@ -115,8 +113,8 @@ def fill_command(
     config = find_config(name, collections, None)
     if not isinstance(config, CollectionConfig):
         raise InvalidInput(f"{config.name} is a view: it follows its inputs")
-    request = Fill(is_dry_run=dry_run, is_confirmed=yes, max_changed=config.limits.max_changed)
-    carry_out(session, spark_of(session, master, conf), fill, config, request)
+    wishes = Wishes(is_dry_run=dry_run, is_confirmed=yes, max_changed=config.limits.max_changed)
+    carry_out(session, spark_of(session, master, conf), fill, config, wishes)
 
 
 @click.command("diff")
@@ -164,9 +162,9 @@ def carry_out(
     spark: SparkProcess,
     do: Callable[..., Reprocessed | Rebuilt | Filled],
     config: CollectionConfig,
-    request: Request | Rebuild | Fill,
+    wishes: Wishes,
 ) -> None:
-    """`reprocess`, `rebuild` or `fill` with the request; print the report before the commit, and then what was done."""
+    """`reprocess`, `rebuild` or `fill`; print the report before the commit, and then what was done."""
 
     def show(found: Reprocessed | Rebuilt | Filled) -> None:
         report = report_of(found)
@@ -180,7 +178,7 @@ def carry_out(
     with spark.kept() as start:
         write = functools.partial(write_batch, session.client, start)
         writer = f"cli/{do.__name__} {this_user()}"
-        found = do(session.client, config, request, write=write, writer=writer, say=session.say, report=show)
+        found = do(session.client, config, wishes, write=write, writer=writer, say=session.say, report=show)
     if session.as_json:
         output.print_json(report_of(found).facts)
     else:

@@ -10,7 +10,7 @@ call finds nothing to do, but rows that came from the stash meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.checkpoint.recovery import recover_newest
@@ -21,6 +21,7 @@ from persist_core.contents.stats import FILLED_COLUMN, BatchWarning
 from persist_core.errors import InvalidInput, OutdatedDescription, RunFailed
 from persist_core.handles.client import PersistClient
 from persist_core.handles.overtaken import named_if_dropped
+from persist_core.protocol.delta import MAX_UPDATES
 from persist_core.protocol.describe import describe_change
 from persist_core.protocol.living import is_clipped, living
 from persist_core.protocol.planned import changes_of
@@ -33,13 +34,19 @@ from persist_core.shard.state import Commit, Committed, ShardState
 from persist_core.time_text import MAX_TIME
 
 
-@dataclass(frozen=True)
-class Request:
-    """The wishes of a user; as of `reprocess.Request`."""
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """The wishes of a user for a change of a whole collection: a fill, a reprocess or a rebuild."""
 
+    takes_back_gone: bool = False
     is_dry_run: bool = False
     is_confirmed: bool = False
-    max_changed: ErrorLimits = field(default=None)
+    max_changed: ErrorLimits = None
+    max_updates: int = MAX_UPDATES
+
+    def refused(self, changed: int, rows: int | None) -> str | None:
+        """The limit that so many changes of so many rows exceed, unless it is confirmed."""
+        return None if self.is_confirmed else exceeded_limit(self.max_changed, changed, rows or 0)
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ class Filled:
 def fill(
     client: PersistClient,
     config: CollectionConfig,
-    request: Request,
+    wishes: Wishes,
     *,
     write: WriteOf,
     writer: str,
@@ -71,7 +78,7 @@ def fill(
     """Fill the collection's columns. `report` gets the report before anything is committed.
 
     A kill at any point loses nothing: what was staged is garbage. Raises `InvalidInput` for a collection without `rest`
-    or whose file has changed since its last run, and for more changes than the request allows, unless confirmed;
+    or whose file has changed since its last run, and for more changes than the wishes allow, unless confirmed;
     `RunFailed` if a record of the stash is due first, or other writers keep winning; and what the job raises.
     """
     for _ in range(MAX_CONFLICTS):
@@ -85,11 +92,10 @@ def fill(
                 continue
             found = _reported(client, state, client.staged_manifest(key))
             report(found)
-            if request.is_dry_run or not found.changed:
+            if wishes.is_dry_run or not found.changed:
                 publish_missing(client, state)  # of a call that was killed after its commit
                 return found
-            limit = exceeded_limit(request.max_changed, found.changed, found.rows or 0)
-            if limit is not None and not request.is_confirmed:
+            if limit := wishes.refused(found.changed, found.rows):
                 raise InvalidInput(
                     f"{found.changed} rows of {found.shard} would change, more than {limit} (limits.max_changed)."
                     " Nothing was changed: look at the report, then confirm with --yes"

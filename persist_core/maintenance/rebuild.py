@@ -10,22 +10,22 @@ earlier generation, and takes in what came since; the file has its definition ag
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from persist_core.checkpoint.publish import publish_and_retain
 from persist_core.config.collection import FILES, CollectionConfig
-from persist_core.config.error_limits import ErrorLimits, exceeded_limit
 from persist_core.contents.evolution import has_other_times
 from persist_core.errors import ConfigError, CorruptArtifact, InvalidInput, RunFailed, SchemaMismatch
 from persist_core.handles.client import PersistClient
 from persist_core.handles.erased import copy_erased
 from persist_core.handles.read import check_as_of
+from persist_core.maintenance.fill import Wishes
 from persist_core.maintenance.fsck import fsck
 from persist_core.maintenance.hidden import REBUILD, Kept, alive, cleaned_up, end, hidden_of, kept_generations
 from persist_core.maintenance.reprocess import definition_of
 from persist_core.protocol import stages
 from persist_core.protocol.compare import Side, compare
-from persist_core.protocol.delta import BEGINNING, MAX_UPDATES
+from persist_core.protocol.delta import BEGINNING
 from persist_core.protocol.difference import Differences
 from persist_core.protocol.fork import fork
 from persist_core.protocol.living import is_clipped, living
@@ -41,16 +41,11 @@ from persist_core.time_text import MAX_TIME, show_time
 
 
 @dataclass(frozen=True)
-class Request:
-    """The wishes of a user. `back_to`: the number of the generation to swap back; -1 for the newest one that is kept;
-    `None`: build a new one."""
+class Request(Wishes):
+    """A rebuild. `back_to`: the number of the generation to swap back; -1 for the newest one that is kept; `None`:
+    build a new one."""
 
     back_to: int | None = None
-    takes_back_gone: bool = False
-    is_dry_run: bool = False
-    is_confirmed: bool = False
-    max_changed: ErrorLimits = field(default=None)
-    max_updates: int = MAX_UPDATES
 
 
 @dataclass(frozen=True)
@@ -358,8 +353,7 @@ def _check_confirmed(found: Rebuilt, request: Request) -> None:
     )
     if found.found is None:
         raise InvalidInput(f"the new generation of {found.shard} has {found.after}; before {found.before}. {remedy}")
-    limit = exceeded_limit(request.max_changed, found.found.total, found.before.rows or 0)
-    if limit is not None:
+    if limit := request.refused(found.found.total, found.before.rows):
         raise InvalidInput(
             f"the new generation changes {found.found.total} of {found.before}, more than {limit}"
             f" (limits.max_changed). {remedy}"

@@ -11,21 +11,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.config.collection import FILES, CollectionConfig
-from persist_core.config.error_limits import ErrorLimits, exceeded_limit
 from persist_core.contents.derived import Correction
 from persist_core.errors import CorruptArtifact, InvalidInput, RunFailed
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
-from persist_core.maintenance.fill import Request as Fill
-from persist_core.maintenance.fill import fill, was_filled
+from persist_core.maintenance.fill import Wishes, fill, was_filled
 from persist_core.maintenance.hidden import cleaned_up, give_up, hidden_of
 from persist_core.protocol.correct import CorrectionPlan, correct, plan_correction
-from persist_core.protocol.delta import BEGINNING, MAX_UPDATES
+from persist_core.protocol.delta import BEGINNING
 from persist_core.protocol.difference import Differences, differences
 from persist_core.protocol.fork import fork, fork_token
 from persist_core.protocol.replay import Start, WriteOf, replay, replay_config, start_for, starts, turns_of
@@ -41,16 +39,11 @@ _LAST_DAY = LAST_ISO_MS - 3 * DAY_MS  # whose next day has a date in every zone
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(Wishes):
     """A correction that a user asks for: inputs from `from_ms` on. `end_ms`: none of a later date may differ."""
 
     from_ms: int
     end_ms: int | None = None
-    takes_back_gone: bool = False
-    is_dry_run: bool = False
-    is_confirmed: bool = False
-    max_changed: ErrorLimits = field(default=None)
-    max_updates: int = MAX_UPDATES
     reason: str = ""
 
 
@@ -116,7 +109,7 @@ def reprocess(
             hidden = replay_config(config)
             replay(client, hidden, turns, write=write, writer=writer, say=say, on_round=keep)
             if start.after != BEGINNING and was_filled(client, state, start.epoch):  # no file says that
-                fill(client, hidden, Fill(is_confirmed=True), write=write, writer=writer, say=say)
+                fill(client, hidden, Wishes(is_confirmed=True), write=write, writer=writer, say=say)
             ours, theirs = client.state(config.name), client.state(hidden_of(config.name))
             if ours.origin.life != state.origin.life:
                 continue
@@ -263,8 +256,7 @@ def _reported(
 
 
 def _check_confirmed(found: Reprocessed, request: Request) -> None:
-    limit = exceeded_limit(request.max_changed, found.found.total, found.rows or 0)
-    if limit is not None and not request.is_confirmed:
+    if limit := request.refused(found.found.total, found.rows):
         raise InvalidInput(
             f"the correction changes {found.found.total} of {show_count(found.rows)} of {found.shard}, more than"
             f" {limit} (limits.max_changed). Nothing was changed: look at the report, then confirm with --yes; what was"

@@ -15,18 +15,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from persist_airflow.compat import BaseOperator, Context, make_asset, set_event_extra
+from persist_airflow.compat import Context, make_asset, set_event_extra
 from persist_airflow.failures import HOPELESS
-from persist_airflow.hook import PersistHook
 from persist_airflow.links import shard_page, shard_uri
 from persist_airflow.metrics import report_tries
 from persist_airflow.notifications import NotifyBy
-from persist_airflow.operators import report_of
-from persist_airflow.spark import RETRIES, RETRY_DELAY
+from persist_airflow.operators import StageOperator, report_of
 from persist_core.clock import SystemClock
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import ConfigError, PersistError
@@ -139,28 +136,16 @@ class OfBatch:
             set_event_extra(context, asset, report)
 
 
-class GroupOperator(OfBatch, BaseOperator):
+class GroupOperator(OfBatch, StageOperator):
     """The base of the operators that start no Spark.
 
     :param batch: the collections
     :param persist_conn_id: the location (templated)
     """
 
-    template_fields: Sequence[str] = ("persist_conn_id",)
-
-    def __init__(
-        self,
-        *,
-        batch: Batch,
-        persist_conn_id: str = PersistHook.default_conn_name,
-        retries: int = RETRIES,
-        retry_delay: timedelta = RETRY_DELAY,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(retries=retries, retry_delay=retry_delay, **kwargs)
+    def __init__(self, *, batch: Batch, **kwargs: Any) -> None:
+        super().__init__(shard=batch.names[0], **kwargs)
         self.batch = batch
-        self.persist_conn_id = persist_conn_id
-        self.shard = batch.names[0]  # by which its tasks find each other (`persist_airflow.turns`)
 
 
 def in_few_words(report: Json) -> str:

@@ -54,31 +54,41 @@ from persist_core.time_text import show_interval
 APPEND_RETRIES = 6  # a conflict costs a try, and so does a worker that dies
 
 
-class _PersistOperator(BaseOperator):
-    """`retries` are enough for workers that die; `default_args` go over them."""
+class StageOperator(BaseOperator):
+    """A stage that starts no Spark. `retries` are enough for workers that die; `default_args` go over them.
 
-    template_fields: Sequence[str] = ("persist_conn_id", "shard")
-    operator_extra_links = (ShardLink(),)
+    `shard`: by it the tasks of a shard or a batch find each other (`persist_airflow.turns`).
+    """
+
+    template_fields: Sequence[str] = ("persist_conn_id",)
 
     def __init__(
         self,
         *,
-        config: ShardConfig,
+        shard: str,
         persist_conn_id: str = PersistHook.default_conn_name,
         retries: int = RETRIES,
         retry_delay: timedelta = RETRY_DELAY,
         **kwargs: Any,
     ) -> None:
         super().__init__(retries=retries, retry_delay=retry_delay, **kwargs)
-        self.config = config
         self.persist_conn_id = persist_conn_id
-        self.shard = config.name
+        self.shard = shard
+
+
+class _ShardOperator(StageOperator):
+    template_fields: Sequence[str] = (*StageOperator.template_fields, "shard")
+    operator_extra_links = (ShardLink(),)
+
+    def __init__(self, *, config: ShardConfig, **kwargs: Any) -> None:
+        super().__init__(shard=config.name, **kwargs)
+        self.config = config
 
     def _client(self) -> AbstractContextManager[PersistClient]:
         return task_client(self.persist_conn_id, self.config)
 
 
-class MintBatchDescriptionsOperator(_PersistOperator):
+class MintBatchDescriptionsOperator(_ShardOperator):
     """Describe the batch of this dag run: `[shard's upper, end of the data interval)` and all unread input that is due.
 
     A view that refreshes on input goes as far as its inputs, whatever the interval. Dag runs of one DAG take turns, the
@@ -134,7 +144,7 @@ class MintBatchDescriptionsOperator(_PersistOperator):
         return description.to_json()
 
 
-class AppendBatchesOperator(lineage.ReportsLineage, _PersistOperator):
+class AppendBatchesOperator(lineage.ReportsLineage, _ShardOperator):
     """Append the staged batch by compare-and-set, and heal if another writer was faster.
 
     Returns `{"result": ..., "lower": ..., "upper": ..., "since": ..., "stats": {...}, ...}`; the shard's asset event
@@ -148,7 +158,7 @@ class AppendBatchesOperator(lineage.ReportsLineage, _PersistOperator):
     :param persist_conn_id: the location (templated)
     """
 
-    template_fields: Sequence[str] = ("staged", *_PersistOperator.template_fields)
+    template_fields: Sequence[str] = ("staged", *_ShardOperator.template_fields)
     template_fields_renderers = {"staged": "json"}  # noqa: RUF012 - Airflow's way to say it
     ui_color = "#cdeccd"
 
@@ -220,7 +230,7 @@ class AppendBatchesOperator(lineage.ReportsLineage, _PersistOperator):
         return report_of(client, "healed", healed.commit)
 
 
-class CheckpointManifestOperator(_PersistOperator):
+class CheckpointManifestOperator(_ShardOperator):
     """Publish the checkpoint of the newest commit, move `_latest`, apply retention. Safe to do again at any time.
 
     Then do a small part of the shard's maintenance if much of it is due, so that a shard stays fast without

@@ -21,11 +21,10 @@ from persist_core.handles.client import PersistClient
 from persist_core.maintenance import actions
 from persist_core.maintenance.actions import Done, erase
 from persist_core.maintenance.differences import report_of
-from persist_core.maintenance.fill import Filled, fill
-from persist_core.maintenance.fill import Request as Fill
+from persist_core.maintenance.fill import Filled, Wishes, fill
 from persist_core.maintenance.rebuild import Rebuilt, rebuild
 from persist_core.maintenance.rebuild import Request as Rebuild
-from persist_core.maintenance.reprocess import Reprocessed, Request, reprocess, request_of
+from persist_core.maintenance.reprocess import Reprocessed, reprocess, request_of
 from persist_core.protocol.delta import MAX_UPDATES
 from persist_core.spark_job.launch import Start, write_batch
 
@@ -135,9 +134,10 @@ def reprocessed(operator: Any, context: Context, params: Mapping[str, Any]) -> J
 def filled(operator: Any, context: Context, params: Mapping[str, Any]) -> Json:
     """Fill new columns of the collection by an operator that can start Spark; what the task returns."""
     config = operator.collection()
-    request = Fill(params["dry_run"], bool(params["confirm"]), config.limits.max_changed)
+    dry_run, confirm = params["dry_run"], bool(params["confirm"])
+    wishes = Wishes(is_dry_run=dry_run, is_confirmed=confirm, max_changed=config.limits.max_changed)
     with task_client(operator.persist_conn_id, config) as client:
-        return _carried_out(operator, client, fill, config, request, context)
+        return _carried_out(operator, client, fill, config, wishes, context)
 
 
 def _wishes(params: Mapping[str, Any]) -> Json:
@@ -154,7 +154,7 @@ def _carried_out(
     client: PersistClient,
     do: Callable[..., Reprocessed | Rebuilt | Filled],
     config: CollectionConfig,
-    request: Request | Rebuild | Fill,
+    wishes: Wishes,
     context: Context,
 ) -> Json:
     shown: list[str] = []
@@ -165,7 +165,7 @@ def _carried_out(
 
     def run(start: Start) -> Reprocessed | Rebuilt | Filled:
         write, writer = functools.partial(write_batch, client, start), writer_of(context)
-        return do(client, config, request, write=write, writer=writer, say=operator.log.info, report=show)
+        return do(client, config, wishes, write=write, writer=writer, say=operator.log.info, report=show)
 
     found = operator.run_jobs(context, run)
     if found.commit is not None:

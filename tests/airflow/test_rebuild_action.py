@@ -17,8 +17,7 @@ from persist_airflow.compat import AirflowFailException
 from persist_core.config.collection import CollectionConfig
 from persist_core.contents.stats import LEFT, BatchWarning
 from persist_core.handles.client import PersistClient
-from persist_core.maintenance.fill import Filled
-from persist_core.maintenance.fill import Request as Fill
+from persist_core.maintenance.fill import Filled, Wishes
 from persist_core.maintenance.rebuild import Contents, Rebuilt, Request
 from persist_core.protocol.difference import Differences
 from tests.airflow.test_actions import SHARD, context, fill
@@ -59,10 +58,10 @@ def test_a_rebuild_gets_what_the_conf_asks(
 def test_a_fill_gets_what_the_conf_asks(client: PersistClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(client)
     (tmp_path / "fruit.yaml").write_text(FRUIT)
-    asked: list[Fill] = []
+    asked: list[Wishes] = []
 
-    def fill_columns(client: PersistClient, config: CollectionConfig, request: Fill, **rest: Any) -> Filled:
-        asked.append(request)
+    def fill_columns(client: PersistClient, config: CollectionConfig, wishes: Wishes, **rest: Any) -> Filled:
+        asked.append(wishes)
         left = BatchWarning(LEFT, 1, ('{"id":7}: column x is "secret"',))
         found = Filled(config.name, 4, 5, {"name": 4}, (left,))
         rest["report"](found)
@@ -77,7 +76,7 @@ def test_a_fill_gets_what_the_conf_asks(client: PersistClient, tmp_path: Path, m
     assert done["warnings"] == [f"{LEFT}: 1"]
     assert "secret" not in json.dumps(done), "it is from a row"
     operator.execute(context("alice", **conf, dry_run=True, confirm=SHARD))
-    assert asked == [Fill(max_changed=("10 %",)), Fill(True, True, ("10 %",))]
+    assert asked == [Wishes(max_changed=("10 %",)), Wishes(is_dry_run=True, is_confirmed=True, max_changed=("10 %",))]
 
 
 def test_only_a_commit_updates_the_asset_of_the_shard(client: PersistClient) -> None:

@@ -18,7 +18,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.differences import report_of
-from persist_core.maintenance.fill import Filled, Request, fill
+from persist_core.maintenance.fill import Filled, Wishes, fill
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
 from persist_core.protocol.planned import planned
@@ -29,7 +29,7 @@ from tests.dying_store import Crash, DyingStore
 from tests.virtual import ManualClock, SeededIds
 
 NAME = "things"
-CONFIRMED = Request(is_confirmed=True)
+CONFIRMED = Wishes(is_confirmed=True)
 FULL = {1: ("a", None), 2: ("b", None), 3: ("c", None)}
 
 
@@ -91,7 +91,7 @@ class World:
         writer = client.open_writer(NAME)
         return writer.stage(description, schema, self.ids.uuid7(), updates, operators=unchanged)
 
-    def fill(self, request: Request = CONFIRMED, client: PersistClient | None = None, **more: Any) -> Filled:
+    def fill(self, request: Wishes = CONFIRMED, client: PersistClient | None = None, **more: Any) -> Filled:
         own = client or self.client
         options: dict[str, Any] = {"write": lambda _, each: self.write(own, each), "say": lambda _: None}
         return fill(own, self.config, request, writer="test", **(options | more))
@@ -104,7 +104,7 @@ def world(tmp_path: Path) -> World:
 
 def test_a_fill_is_one_commit_and_a_second_one_none(world: World) -> None:
     before, sources = world.rows(), world.client.state(NAME).sources
-    assert report_of(world.fill(Request(is_dry_run=True))).done == "nothing was committed"
+    assert report_of(world.fill(Wishes(is_dry_run=True))).done == "nothing was committed"
     assert world.rows() == before
     found = world.fill()
     assert found.commit is not None
@@ -173,10 +173,10 @@ def test_a_fill_gives_up_if_others_always_win(world: World) -> None:
 def test_a_large_fill_needs_a_person(world: World) -> None:
     shown: list[Filled] = []
     with pytest.raises(InvalidInput, match=r"2 rows of things would change, more than 10 %.*--yes"):
-        world.fill(Request(max_changed=("10 %",)), report=shown.append)
+        world.fill(Wishes(max_changed=("10 %",)), report=shown.append)
     assert [each.changed for each in shown] == [2], "the report comes first"
     assert world.rows() == {**FULL, 1: (None, "a"), 2: (None, "b")}
-    assert world.fill(Request(max_changed=(2,))).commit is not None
+    assert world.fill(Wishes(max_changed=(2,))).commit is not None
 
 
 @pytest.mark.parametrize(
