@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
@@ -21,7 +20,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
-from tests.sampling import is_long, sample
+from tests.sampling import sample
 from tests.spark.test_rest import exact
 
 IDS = 40
@@ -237,145 +236,3 @@ def test_a_row_that_would_fail_a_check_stays(tmp_path: Path, capsys: pytest.Capt
     filled = {row["id"]: {**dict.fromkeys((*OURS, "price")), **row, "more": None} for row in ROWS}
     filled[1]["typed_v0"] = Decimal("1.50")
     assert table.rows() == {**filled, 2: {**filled[2], "row": None, "price": None, "more": before[2]["more"]}}
-
-
-FIELDS = ("a", "b", "c", "d", "e")
-STEPS = 6
-
-
-class Changes:
-    """A table that changes by random steps. `records` of each day, by key."""
-
-    def __init__(self, folder: Path, mode: str, chance: random.Random) -> None:
-        self.folder, self.mode, self.chance = folder, mode, chance
-        source = {"path": str(folder / "in" / "date={date:%Y-%m-%d}" / "*"), "format": "json", "rest": "more"}
-        order = {"mode": "log"} if mode == "log" else {"mode": "sequence", "by": ["seq"]}
-        more = {"time": "path", "delete": {"column": "op", "values": ["D"]}, "order": order}
-        self.table = Table(folder, "t", source, more)
-        self.fields = {"op": "op", "seq": "seq", "a": "a"}  # of each column
-        self.records: list[dict[int, dict[str, Any]]] = []
-        self.seq = 0
-        self.define()
-
-    def define(self, renamed: Mapping[str, str] | None = None) -> None:
-        old = renamed or {}
-        columns = {
-            name: {
-                "type": "bigint" if name == "seq" else "string",
-                "field": field,
-                **({"renamed_from": old[name]} if name in old else {}),
-            }
-            for name, field in self.fields.items()
-        }
-        self.table.define(columns)
-
-    def drop(self, day: int) -> None:
-        records = {}
-        for number in self.chance.sample(range(8), 4):
-            self.seq += 1
-            fields = {name: f"{name}{self.seq}" for name in FIELDS if self.chance.random() < 0.6}
-            records[number] = {"id": number, "seq": self.seq, "op": self.chance.choice("DUUUU"), **fields}
-        self.records[day:] = [records, *self.records[day + 1 :]]
-        write(self.folder / "in" / f"date=2026-01-{day + 1:02}" / "x", "json", list(records.values()))
-
-    def run(self) -> None:
-        self.drop(len(self.records))
-        self.table.persist("run", "--until", f"2026-01-{len(self.records) + 1:02}")
-
-    def add(self) -> None:
-        new = [name for name in FIELDS if name not in self.fields.values()]
-        self.fields |= {name: name for name in new[:1]}
-        self.define()
-        self.run()
-
-    def rename(self) -> None:
-        old = self.chance.choice([name for name in self.fields if name not in ("op", "seq")])
-        self.fields[f"{old}_"] = self.fields.pop(old)
-        self.define({f"{old}_": old})
-        self.run()
-
-    def fill(self) -> None:
-        """A second one does nothing."""
-        self.table.persist("fill", "--yes")
-        upper = self.table.client.state("t").upper
-        self.table.persist("fill")
-        assert self.table.client.state("t").upper == upper
-
-    def reprocess(self) -> None:
-        day = self.chance.randrange(len(self.records))
-        if self.chance.random() < 0.5:
-            self.drop(day)
-        self.table.persist("reprocess", "--from", f"2026-01-{day + 1:02}", "--yes")
-
-    def rebuild(self) -> None:
-        self.table.persist("rebuild", "--yes")
-
-    def maintain(self) -> None:
-        assert run_command(["maintain", "t", *self.table.there[2:]]) == 0
-
-    def expected(self) -> dict[int, dict[str, Any]]:
-        """The record that each key has."""
-        found: dict[int, dict[str, Any]] = {}
-        for each in self.records:
-            for number, record in each.items():
-                if self.mode == "log" or record["seq"] > found.get(number, {"seq": 0})["seq"]:
-                    found[number] = record
-        return {number: record for number, record in found.items() if record["op"] != "D"}
-
-    def check(self) -> None:
-        found = {}
-        for number, row in self.table.rows().items():
-            rest = json.loads(row.pop("more") or "{}")
-            own = {self.fields.get(name, name): value for name, value in row.items() if value is not None}
-            assert not own.keys() & rest.keys()
-            found[number] = own | rest
-        assert found == self.expected()
-        report = fsck(self.table.client, "t")
-        assert report.is_clean, report.violations
-
-
-@pytest.mark.usefixtures("there")
-@pytest.mark.parametrize("seed", range(1, 11) if is_long() else [0])
-@pytest.mark.parametrize("mode", sample(["log", "sequence"], 1, "random fills"))
-def test_no_change_loses_a_field(tmp_path: Path, mode: str, seed: int) -> None:
-    """The columns of a row and its `more` are together what the record said that made it."""
-    chance = random.Random(f"fill {mode} {seed or os.environ.get('PERSIST_SEED')}")
-    shard, told = Changes(tmp_path, mode, chance), ["run"]
-    shard.run()
-    steps = [shard.run, shard.add, shard.add, shard.fill, shard.fill, shard.fill, shard.rename, shard.reprocess,
-             shard.rebuild, shard.maintain]  # fmt: skip
-    for _ in range(STEPS):
-        step = chance.choice(steps)
-        told.append(step.__name__)
-        try:
-            step()
-            shard.check()
-        except AssertionError as error:
-            raise AssertionError(f"{told}: {error}") from error
-
-
-@pytest.mark.usefixtures("there")
-def test_a_correction_does_not_take_a_fill_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It begins before the fill, and after the record of the row that was filled."""
-    shard = Changes(tmp_path, "sequence", random.Random())
-
-    def drop(day: int, number: int, seq: int) -> None:
-        record = {"id": number, "op": "U", "seq": seq, "a": f"a{seq}", "b": f"b{seq}"}
-        shard.records[day:] = [{number: record}, *shard.records[day + 1 :]]
-        write(tmp_path / "in" / f"date=2026-01-{day + 1:02}" / "x", "json", [record])
-
-    drop(0, 1, 1)
-    shard.table.persist("run", "--until", "2026-01-02")
-    shard.fields["b"] = "b"
-    shard.define()
-    drop(1, 2, 2)
-    shard.table.persist("run", "--until", "2026-01-03")
-    shard.fill()
-    filled = shard.table.rows()
-    drop(1, 2, 3)
-    capsys.readouterr()
-    shard.table.persist("reprocess", "--from", "2026-01-02", "--yes")
-    assert "of 2 rows: 0 rows added, 0 removed, 1 changed (seq 1, a 1, b 1)" in capsys.readouterr().out
-    shard.check()
-    assert shard.table.rows()[1] == filled[1]
-    assert (filled[1]["b"], filled[1]["more"]) == ("b1", None)
