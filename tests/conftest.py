@@ -100,6 +100,7 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests that run in two processes begin with the longest."""
     if hasattr(config, "workerinput"):
+        two_processes.begin(int(config.workerinput["workercount"]))
         items.sort(key=lambda item: two_processes.rank_of(item.nodeid))
 
 

@@ -1,6 +1,7 @@
-"""How tests spread over two processes, since many of them wait for a server or a scheduler.
+"""How tests spread over two processes or more, since many of them wait for a server or a scheduler.
 
-tests with the shared Spark session    all in one process, first: Spark starts once, and they take longest
+tests with the shared Spark session    all in one process, first: Spark starts once, and they take longest; with three
+                                       processes in two of them, or all others would end before
 tests on the shared Spark cluster      all in one process
 tests on the Spark Connect server      all in one process
 tests with one Airflow of `make up`    all in one process
@@ -39,12 +40,13 @@ def group_of(nodeid: str) -> str:
     if file.startswith(_CLUSTER):
         return "cluster"
     if file.startswith(_SPARK):
-        return "spark"
+        return "spark" if _processes < 3 else f"spark {'1st' if file.rpartition('/')[2] < 'test_r' else '2nd'} half"
     if file.startswith(_CONNECT):
         return "connect"
     return nodeid if file.startswith(_ALONE) else file
 
 
+_processes = 2
 _seconds: dict[str, float] = {}
 
 
@@ -63,16 +65,23 @@ def longest(groups: int = 15) -> list[str]:
 def rank_of(nodeid: str) -> int:
     """Tests of a lower rank begin earlier."""
     group = group_of(nodeid)
-    shared = ("spark", "cluster", _UP, "connect")
+    shared = ("spark", "spark 1st half", "spark 2nd half", "cluster", _UP, "connect")
     if group in shared:
         return shared.index(group)
     return len(shared) + next((rank for rank, path in enumerate(_ALONE) if nodeid.startswith(path)), len(_ALONE))
+
+
+def begin(processes: int) -> None:
+    """Tell how many processes there are: to the one that spreads the tests, and to each of the others."""
+    global _processes
+    _processes = processes
 
 
 def scheduler(config: Any, log: Any) -> Any:
     """xdist's scheduler by groups. Its own option for that, `loadgroup`, does nothing on pytest 9."""
     from xdist.scheduler import LoadScopeScheduling
 
+    begin(int(config.option.numprocesses))
     groups: Any = LoadScopeScheduling(config, log)
     groups._split_scope = group_of
     return groups

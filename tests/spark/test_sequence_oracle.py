@@ -42,11 +42,12 @@ from persist_spark.upsert.seen import index_type
 from tests.oracle.consolidate import Err, Slot, UpsertDiff, as_of, check_collection
 from tests.oracle.sequence import OrderMemory
 from tests.oracle.upsert import TOMBSTONE, TRUNCATE, Record, drain_sealed_input
-from tests.sampling import is_long, sample
+from tests.sampling import if_drawn, is_long, sample
 from tests.spark.upsert_cases import (
     INHERITING_DOMAIN,
     MANY_KEYS_DOMAIN,
     ONE_KEY_DOMAIN,
+    UNSENT,
     WHOLE_DOMAIN,
     Domain,
     Feed,
@@ -284,7 +285,6 @@ def _unordered(feed: Feed, count: int) -> list[Record]:
 
 SHORT: Batches = ((0, 3), (3, 7), (7, 12), (12, None))
 LONG: Batches = ((0, 3), (3, 4), (4, 9), (9, 12), (12, 14), (14, 15), (15, 20), (20, None))
-IS_LONG = is_long()
 
 
 def _drain_all(shard: SequenceShard, feed: Feed, batches: Batches, *, has_truncates: bool) -> int:
@@ -325,11 +325,12 @@ def drain_inheriting(spark: SparkSession, dice: random.Random, keep: int | None,
     assert is_shown or worlds == 1, "no err knows a part of its values: one world may have none"
 
 
+@if_drawn("sequence", *UNSENT)
 def test_values_that_were_not_sent_are_the_oracles(spark: SparkSession, dice: random.Random) -> None:
     drain_inheriting(spark, dice, 4, SHORT, 8)
 
 
-@pytest.mark.skipif(not IS_LONG, reason="takes minutes (PERSIST_PROFILE=nightly)")
+@pytest.mark.skipif(not is_long(), reason="takes minutes (PERSIST_PROFILE=nightly)")
 @pytest.mark.parametrize("keep", [None, 0, 4])
 @pytest.mark.parametrize("worlds", [1, 12])
 def test_unsent_values_in_long_histories_are_the_oracles(
@@ -338,7 +339,7 @@ def test_unsent_values_in_long_histories_are_the_oracles(
     drain_inheriting(spark, dice, keep, LONG, worlds)
 
 
-@pytest.mark.skipif(not IS_LONG, reason="takes minutes (PERSIST_PROFILE=nightly)")
+@pytest.mark.skipif(not is_long(), reason="takes minutes (PERSIST_PROFILE=nightly)")
 @pytest.mark.parametrize("keep", [None, 0, 1, 4])
 @pytest.mark.parametrize(("domain", "worlds"), [(ONE_KEY_DOMAIN, 1), (ONE_KEY_DOMAIN, 12), (MANY_KEYS_DOMAIN, 12)])
 @pytest.mark.parametrize("has_truncates", [False, True])

@@ -45,7 +45,7 @@ class _Stored(InMemory):
         return []
 
 
-@pytest.mark.parametrize("pair", sample(PAIRS, 2, "pairs of locations"))
+@pytest.mark.parametrize("pair", sample(PAIRS, 1, "pairs of locations"))
 def test_a_copy_answers_as_its_source(pair: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """A collection with stash, checkpoints, a ledger and a lost append, a fork of it and a view of it."""
     kind, _, other = pair.partition(" to ")
