@@ -25,7 +25,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.keys import manifest_key
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
-from persist_core.maintenance.fill import Request, fill
+from persist_core.maintenance.fill import Wishes, fill
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted
 from persist_core.shard.state import Committed
@@ -70,7 +70,7 @@ class Table:
 
     def fill(self) -> None:
         write = functools.partial(self._staged, run_fill_job)
-        done = fill(self.client, self.config, Request(is_confirmed=True), write=write, writer="benchmark", say=print)
+        done = fill(self.client, self.config, Wishes(is_confirmed=True), write=write, writer="benchmark", say=print)
         assert done.commit is not None
 
     def _staged(self, job: Callable[..., object], config: ShardConfig, description: BatchDescription) -> str:
