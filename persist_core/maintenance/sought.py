@@ -190,8 +190,16 @@ def _ends_within(cut: str, text: str) -> bool:
 
 
 def _words_of(texts: Mapping[str, str], columns: Sequence[Column]) -> tuple[re.Pattern[bytes], ...]:
-    spelled = (b"|".join(re.escape(each.encode()) for each in _written(texts[c.name], c)) for c in columns)
-    return tuple(re.compile(rb"(?<![\w-])(?:%s)(?![\w-])" % each) for each in spelled)
+    return tuple(re.compile(_word_of(texts[column.name], column)) for column in columns)
+
+
+def _word_of(text: str, column: Column) -> bytes:
+    if column.type.startswith("decimal") and "." in text:  # with other zeros at its end, and not within a longer number
+        kept = re.escape(text.rstrip("0").encode())
+        kept = kept.removesuffix(rb"\.") + rb"(?:\.0*)?" if kept.endswith(rb"\.") else kept + b"0*"
+        return rb"(?<![\w-])(?<!\d\.)%s(?![\w-]|\.\d)" % kept
+    spelled = b"|".join(re.escape(each.encode()) for each in _written(text, column))
+    return rb"(?<![\w-])(?:%s)(?![\w-])" % spelled
 
 
 def _written(text: str, column: Column) -> list[str]:

@@ -23,7 +23,7 @@ from persist_core.protocol.stages import Minted, mint
 from tests.core.maintenance.test_reprocess import HIDDEN, replace_file
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.dying_store import Crash, DyingStore
-from tests.oracle.upsert import Record
+from tests.oracle.upsert import Err, Record
 from tests.sampling import sample
 from tests.sim.simulator.write_stage import ArrowParts
 from tests.virtual import ManualClock, SeededIds
@@ -200,6 +200,10 @@ def test_more_than_the_limit_needs_a_confirmation(shard: Collection) -> None:
     with pytest.raises(InvalidInput, match=r"2 of 3 rows .* more than 50 %"):
         correct(shard, max_changed=("50 %",), is_confirmed=False)
     assert correct(shard, max_changed=(2,), is_confirmed=False).commit is not None
+    bad = Record(A, Err("value", b"key", b"bad"), None, (0, "1", 0, 0))
+    replace_file(shard, "1.txt", (bad,))
+    with pytest.raises(InvalidInput, match=r"changes 1 of \d rows and 1 errors of"):
+        correct(shard, max_changed=(0,), is_confirmed=False)
 
 
 def test_no_file_after_the_last_day_may_differ(shard: Collection) -> None:

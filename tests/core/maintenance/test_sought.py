@@ -42,6 +42,20 @@ def test_a_key_of_bytes_is_found_in_hex_and_base64(written: str) -> None:
     assert not sought.is_in_object(f'no JSON {{"id":"{written[:4]}"}}'.encode())
 
 
+@pytest.mark.parametrize(
+    ("written", "is_found"),
+    [
+        *(("12345", True), ("12345.0", True), ("12345.000", True)),
+        *(("9.12345", False), ("12345.05", False), ("12345.005", False), ("1234", False)),
+    ],
+)
+def test_a_decimal_key_is_found_with_any_zeros(written: str, is_found: bool) -> None:
+    columns = (Column("id", "decimal(9,2)", nullable=False),)
+    sought = Sought.of([parse_key(["12345"], columns)], columns)
+    for said in (f'{{"id":{written}}}', f'["{written}","x"]'):
+        assert sought.is_in_object(b"no JSON " + said.encode()) == is_found
+
+
 def test_a_cut_text_may_hold_a_part_of_a_key() -> None:
     sought = Sought.of([("ann.smith@example.org",)], EMAIL)
     filler = "x" * 186 + " "
