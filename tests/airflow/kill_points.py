@@ -63,7 +63,7 @@ def install(folder: Path) -> None:
         setattr(owner, name, wrapped)
 
     around(stages, "mint", "mint.before", "mint.after")
-    around(PersistClient, "ensure_shard", None, "mint.shard_made")
+    around(stages, "_as_defined", None, "mint.shard_made")
     around(run, "write_staged", "write.before", "write.after")
     around(stages, "write_without_input", None, "write.without_input")
     around(WriteHandle, "compare_and_append", "append.before", "append.committed")
