@@ -21,7 +21,7 @@ export UV_SYSTEM_CERTS ?= $(if $(wildcard /etc/ssl/certs/ca-certificates.crt),tr
 ARGS ?=
 BENCH ?= aims
 # Tests run in two processes: many of them wait for a server or a scheduler. ARGS='-n 0' runs them in one, ARGS='-n 3'
-# in three, for a machine with more than two cores or with nothing else to do.
+# in three, for a machine with more than two cores.
 TWO := -n 2 --dist loadscope --no-loadscope-reorder
 # What `make check` has of the tests, and `make test` does not repeat.
 RULES := tests/test_house.py tests/test_documents.py tests/test_prose.py

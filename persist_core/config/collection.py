@@ -29,6 +29,7 @@ from persist_core.config.path_pattern import S3, PathPattern, parse_pattern
 from persist_core.config.problems import nearest, refuse, show, validated
 from persist_core.config.row_checks import CheckConfig, check_names, parsed_checks
 from persist_core.config.shard import ShardConfig
+from persist_core.errors import ConfigError
 from persist_core.schema import MAX_COLUMNS, CollectionSchema, Column
 
 Format = Literal["debezium-json", "dms-csv", "dms-parquet", "dms-json", "json", "csv", "parquet"]
@@ -367,6 +368,8 @@ def load_collection(path: Path, base_dir: Path | None = None) -> CollectionConfi
     that in turn). Raises `ConfigError`: one line per mistake, with file, field, value found and value expected.
     """
     body = read_mapping(path, base_dir, first_fields="source:, key:, columns:")
+    if "source" not in body and not body.keys().isdisjoint(("query", "function")):
+        raise ConfigError(f"{path}: the file: found a view, expected a collection; move it to views/")
     source = body.get("source")
     if isinstance(source, dict):
         source |= {name: expanded(path, f"source.{name}", source[name]) for name in PATH_FIELDS if name in source}

@@ -208,7 +208,7 @@ def log_records(day: int) -> list[Record]:
         at = utc(2024, 6, 30, 6, 30, number, 123456)
         found.append(Record((at,), value, day * DAY_MS + number, (file, 0, row)))
     key, message = (
-        b'{"at":"2024-01-01T00:00:00.000000Z"}',
+        b'["2024-01-01T00:00:00.000000Z"]',
         "column 'amount' is 'too much'; expected decimal(9,2), without rounding",
     )
     err = Err("value", key, bad_line(day).encode(), message)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from persist_core.config.collection import load_collection
 from persist_core.config.view import ON_INPUT, ViewConfig, load_view, load_views
 from persist_core.contents.batch import BatchDescription
 from persist_core.errors import ConfigError, InvalidInput
@@ -145,6 +146,17 @@ def test_a_view_and_a_collection_cant_share_a_shard(files: Files) -> None:
     assert "name: found 'orders', expected a name that no collection has" in files.told(
         "orders", "query: SELECT * FROM daily\ninputs: [daily]"
     )
+
+
+def test_a_file_in_the_folder_of_the_others_is_named(files: Files) -> None:
+    assert files.told("orders", ORDERS) == (
+        "orders.yaml: the file: found a collection, expected a view; move it to collections/"
+    )
+    path = files.collections / "by_city.yaml"
+    for text in ("query: SELECT * FROM orders\n", "function: my.views:by_city\ninputs: orders\n"):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="found a view, expected a collection; move it to views/"):
+            load_collection(path)
 
 
 def test_a_job_is_told_of_a_view_as_it_is(files: Files) -> None:
