@@ -32,7 +32,7 @@ from persist_spark.__main__ import SIDE_BY_SIDE
 from persist_spark.upsert.job import run_write_job
 from tests.benchmarks.groups import COLLECTION, write_feed
 from tests.benchmarks.sessions import session
-from tests.benchmarks.turns import usage
+from tests.processes import usage
 
 _TYPES = ("int", "string", "double")
 FIRST_MS = parse_time("2026-01-01")

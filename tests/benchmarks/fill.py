@@ -34,7 +34,7 @@ from persist_core.time_text import DAY_MS, parse_time
 from persist_spark.fill import run_fill_job
 from persist_spark.upsert.job import run_write_job
 from tests.benchmarks.sessions import session
-from tests.benchmarks.turns import usage
+from tests.processes import usage
 
 FIRST_MS = parse_time("2026-01-01")
 

@@ -25,8 +25,8 @@ from persist_airflow.embedded.home import LocalAirflow
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
-from tests.benchmarks.turns import usage
 from tests.env.spark_jars import JARS
+from tests.processes import usage
 from tests.servers.lifeline import wait_until
 
 COLLECTIONS, KEYS, EVENTS = 20, 10_000, 1_000

@@ -28,8 +28,8 @@ from persist_core.time_text import parse_time
 from persist_spark.session import stage_settings, use
 from persist_spark.upsert.job import run_write_job
 from tests.benchmarks.sessions import session
-from tests.benchmarks.turns import usage
 from tests.one_run import run_one
+from tests.processes import usage
 
 _COLUMNS = {"id": "string", "name": "string", "city": "string", "visits": "bigint", "score": "double"}
 _CELLS = {

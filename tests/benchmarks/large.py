@@ -49,9 +49,9 @@ from persist_core.spark_job.launch import Ended, merge_by_job
 from persist_core.spark_job.spec import JobSpec
 from persist_core.time_text import DAY_MS, format_time, parse_time
 from persist_spark.merge.merging import run_merge_job
-from persist_spark.session import STATIC
 from persist_spark.upsert.job import run_write_job
-from tests.benchmarks.turns import usage
+from tests.benchmarks.sessions import session
+from tests.processes import io_bytes, usage
 from tests.servers import s3
 
 FIRST = parse_time("2026-01-01")
@@ -131,9 +131,7 @@ class Driver:
 class Table:
     """The table, its feed and its Spark."""
 
-    def __init__(
-        self, spark: SparkSession, folder: Path, client: PersistClient, driver: Driver, server: s3.S3Server
-    ) -> None:
+    def __init__(self, spark: SparkSession, folder: Path, client: PersistClient, driver: Driver, server: int) -> None:
         self.spark, self.folder, self.client, self.driver, self.days = spark, folder, client, driver, 0
         self._server, self.new_bytes = server, 0
         source = {"path": f"{folder}/feed/{{date:%Y-%m-%d}}/*.parquet", "format": "parquet"}
@@ -153,17 +151,17 @@ class Table:
         self.spark.sparkContext.setJobGroup(group, group)
         self.driver.reset()
         began, used, passed = time.perf_counter(), usage().processor_s, self.driver.s3_bytes()
-        server_s, sent = usage(self._server.pid).processor_s, self._server.sent_bytes()
+        server_s, io = usage(self._server).processor_s, io_bytes(self._server)
         yield words
-        server_s = usage(self._server.pid).processor_s - server_s
-        sent = self._server.sent_bytes() - sent
+        server_s = usage(self._server).processor_s - server_s
+        io = {name: size - io[name] for name, size in io_bytes(self._server).items()}
         seconds, used = time.perf_counter() - began, usage().processor_s - used
         found = self.driver.stages(group)
         passed += -2 * passed + self.driver.s3_bytes() + sum(stage.resultSize() for stage in found)
         tasks_s = sum(stage.executorCpuTime() for stage in found) / 1e9
         sums = {
             # It wrote each new file as it came, and again when its upload was completed.
-            "sent": sent - 2 * self.new_bytes,
+            "sent": io["wchar"] - 2 * self.new_bytes,
             "exchanged": sum(stage.shuffleWriteBytes() for stage in found),
             "spilled": sum(stage.diskBytesSpilled() for stage in found),
         }
@@ -231,14 +229,8 @@ def cluster(folder: Path, driver_memory: str, executor_mb: int) -> Iterator[Spar
     home = spark_home(os.environ)
     assert home is not None
     jars = ":".join(map(str, s3a_jars(os.environ, home)))
-    builder = SparkSession.builder.master(f"local-cluster[2,1,{executor_mb}]").appName("large")
     given = {
-        **STATIC,
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.memory": driver_memory,
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.master": f"local-cluster[2,1,{executor_mb}]",
         "spark.driver.extraClassPath": jars,
         "spark.driver.extraJavaOptions": f"-Xlog:gc:file={folder}/gc.log",
         "spark.executor.extraClassPath": jars,
@@ -246,10 +238,7 @@ def cluster(folder: Path, driver_memory: str, executor_mb: int) -> Iterator[Spar
         "spark.executor.cores": "1",
         "spark.local.dir": f"{folder}/local",
     }
-    for name, value in given.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    spark = session(2, driver_memory, given)
     try:
         yield spark
     finally:
@@ -294,7 +283,7 @@ def main(keys: int, events: int, rounds: int, memory: str, executor_mb: int, fol
             open_location(PersistLocation(server.new_uri("shards"), server.new_uri("consensus"))) as opened,
         ):
             driver = Driver(spark, scratch / "gc.log")
-            table = Table(spark, scratch, PersistClient(opened), driver, server)
+            table = Table(spark, scratch, PersistClient(opened), driver, server.pid)
             with driver.counted():
                 measure(table, keys, events, rounds)
 

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from persist_spark.upsert.few_keys import pays
 from tests.benchmarks.cliffs import Case, updates
 from tests.benchmarks.sessions import session
-from tests.benchmarks.turns import io_bytes, usage
+from tests.processes import io_bytes, usage
 
 KEY, TEXT = "xxhash64(id)", "sha2(CAST(id AS STRING), 256)"
 

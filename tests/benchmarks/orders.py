@@ -50,9 +50,9 @@ from persist_spark.frame import OP, ORDER
 from persist_spark.upsert import job
 from persist_spark.upsert.eras import FIELDS
 from tests.benchmarks.sessions import session
-from tests.benchmarks.turns import usage
 from tests.benchmarks.workload import Workload
 from tests.one_run import run_one
+from tests.processes import usage
 
 FIRST = date(2026, 1, 1)
 TEXTS = ("name", "mail", "city")

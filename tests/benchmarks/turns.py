@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.engines import Engine, Setting
+from tests.processes import Usage, usage
 
 OURS, NEVER, ICEBERG = "airflow-persist", "airflow-persist, never maintained", "Iceberg merge-on-read"
 REWRITE, DUCK = "rewrite by anti-join", "DuckDB, equal work"
@@ -53,14 +54,6 @@ class Turn:
 
     seconds: float
     written_bytes: int
-
-
-@dataclass(frozen=True)
-class Usage:
-    """The most resident memory so far, and processor seconds, of a process and its descendants together."""
-
-    peak_memory_bytes: int
-    processor_s: float
 
 
 class Player:
@@ -165,31 +158,3 @@ def _files(folder: Path) -> dict[str, int]:
                 elif not entry.name.endswith(".crc"):
                     found[entry.path] = entry.stat().st_size
     return found
-
-
-def usage(pid: int | None = None) -> Usage:
-    """Usage of this process, or another one, and its descendants that still run, or were waited for (Linux)."""
-    peak, ticks, left = 0, 0, [pid or os.getpid()]
-    while left:
-        process = Path(f"/proc/{left.pop()}")
-        try:
-            status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
-            peak += int(status.get("VmHWM", "0").split()[0]) * 1024  # one that ended but was not waited for has none
-            ticks += sum(map(int, (process / "stat").read_text().rpartition(")")[2].split()[11:15]))
-            for task in (process / "task").iterdir():
-                left += map(int, (task / "children").read_text().split())
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return Usage(peak, ticks / os.sysconf("SC_CLK_TCK"))
-
-
-def io_bytes(pid: int) -> dict[str, int]:
-    """The counts of a process's reads and writes so far, by the kernel's names (Linux)."""
-    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-    return {name: int(value) for name, value in (line.split(": ") for line in lines)}
-
-
-def busy_seconds() -> float:
-    """Processor seconds that all of the machine has used since it started (Linux)."""
-    user, nice, system, _, _, irq, softirq, steal = Path("/proc/stat").read_text().split("\n")[0].split()[1:9]
-    return sum(map(int, (user, nice, system, irq, softirq, steal))) / os.sysconf("SC_CLK_TCK")

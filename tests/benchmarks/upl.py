@@ -29,8 +29,9 @@ import pyspark
 
 from tests.benchmarks.engines import Setting
 from tests.benchmarks.tables import scenario_table
-from tests.benchmarks.turns import SHORT_NAMES, Player, busy_seconds, usage
+from tests.benchmarks.turns import SHORT_NAMES, Player
 from tests.benchmarks.workload import Hits, KeyType, Workload, fingerprint, newest_events, write_feed
+from tests.processes import busy_seconds, usage
 
 READS = 3  # in a row; the best counts
 

@@ -21,6 +21,7 @@ import pytest
 
 from persist_core.clock import SystemClock
 from tests import real_parts
+from tests.processes import io_bytes
 
 if TYPE_CHECKING:
     from tests.servers.certificates import Certificate  # cryptography is not in every environment
@@ -146,9 +147,8 @@ class S3Server:
         return self._process.pid
 
     def sent_bytes(self) -> int:
-        """The bytes that it has written so far: answers, and objects into files (Linux)."""
-        lines = Path(f"/proc/{self.pid}/io").read_text().splitlines()
-        return int(dict(line.split(": ") for line in lines)["wchar"])
+        """The bytes that it has written so far: answers, and objects into files."""
+        return io_bytes(self.pid)["wchar"]
 
     def make_bucket(self) -> str:
         """A new, empty bucket; its name."""
