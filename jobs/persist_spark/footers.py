@@ -1,5 +1,5 @@
 """Facts about files that Spark has written: by its footer how many rows one holds, between which keys and until when;
-and its SHA-256, without holding the file in memory.
+its SHA-256, without holding the file in memory; and the first errs.
 
 In a file system files are read from the page cache, where they were just written. S3 has no such digest: the magic
 committer uploads in several parts, and of such an object S3 knows a digest of the parts' digests only. So there each
@@ -45,6 +45,9 @@ THREADS = 16  # a batch may have thousands of files, and each costs one round tr
 _CHUNK_BYTES = 8 << 20
 # The first read of a Parquet reader: nearly every footer is shorter, and of a file of some MB it is below 1 %.
 _MIN_FOOTER_BYTES, _MAX_FOOTER_BYTES = 8 << 10, 64 << 10
+_MAX_ERR_FILES = 16  # of one attempt, the largest: each costs a round trip or two
+_ERRS_AT_ONCE = 1_000
+_ERR_COLUMNS = (ERR_KIND, ERR_MESSAGE, ERR_POSITION, ERR_KEY, ERR_PAYLOAD, TIME, DIFF)
 
 
 @dataclass(frozen=True)
@@ -227,16 +230,11 @@ def _chunks(blob: Blob, file: BlobMetadata) -> Iterator[bytes]:
         yield blob.get(file.key) or b""
 
 
-_MAX_FILES = 16  # of one attempt, the largest: each costs a round trip or two
-_ROWS_AT_ONCE = 1_000
-_COLUMNS = (ERR_KIND, ERR_MESSAGE, ERR_POSITION, ERR_KEY, ERR_PAYLOAD, TIME, DIFF)
-
-
 def inserted_errs(blob: Blob, files: Sequence[BlobMetadata]) -> Iterator[Mapping[str, Any]]:
     """At most `MAX_READ` errs that the files insert, as rows by the names of their columns."""
     left = MAX_READ
-    for file in sorted(files, key=lambda file: -file.size_bytes)[:_MAX_FILES]:
-        for table in read_rows(blob, file, _COLUMNS, _ROWS_AT_ONCE):
+    for file in sorted(files, key=lambda file: -file.size_bytes)[:_MAX_ERR_FILES]:
+        for table in read_rows(blob, file, _ERR_COLUMNS, _ERRS_AT_ONCE):
             found = table.filter(pc.greater(table[DIFF], 0)).slice(0, left)
             left -= len(found)
             yield from found.to_pylist()

@@ -32,11 +32,13 @@ from persist_core.protocol.delta import MAX_UPDATES
 from persist_core.protocol.restore import NothingToRestore, RestorePlan
 from persist_core.protocol.stages import Conflict
 from persist_core.schema import Column
+from persist_core.shard.history import checked_reason
 from persist_core.shard.state import Committed
 from persist_core.time_text import format_time, show_time
 
 MAX_SHOWN = 20  # inputs in `lines`; `facts` has all
 MAX_PAYLOAD = 200  # characters of a record in `lines`
+MAX_KEYS = 1_000  # of one call of `erase`: each file is compared with each key
 
 
 @dataclass(frozen=True)
@@ -261,10 +263,6 @@ def recreate(client: PersistClient, shard: str, *, is_forced: bool = False) -> D
     return Done(facts, (f"{shard} {said}; its next run takes in all its input",))
 
 
-MAX_KEYS = 1_000  # of one call: each file is compared with each key
-MAX_REASON_CHARS = 500
-
-
 def erase(
     client: PersistClient,
     shard: str,
@@ -279,8 +277,7 @@ def erase(
 
     `facts["is_clean"]`: False if `with_verify` has found an object that holds a key.
     """
-    if not 1 <= len(reason.strip()) <= MAX_REASON_CHARS:
-        raise InvalidInput(f"the reason has {len(reason.strip())} characters; expected 1 to {MAX_REASON_CHARS}")
+    reason = checked_reason(reason)
     columns = schema_to_erase(client.state(check_shard_name(shard))).key
     keys = _keys_of(columns, texts)
     known = {*texts, *(text for key in keys for text in key_texts(key, columns).values())}
@@ -288,10 +285,7 @@ def erase(
         len(t) >= MIN_WORD and t.lower() in reason.lower() for t in known
     ):
         raise InvalidInput("the reason holds a key that is to be erased; expected one without it: the reason is kept")
-    if is_dry_run:
-        done = erasing.look(client, shard, keys)
-    else:
-        done = erasing.erase(client, shard, keys, by=by, reason=reason.strip())
+    done = erasing.look(client, shard, keys) if is_dry_run else erasing.erase(client, shard, keys, by=by, reason=reason)
     holding = verify(client, shard, keys) if with_verify else ()
     removed = f"{done.rows} versions and errors, in {done.files} files"
     said = {

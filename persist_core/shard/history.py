@@ -157,6 +157,14 @@ def release_hold(state: ShardState, holder: str) -> tuple[ShardState, bool]:
     return replace(state, holds={name: hold for name, hold in state.holds.items() if name != holder}), True
 
 
+def checked_reason(reason: str) -> str:
+    """The reason that a user gives, stripped. Raises `InvalidInput` if it is empty or too long."""
+    found = reason.strip()
+    if not 1 <= len(found) <= MAX_REASON_CHARS:
+        raise InvalidInput(f"the reason has {len(found)} characters; expected 1 to {MAX_REASON_CHARS}")
+    return found
+
+
 def end_holder(
     state: ShardState, holder: str, *, now_ms: int, by: str, reason: str
 ) -> tuple[ShardState, Released | None]:
@@ -165,12 +173,11 @@ def end_holder(
     `None` if there is no such holder; the earlier record if it was ended already. Raises `InvalidInput` for an empty or
     too long reason.
     """
-    if not 1 <= len(reason.strip()) <= MAX_REASON_CHARS:
-        raise InvalidInput(f"the reason has {len(reason.strip())} characters; expected 1 to {MAX_REASON_CHARS}")
+    reason = checked_reason(reason)
     held = state.leases.get(holder) or state.holds.get(holder)
     if held is None:
         return state, next((each for each in reversed(state.released) if each.holder == holder), None)
-    record = Released(holder, held.since.time, now_ms, by, reason.strip())
+    record = Released(holder, held.since.time, now_ms, by, reason)
     after = replace(
         state,
         leases={name: lease for name, lease in state.leases.items() if name != holder},

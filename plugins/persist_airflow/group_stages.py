@@ -37,6 +37,9 @@ from persist_core.protocol.stages import Conflict, Minted, NothingToDo
 from persist_core.shard.state import Commit, Committed
 from persist_core.spark_job.launch import staged_before, write_batches
 
+NEEDS_SPARK = ""  # instead of a manifest's key
+OUTDATED = "outdated or already committed: nothing was staged; append finds the commit, or mints again"
+
 
 class MintGroupOperator(GroupOperator):
     """Describe the batch of each collection, as `MintBatchDescriptionsOperator` does for one.
@@ -182,9 +185,6 @@ class CheckpointGroupOperator(GroupOperator):
             raise failed_together(f"checkpoints of group {self.batch.group}", failed, len(found))
 
 
-NEEDS_SPARK = ""  # instead of a manifest's key
-
-
 class _GroupSparkOperator(lineage.ReportsLineage, OfBatch, SparkJobOperator):
     ui_color = "#f7d7a8"
 
@@ -245,9 +245,6 @@ class WriteGroupOperator(_GroupSparkOperator):
             if each.error is None
         }
         return {"staged": staged, "failed": {**self.described["failed"], **failures}}
-
-
-OUTDATED = "outdated or already committed: nothing was staged; append finds the commit, or mints again"
 
 
 def _without_spark(

@@ -82,21 +82,18 @@ def rest_of_cells(
     if field is None:
         return {}
     pieces = []
+    names = sorted(cells.keys() - named_fields(config))
     # One call for all flat cells beside each other, and one for each nested cell.
-    for _, names in itertools.groupby(
-        sorted(cells.keys() - named_fields(config)), lambda name: name in nested and name
-    ):
-        some = {name: cells[name] for name in names}
-        is_nested = not nested.isdisjoint(some)
-        text = cells_text(F.struct(*[cell.alias(name) for name, cell in some.items()]), keeps_null=is_nested)
-        is_there = cells[min(some)].isNotNull() if is_nested else text != "{}"
+    for alone, run in itertools.groupby(names, lambda name: name if name in nested else None):
+        text = cells_text(F.struct(*[cells[name].alias(name) for name in run]), keeps_null=alone is not None)
+        is_there = text != "{}" if alone is None else cells[alone].isNotNull()
         pieces.append(F.when(is_there, text.substr(F.lit(2), F.length(text) - 2)))
     text = F.concat_ws(",", *pieces)
     return {field.raw: F.when(text != "", F.concat(F.lit("{"), text, F.lit("}")))}
 
 
 def cells_text(value: SparkColumn, *, keeps_null: bool = True) -> SparkColumn:
-    """JSON of a nested value."""
+    """JSON of a nested value; without the fields that are null, at every level, unless it `keeps_null`."""
     return F.to_json(value, {**_EXACT, "ignoreNullFields": "false" if keeps_null else "true"})
 
 

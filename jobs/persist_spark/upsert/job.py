@@ -43,6 +43,8 @@ from persist_spark.upsert.eras import eras_of
 from persist_spark.upsert.set_aside import SetAside, find_killers, with_files
 from persist_spark.upsert.warnings import watched_by
 
+_PAYLOAD_BYTES = 2_000  # of the payload of an err in a sample
+
 
 def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> BatchManifest:
     """Stage the batch that `spec` describes; its manifest is under `persist_core.contents.batch.manifest_key`.
@@ -108,9 +110,6 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
             return stage_upserts(own, client, state, asked, records, lambda: access.check_after(frozen.files))
 
         return stage_without_bad_files(own, spec, frozen.files, killers, copies, stage)
-
-
-_PAYLOAD_BYTES = 2_000  # of the payload of an err
 
 
 def as_json_lines(records: DataFrame, schema: CollectionSchema) -> bytes:

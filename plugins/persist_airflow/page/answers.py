@@ -82,7 +82,7 @@ class Asked:
     @property
     def place(self) -> tuple[Access, str, str]:
         """Who asks, the connection and the shard."""
-        return self.access, self.text("conn_id"), self.text("shard")
+        return self.access, self.text("conn_id"), self.shard
 
     @property
     def shard(self) -> str:
