@@ -283,7 +283,10 @@ class _Publication:
         return bool(self.repaired or self.quarantined or relinked)
 
     def _missing_links(self, listing: Listing) -> list[str]:
-        """Known commits without a checkpoint that the delta chain of a listed, needed checkpoint goes through."""
+        """Known commits without a checkpoint, although a delta chain of a listed checkpoint needs it.
+
+        A checkpoint that only a newer one keeps does not count: its chains of other operators may be deleted already.
+        """
         by_id = {manifest.checkpoint_id: manifest for manifest in listing.manifests}
         needed: set[str] = set()
         missing: set[str] = set()

@@ -62,7 +62,10 @@ def _newest_of_each(
 def _ancestors(
     ordered: Sequence[CheckpointManifest], by_id: Mapping[str, CheckpointManifest], checkpoint_id: str
 ) -> set[str]:
-    """Parents that its delta chains need; all that are older if a chain cannot be followed to its end."""
+    """The checkpoints that the delta chains of a checkpoint need: parents up to each operator's full snapshot.
+
+    If the chain cannot be followed to its end (a manifest that cannot be read), every older checkpoint may be needed.
+    """
     try:
         return {manifest.checkpoint_id for manifest, _ in walk(by_id[checkpoint_id], by_id.__getitem__)}
     except (KeyError, CorruptArtifact):

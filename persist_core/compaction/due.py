@@ -63,7 +63,8 @@ def _takes_in_bottom(batches: list[HollowBatch], since: int | None) -> bool:
 
 
 def _ended(batches: list[HollowBatch], since: int | None) -> int:
-    """At most the rows of versions that `since` has passed: a retraction and the insertion that it ends are two."""
+    """A bound on the rows of versions that `since` has passed: of batches that end before it. A retraction
+    stands for two rows, its own and the insertion that it ends."""
     passed = [batch for batch in batches if since is not None and batch.last_time <= since]
     return sum(batch.counts.history + 2 * batch.counts.retractions for batch in passed)
 

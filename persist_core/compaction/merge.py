@@ -159,7 +159,9 @@ class Merge:
 
     @cached_property
     def _never_kept(self) -> frozenset[str]:
-        """Files to rewrite in any case: another shard's, and of a run that a fork clips, which holds later rows."""
+        """The files that are rewritten in any case: another shard's, and all files of a run that a fork clips.
+
+        A clipped run has rows later than the fork's checkpoint. After an erasure its files are the fork's own."""
         return frozenset(
             part.key
             for batch, manifest in zip(self.inputs, self.manifests, strict=True)
@@ -192,7 +194,9 @@ class Merge:
         return tuple(part for part in (*found, *self._old_history(self.file_rows)) if part.key not in self._never_kept)
 
     def _old_history(self, file_rows: int) -> Iterator[Part]:
-        """The files of history to rewrite: all if the small ones are few, else the smallest, as long as it pays."""
+        """All history, if its small files are few. Else, from the smallest file on, each that is not much larger than
+        what is rewritten anyway is rewritten too; at most each retraction of an input becomes a row of history. A file
+        that is not much smaller than a new one is never rewritten: that would not make the files fewer."""
         files = sorted((part for _, _, part in self.history()), key=lambda part: (part.rows or 0, part.key))
         small = [part for part in files if _is_small(part, file_rows)]
         yield from files[len(small) :]

@@ -272,7 +272,11 @@ def _segment(tokens: list[_Token]) -> PathSegment:
 
 
 def _joined(tokens: list[str]) -> str:
-    """An expression without nested backtracking: each text between stars is taken where it first fits; dates last."""
+    """One segment's expression, which takes at most the square of a name's length, whatever its number of stars.
+
+    Each text between two stars is taken where it first fits, for good: what follows it then has the most room. Only the
+    date is looked for from the end: of several the last is the file's.
+    """
     chunks = [""]
     for token in tokens:
         chunks = [*chunks, ""] if token == _STAR.loose else [*chunks[:-1], chunks[-1] + token]

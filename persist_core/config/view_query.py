@@ -119,7 +119,10 @@ def _statements(text: str, expected: str = "a query") -> list[exp.Expr]:
 
 
 def _unlike_spark(text: str) -> str | None:
-    """A comment that Spark's parser ends at another place, so that the rest could be a query that no gate has seen."""
+    """A comment that Spark's parser ends at another place: the rest of it could be a query that no gate has seen.
+
+    Spark counts no `/*+` within a comment, and a line that ends in a backslash goes on. `{#` it does not know.
+    """
     comments = [comment for token in sqlglot.tokenize(text, read=DIALECT) for comment in token.comments]
     return next((each[:40] for each in comments if "/*+" in each or "\\\n" in f"{each}\n"), None)
 

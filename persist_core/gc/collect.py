@@ -188,7 +188,11 @@ def _truncate(client: PersistClient, state: ShardState) -> None:
 
 
 def _mark(client: PersistClient, state: ShardState, needs: Needs, lists: list[_Stored]) -> list[_Stored]:
-    """List what is new garbage, in at least one list; keys that are needed again leave the older lists first."""
+    """Store lists of what is garbage now and on no list yet, at least one. Of a dropped shard nothing is to be left.
+
+    First, what is needed again leaves the older lists: an attempt may be appended after it was listed, and its files
+    are then to stay for readers as long as any others. So a list of this era means that the older ones are up to date.
+    """
     needed = needs.of(client.state(state.shard))
     lists = [_without(client, each, needed) for each in lists]
     known = {each.key for stored in lists for each in stored.listed.garbage}
@@ -213,7 +217,11 @@ def _without(client: PersistClient, stored: _Stored, needed: Collection[str]) ->
 def _sweep(
     client: PersistClient, state: ShardState, lists: list[_Stored], needs: Needs, max_keys: int, kept_eras: int
 ) -> tuple[Swept, list[_Stored], bool]:
-    """Sweep lists of eras that nothing can name any more; the rest, and whether all due ones were swept."""
+    """Sweep the lists of eras that are refused, and over for readers with a lease. Returns the lists that are left, and
+    whether none of them was to be swept.
+
+    What was listed in era `e` could be appended, and so be read, until era `e + kept_eras` was over.
+    """
     over = min([state.oldest_era, *(lease.era - kept_eras for lease in state.leases.values())])
     due = [stored for stored in lists if stored.listed.era < over]
     swept = sweep(client, state.shard, [stored.listed for stored in due], needs, max_keys=max_keys)

@@ -158,7 +158,8 @@ class Needs:
         return needed
 
     def _shared(self, record: ForkRecord) -> set[str]:
-        """The keys in the record, with the parts of manifests; what is missing is not needed."""
+        """The keys in the record, with the parts of manifests. What is missing was gone before the fork was made, or is
+        going because nothing needs it: a commit may keep a manifest whose lists are gone."""
         shared, blob, threads = set(record.keys), self._client.blob, self._client.fetch_threads
         for key in record.keys:
             manifest = self._whole.get(key) or self._left.get(key)

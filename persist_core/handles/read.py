@@ -240,7 +240,10 @@ class ReadHandle:
         return piece.of(read_part(self._store.blob, piece.part, columns, self._store.part_format))
 
     def _live_above(self, run: pa.Table, above: pa.Table, schema: CollectionSchema, time: int) -> pa.Table:
-        """A snapshot over a run, which has each key once: only its rows with keys of the batches above are compared."""
+        """The rows of a snapshot whose bottom batch is a run: it holds each of its keys once, as its merge made sure.
+
+        So only its rows with keys of the batches above are compared, and only these keys are hashed.
+        """
         if not len(above):
             return run
         keys = list(schema.key_names)

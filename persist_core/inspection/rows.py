@@ -181,7 +181,10 @@ def errors_in_order(state: ShardState, table: pa.Table) -> pa.Table:
 
 
 def _for_users(state: ShardState, table: pa.Table) -> pa.Table:
-    """Without a view's digests of its inputs' errs, which could confirm a guess; `missing_order` by position."""
+    """Without the digests by which a view knows its inputs' errs: they could confirm a guess of the record.
+
+    The key of a record without an order is its position.
+    """
     if not schema_of(state).key:
         return table.drop_columns([name for name in (ERR_KEY, ERR_PAYLOAD, ERR_POSITION) if name in table.column_names])
     if ERR_KIND not in table.column_names or not pc.any(pc.equal(table[ERR_KIND], MISSING_ORDER)).as_py():

@@ -113,7 +113,11 @@ def _differences(
 
 
 def _chains(checkpointer: Checkpointer, listing: Listing) -> tuple[set[str], dict[str, Corruption]]:
-    """Checkpoints that newer ones build on, and broken chains. Retention may keep one operator's chain only."""
+    """Checkpoints that a newer one builds on, and checkpoints with a broken chain of an operator, with the reason.
+
+    Retention may keep a checkpoint only because a newer one needs one operator of it. Then the chains of its other
+    operators may be deleted already.
+    """
     by_id = {manifest.checkpoint_id: manifest for manifest in listing.manifests}
 
     def load(checkpoint_id: str) -> CheckpointManifest:
@@ -134,7 +138,12 @@ def _chains(checkpointer: Checkpointer, listing: Listing) -> tuple[set[str], dic
 def _check_latest(
     checkpointer: Checkpointer, listing: Listing, examined: Examined, found: Violations, undone: set[str]
 ) -> None:
-    """`listing` is older than what is read here, so a pointer that a task moves meanwhile is never too old."""
+    """Check that `_latest` names a checkpoint that exists, is not undone, and not older than the newest published one.
+
+    `listing` is older than what is read here, so a pointer that another task moves meanwhile is never too old. It is
+    too old while a publisher is between its manifest and the pointer; if the publisher crashed there, the next one
+    moves the pointer.
+    """
     readable = {manifest.checkpoint_id: manifest for manifest in listing.manifests}
     published = [commit.checkpoint_id for commit in examined.state.commits if commit.checkpoint_id in readable]
     newest = readable[published[-1]] if published else max(listing.manifests, key=_position, default=None)
@@ -156,7 +165,11 @@ def _check_latest(
 
 
 def _undone(examined: Examined, listing: Listing) -> list[CheckpointManifest]:
-    """Checkpoints whose commits the state has lost, also after a second look: a commit precedes its checkpoint."""
+    """Checkpoints whose commits the state has lost: as new as a commit that it lists, or newer, and not among them.
+
+    A commit precedes its checkpoint. So a second look at the state, after the listing, knows the commits of all
+    checkpoints in it, a current run's too.
+    """
 
     def unknown(state: ShardState) -> list[CheckpointManifest]:
         known = {commit.checkpoint_id for commit in state.commits}

@@ -198,7 +198,10 @@ class Copier:
                 lease.expire()
 
     def _as_of_one_moment(self, names: list[str]) -> list[ShardState]:
-        """Their states when all were the newest: between two looks that find the same commits. Raises `RunFailed`."""
+        """Their states at a time at which all of these were the newest: between two looks that find the same commits.
+
+        Raises `RunFailed` if there is always a commit in between.
+        """
         before: list[ShardState] = []
         for _ in range(MAX_LOOKS):
             states = side_by_side(self.source.state, names, threads=self._threads)
@@ -255,7 +258,10 @@ class Copier:
         return beat
 
     def _record_forks(self, fork: str, owners: Iterable[str]) -> dict[str, int]:
-        """Say at the target which files of `owners` the fork shares, its shard first, so that GC can refuse it."""
+        """Say at the target which files of `owners` the fork shares, before they are looked for; the owners' eras.
+
+        As in `protocol.fork`, the fork's shard is there first, so that GC can refuse a copy that it has given up.
+        """
         eras = {}
         for owner in sorted(owners):
             known = self.target.ensure_shard(fork)

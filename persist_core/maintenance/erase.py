@@ -215,7 +215,10 @@ class _Erasing:
     def _record(
         self, state: ShardState, history: Sequence[pa.Table], waiting: Sequence[pa.Table], is_living: bool
     ) -> bool:
-        """List the keys, by the removed rows and records, and refuse earlier batches. False: another was faster."""
+        """Put the keys on the list, and refuse what was described before. False if another was faster.
+
+        `history` and `waiting`: the removed rows, and the removed records of operator state.
+        """
         known = erased_list(self._client, state) if state.erased else ErasedList(new_secret(self._client))
         place = self._place(known)
         if place is not None and not is_living:

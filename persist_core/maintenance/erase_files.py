@@ -222,7 +222,8 @@ class Rewriting:
         return key
 
     def _without_samples(self, manifest: BatchManifest, is_of_keys: bool) -> BatchManifest:
-        """Without texts for people that mention a key, or may be of one."""
+        """Texts for people that mention a key are removed; all that may be of the keys, if the batch held one, or if
+        there was an err of them."""
         warnings = tuple(
             replace(each, samples=()) if is_of_keys or self.sought.is_said(each.samples) else each
             for each in manifest.warnings

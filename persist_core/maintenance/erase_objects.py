@@ -74,7 +74,8 @@ def delete(
 def _unneeded(
     client: PersistClient, shard: str, sought: Sought, unread: Collection[str], shared: Collection[str]
 ) -> list[str]:
-    """Objects that hold a key or are `unread`, and that the state does not need; of checkpoints, in any case."""
+    """The objects that hold a key, or are `unread`, and that the shard's state does not need; objects of checkpoints
+    that hold a key in any case."""
     needed, checkpoints = Needs(client, shard).of_itself(client.state(shard)), CheckpointLayout(shard).root
     unneeded = (each for each in _objects(client, shard) if each[0] not in needed or each[0].startswith(checkpoints))
     return _with_names(
@@ -85,7 +86,10 @@ def _unneeded(
 def _with_names(
     objects: Iterable[tuple[str, bytes]], is_found: Callable[[str, bytes], bool], kept: Collection[str] = ()
 ) -> list[str]:
-    """They come after the manifests that name one of them: a bound of a composite key may be the values of two."""
+    """The objects that hold a key, after the manifests that name one of them and are not `kept`: they never outlive it.
+
+    The bounds of a composite key may be the values of two keys, so that nothing else says whose they are.
+    """
     found, others = list[str](), dict[str, bytes]()
     for key, data in objects:
         if is_found(key, data):

@@ -143,7 +143,10 @@ def reprocess(
 def _history_held(
     client: PersistClient, shard: str, start: Start, say: Callable[[str], None]
 ) -> Iterator[Callable[[], object]]:
-    """Keep the history since the start by a lease, for `LEASE_MS` after each call of what this yields."""
+    """Keep the shard's history since the start, for `LEASE_MS` after each call of what this yields.
+
+    A lease, because a process that is killed ends no hold.
+    """
     if start.after == BEGINNING:  # needs what the shard holds now, and nothing before
         yield lambda: None
         return

@@ -85,7 +85,11 @@ def _range_of(oks: pa.Table, schema: CollectionSchema) -> list[KeyRange]:
 
 
 def _filled(updates: pa.Table, slot: Sequence[str], before: pa.Table | None = None, after: int = -1) -> pa.Table:
-    """`updates` with an order for each retraction that lacks one: of the insertion just before it."""
+    """`updates` with an order for each retraction that lacks one, from the insertion just before it in its slot.
+
+    `before`: what the slots held up to `after`; only its insertions count. Without it, only insertions among the
+    updates are found.
+    """
     if not updates[ORDER].null_count:
         return updates
     both = updates

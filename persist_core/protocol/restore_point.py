@@ -125,7 +125,10 @@ def _check_as_committed(
 def _progress(
     client: PersistClient, state: ShardState, said: Mapping[str, SourceFrontier], batches: tuple[HollowBatch, ...]
 ) -> dict[str, SourceFrontier]:
-    """The whole progress at the end of `batches`: a plain writer's commit names only the sources that it changed."""
+    """The whole progress at the end of `batches`: a commit of a plain writer names only the sources that it changed.
+
+    Looks for the other sources in earlier commits, up to the last restore, which names all sources.
+    """
     sources, missing = dict(said), set(state.sources) - set(said)
     for batch in reversed(batches):
         if not missing:

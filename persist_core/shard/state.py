@@ -254,7 +254,11 @@ def check_can_be_fork(state: ShardState, since: Frontier) -> None:
 
 
 def _with_batch(state: ShardState, manifest: BatchManifest, manifest_key: str) -> tuple[HollowBatch, ...]:
-    """Two empty batches in a row become one if the new manifest says all that the replaced one did."""
+    """The batches after the append. Two empty ones in a row become one, so that a state does not grow by seals.
+
+    Only if the new manifest contains all that the replaced one said: a restore's says more, and so may one with
+    another schema, or one whose writer left out the progress of a source.
+    """
     batch = manifest.hollow(manifest_key)
     last, newest = state.batches[-1] if state.batches else None, state.newest_commit
     merges = (

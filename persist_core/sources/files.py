@@ -178,7 +178,10 @@ class FileSource:
     def _wanted(
         self, consumed: SourceFrontier | None, known: Consumed, naming: _Naming, lower: int, until: int | None
     ) -> Wanted:
-        """The first listing of a UTC day is whole, as is one that begins or ends the shard."""
+        """Return what to look for. The first listing of each UTC day is whole, and one that begins or ends the shard.
+
+        Others leave out dates more than `look_back` before the shard's upper and before all that was left over.
+        """
 
         def is_known(below_root: str, size_bytes: int, mtime_ms: int) -> bool:
             return known.get(naming.relative(below_root), ())[:2] == (size_bytes, mtime_ms)
@@ -256,7 +259,10 @@ class FileSource:
     def _within_limits(
         self, pending: list[InputFile], until: int | None, lower: int
     ) -> tuple[list[InputFile], list[InputFile]]:
-        """The first files that fit, at least one (or one date), and the rest; all, if no later run takes them."""
+        """The first files that fit, at least one (with `time: path`: at least one date), and the rest.
+
+        If the run closes the shard and times do not come from the path, there is no later run: all are taken.
+        """
         groups: list[list[InputFile]]
         if self._config.time.source == "path":
             by_date: dict[int, list[InputFile]] = {}

@@ -113,7 +113,10 @@ class PersistHook(BaseHook):
             location.close()
 
     def _source_connections(self) -> dict[str, str]:
-        """The connections of sources, by variable; one without credentials is left to the collections that name it."""
+        """The connections that sources of the collections name, by variable, if the environment lacks it.
+
+        One that gives no credentials is left out: it is an error of the collections that name it, and of no others.
+        """
         sources = [config.source for config in self._configs if isinstance(config, CollectionConfig)]
         found = {}
         for name in sorted({each.connection for each in sources if each.connection is not None}):
@@ -222,7 +225,10 @@ def _aws_connection(aws_conn_id: str) -> tuple[Any, str | None, str | None]:
 
 
 def _round_trip(location: OpenLocation) -> str:
-    """Try all calls. The compare-and-set must be refused, so that no shard of that name appears."""
+    """Write, read and delete a blob; make a compare-and-set that consensus must refuse, and read back.
+
+    A refused compare-and-set reaches the store and creates no key, so that no shard of that name appears.
+    """
     key, data = f"{_TEST_PREFIX}/{RandomIds().uuid7()}", b"persist"
     location.blob.set(key, data)
     found = location.blob.get(key)

@@ -189,7 +189,10 @@ def _send(send: Callable[..., Any], metric: Metric, value: float, labels: Mappin
 
 
 def _flush() -> None:
-    """Export now, with OpenTelemetry: tasks end before its interval. A thread waits, which may outlive this call."""
+    """With OpenTelemetry, export now: Airflow's task processes end without it, and the interval is a minute.
+
+    A collector that does not answer is waited for in a thread, which may outlive this call.
+    """
     if _is_set("statsd_datadog_enabled") or _is_set("statsd_on"):
         return
     provider: Any = importlib.import_module("opentelemetry.metrics").get_meter_provider()

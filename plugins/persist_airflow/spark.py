@@ -113,7 +113,10 @@ class SparkJobOperator(SparkSubmitOperator):
         return Ended(seen if cause is None else "Its log is above.", cause, exit_status)
 
     def _submit(self, context: Context, items: Sequence[JobSpec], arguments: Sequence[str]) -> int:
-        """In this process, with a Spark Connect server for its plan; or by the provider. Its exit status."""
+        """Run the job in this process, and its plan in a Spark Connect server; or by the provider. Its exit status.
+
+        Raises `AirflowException` if the provider says that it failed.
+        """
         remote = connect_environment_of(self.spark_conn_id)
         if remote is None:
             # What is left of a job that was killed may still write there, and ends by itself.
@@ -196,7 +199,11 @@ class SparkJobOperator(SparkSubmitOperator):
             yield line
 
     def _master_of_connection(self) -> tuple[str, str | None]:
-        """Master and deploy mode. A missing connection becomes `local[*]`: the Spark hook would take it for YARN."""
+        """The Spark connection's master and deploy mode (`None`: not given).
+
+        If there is no such connection, one for `local[*]` is made as an environment variable, Airflow's documented way
+        for a process to bring a connection of its own: the Spark hook would take a missing one for YARN.
+        """
         try:
             connection = BaseHook.get_connection(self.spark_conn_id)
         except AirflowNotFoundException:

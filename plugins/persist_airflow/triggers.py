@@ -38,7 +38,10 @@ MAX_STORAGE_ERRORS = 10  # one after the other; then the task fails, and Airflow
 
 
 async def _looks(look: Callable[[], _Found], poll_s: float) -> AsyncIterator[_Found | None]:
-    """Yield what `look` finds, `None` while the store fails; raises `MAX_STORAGE_ERRORS` errors in a row."""
+    """Yield what `look` finds every `poll_s` seconds, `None` while the store fails. In a thread, because it may block.
+
+    Raises the `StorageError` of `MAX_STORAGE_ERRORS` looks in a row.
+    """
     failures = 0
     while True:  # until the trigger ends
         try:
@@ -56,7 +59,10 @@ async def _looks(look: Callable[[], _Found], poll_s: float) -> AsyncIterator[_Fo
 async def _wait(
     look: Callable[[], _Found], is_done: Callable[[_Found], bool], poll_s: float, timeout_s: float | None
 ) -> tuple[_Found | None, bool]:
-    """The last finding, and whether the task waits for it; if not, `timeout_s` seconds have passed."""
+    """Return the last finding of `look`, and whether the task waits for it. If not, `timeout_s` seconds have passed.
+
+    The time does not outlive a restart of the triggerer.
+    """
     clock = SystemClock()
     deadline_ms = None if timeout_s is None else clock.now_ms() + timeout_s * 1000
     last: _Found | None = None

@@ -75,7 +75,10 @@ def wait_for_turn(operator: BaseOperator, context: Context, client: PersistClien
 
 
 def _append_task(context: Context, shard: str) -> Any:
-    """The shard's append task, which names its write task; `None` in a DAG of single operators."""
+    """The shard's append task in this DAG, which names its write task; `None` in a DAG of single operators.
+
+    Tasks for several shards take turns by the first.
+    """
     dag: Any = context["dag"]
     of_shard = (task for task in dag.tasks if getattr(task, "shard", None) == shard)
     return next((task for task in of_shard if hasattr(task, "write_task_id")), None)

@@ -107,7 +107,7 @@ class WatchShardsOperator(BaseOperator):
         }
 
     def _files(self) -> tuple[list[WatchedShard], dict[str, str]]:
-        """The shards of the files, and why a file is wrong, by its name."""
+        """The shards of the files; and why a file is wrong, by its name: other alerts of the shard stay as they are."""
         shards: list[WatchedShard] = []
         wrong: dict[str, str] = {}
         for name, what in FOLDERS.items():

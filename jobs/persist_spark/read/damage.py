@@ -196,7 +196,8 @@ def _named_beside(blob: Blob, key: str) -> Part | StateArtifact | None:
 
 
 def _named_now(client: PersistClient, key: str) -> Part | StateArtifact | None:
-    """As the newest states name a staged file: runs carry files of attempts without a manifest; and forks' files."""
+    """The newest states' facts of a staged file: its shard's, whose runs carry files of older attempts that have no
+    manifest any more, and forks' files."""
     shard = owner_of(key)
     records, _ = readable_forks(client.blob, shard)
     for name in dict.fromkeys([shard, *(record.fork for record in records)]):

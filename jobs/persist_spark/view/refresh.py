@@ -152,7 +152,11 @@ class _Corrected:
 
 
 def _corrections(view: _View, refresh: Refresh) -> int:
-    """Rows other than the last refresh left them, by evaluating it again if the digests differ; else a lower bound."""
+    """Rows that the target held more or fewer of than the last refresh left: usually 0, at no cost.
+
+    If the digests differ, the last refresh is evaluated again and compared. If that is no longer possible, the
+    difference of the counts is a lower bound.
+    """
     last, left = Refreshed.of(view.state.sources), _left(view)
     if refresh.before == left:
         return 0

@@ -329,7 +329,10 @@ class _NotThere(Determinate):
 
 
 def _did_nothing(error: psycopg.Error) -> bool:
-    """True if the session goes on after the error. A FATAL one proves nothing: it may come after a commit."""
+    """True if the server itself says that the statement failed, and goes on with the session.
+
+    A FATAL error ends the session at any point, also between a commit and its answer: that proves nothing.
+    """
     severity = error.diag.severity_nonlocalized or error.diag.severity
     code = error.sqlstate or ""
     return severity == "ERROR" and (code in _DID_NOTHING or code[:2] in _DID_NOTHING_CLASSES)

@@ -232,7 +232,10 @@ class S3Consensus:
         return newest is not None and newest.header.first <= entry.header.position <= newest.header.position
 
     def _first_from(self, newest: Entry, seqno: int) -> Header:
-        """The first entry that counts whose seqno is at least `seqno`: later ones only restate the newest version."""
+        """The first entry that counts, as of `newest`, whose seqno is at least `seqno`, which `newest`'s is.
+
+        Entries that restate the newest version come after the one that made it, so this one made its version.
+        """
         header = newest.header
         known = {header.position: header}
 
