@@ -61,6 +61,17 @@ def fail_without_retry() -> Iterator[None]:
         raise airflow_error(error) from error
 
 
+def result_before(operator: Any, result: Any) -> Any:
+    """The result of the task before, as `operator` got it. Raises `AirflowFailException` if that task left none."""
+    if result is None:
+        before = ", ".join(sorted(operator.upstream_task_ids))
+        raise AirflowFailException(
+            f"{before} left no result: someone marked it as success, or its XCom was deleted from Airflow's database. "
+            f"Clear {before} of this dag run together with the tasks after it"
+        )
+    return result
+
+
 def failed_together(what: str, failed: Mapping[str, Mapping[str, Any]], of: int) -> AirflowException:
     """The exception of a task for errors of several shards, by name. It has them as `failed`, for alerts."""
     listed = "; ".join(f"{name}: {each['error']}" for name, each in failed.items())

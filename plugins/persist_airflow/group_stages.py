@@ -8,7 +8,7 @@ from typing import Any
 
 from persist_airflow import lineage
 from persist_airflow.compat import AirflowSkipException, Context, defers_by_default, interval_end_ms
-from persist_airflow.failures import failed_together
+from persist_airflow.failures import failed_together, result_before
 from persist_airflow.groups import (
     Batch,
     GroupOperator,
@@ -113,10 +113,11 @@ class AppendGroupOperator(lineage.ReportsLineage, GroupOperator):
         self.outlets = [*self.outlets, *assets_of(self.persist_conn_id, self.batch)]
 
     def execute(self, context: Context) -> Json:
-        with task_client(self.persist_conn_id, *self.batch.configs(self.staged["staged"])) as client:
+        given = result_before(self, self.staged)
+        with task_client(self.persist_conn_id, *self.batch.configs(given["staged"])) as client:
             found = for_each(
                 self.batch,
-                self.staged["staged"],
+                given["staged"],
                 lambda config, staged: appended(client, config, staged, self.persist_conn_id),
             )
             conflicts = {name: each.value for name, each in found.items() if isinstance(each.value, Conflict)}
@@ -135,7 +136,7 @@ class AppendGroupOperator(lineage.ReportsLineage, GroupOperator):
         for report in reports.values():
             warn(self.log, report)
         self.asset_events(context, reports)
-        return {"results": reports, "failed": {**self.staged["failed"], **failed}}
+        return {"results": reports, "failed": {**given["failed"], **failed}}
 
 
 @dataclass(frozen=True)
@@ -175,8 +176,9 @@ class CheckpointGroupOperator(GroupOperator):
         self.outlets = [*self.outlets, *assets_of(self.persist_conn_id, self.batch, "/checkpoints")]
 
     def execute(self, context: Context) -> None:
-        with task_client(self.persist_conn_id, *self.batch.configs(self.appended["results"])) as client:
-            found = for_each(self.batch, self.appended["results"], lambda config, _: checkpointed(client, config))
+        results = result_before(self, self.appended)["results"]
+        with task_client(self.persist_conn_id, *self.batch.configs(results)) as client:
+            found = for_each(self.batch, results, lambda config, _: checkpointed(client, config))
             report_shards(self.persist_conn_id, client, list(found))
         done = {name: each.value for name, each in found.items() if each.value is not None}
         failed = self.ended(context, "checkpoint", found, {name: "; ".join(one[1]) for name, one in done.items()})
@@ -217,7 +219,8 @@ class WriteGroupOperator(_GroupSparkOperator):
 
     def execute(self, context: Context) -> Any:
         """Stage all. Raises only if no job could be started."""
-        described = {name: BatchDescription.from_json(each) for name, each in self.described["descriptions"].items()}
+        given = result_before(self, self.described)
+        described = {name: BatchDescription.from_json(each) for name, each in given["descriptions"].items()}
         with task_client(self.persist_conn_id, *self.batch.configs(described)) as client:
             is_again = context["ti"].try_number > 1
             found = for_each(
@@ -240,11 +243,11 @@ class WriteGroupOperator(_GroupSparkOperator):
         words = {name: f"staged {described[name].interval}" if each.value else OUTDATED for name, each in found.items()}
         failures = self.ended(context, "write", found, words)
         staged = {
-            name: {"description": self.described["descriptions"][name], "manifest_key": each.value}
+            name: {"description": given["descriptions"][name], "manifest_key": each.value}
             for name, each in found.items()
             if each.error is None
         }
-        return {"staged": staged, "failed": {**self.described["failed"], **failures}}
+        return {"staged": staged, "failed": {**given["failed"], **failures}}
 
 
 def _without_spark(
@@ -279,7 +282,7 @@ class RetryFailedOperator(_GroupSparkOperator):
 
     def execute(self, context: Context) -> Any:
         """Do them again. Raises the list of what fails."""
-        failed: Json = dict(self.appended["failed"])
+        failed: Json = dict(result_before(self, self.appended)["failed"])
         if not failed:
             raise AirflowSkipException("no collection failed")
         ti: Any = context["ti"]

@@ -28,7 +28,7 @@ from persist_airflow.compat import (
     make_asset,
     set_event_extra,
 )
-from persist_airflow.failures import PersistCasConflict
+from persist_airflow.failures import PersistCasConflict, result_before
 from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.links import ShardLink, shard_page, shard_uri
 from persist_airflow.metrics import Counted, count, measured, report_commit, report_shards
@@ -181,7 +181,7 @@ class AppendBatchesOperator(lineage.ReportsLineage, _ShardOperator):
     @measured("append")
     def execute(self, context: Context) -> dict[str, Any]:
         """Append, or heal. Raises `PersistCasConflict` if the append was lost for the first time."""
-        if self.staged.get("dry_run") is not None:
+        if result_before(self, self.staged).get("dry_run") is not None:
             raise AirflowSkipException(
                 f"read-only: nothing was written to {self.shard}; the write task's log has what a refresh would write"
             )

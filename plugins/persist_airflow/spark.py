@@ -24,7 +24,7 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
 from persist_airflow.compat import AirflowException, AirflowNotFoundException, BaseHook, Context, submit_once
-from persist_airflow.failures import SparkJobFailed, airflow_error
+from persist_airflow.failures import SparkJobFailed, airflow_error, result_before
 from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.lineage import ReportsLineage, of_inputs
 from persist_airflow.metrics import measured
@@ -251,7 +251,7 @@ class WriteBatchesOperator(ReportsLineage, SparkJobOperator):
     def execute(self, context: Context) -> Any:
         """Stage once. Raises `AirflowFailException` if another try would fail as well, else `SparkJobFailed`."""
         with task_client(self.persist_conn_id, self.config) as client:
-            if "dry_run_as_of" in self.description:
+            if "dry_run_as_of" in result_before(self, self.description):
                 return self._dry_run(client, context)
             description = BatchDescription.from_json(self.description)
             self.lineage = of_inputs(client, self.config, description, self.persist_conn_id)

@@ -219,6 +219,16 @@ def test_a_write_task_that_was_killed_stages_only_the_rest_again(orchard: Orchar
     assert uppers(client) == dict.fromkeys(NAMES, end_ms(0))
 
 
+@pytest.mark.parametrize(("lost", "tasks"), [(MINT, [WRITE]), (WRITE, [APPEND]), (APPEND, [CHECKPOINT, RETRY])])
+def test_a_task_that_was_marked_as_success_is_named(orchard: Orchard, lost: str, tasks: list[str]) -> None:
+    run = DagRunDriver(orchard.dag(), end_of(0))
+    run_all(run, MINT, WRITE, APPEND)
+    run.xcoms[lost] = None
+    for task in tasks:
+        with pytest.raises(AirflowFailException, match=f"{lost} left no result"):
+            run.run(task)
+
+
 def test_an_error_that_no_retry_corrects_is_not_tried_again(orchard: Orchard) -> None:
     orchard.failing["figs"] = TooManyErrors
     run = DagRunDriver(orchard.dag(), end_of(0))

@@ -1,7 +1,10 @@
 """The cost of a group beside collections with a DAG each, and beside jobs by hand, through a real scheduler.
 
     make .venv-bench/installed && .venv/bin/python -m tests.env.spark_jars iceberg
-    python -m tests.benchmarks.groups [COLLECTIONS]     prints seconds by the clock and of processor, and the ratios
+    python -m tests.benchmarks.groups [COLLECTIONS] [--connect]    prints seconds by the clock and of processor, and
+                                                                   the ratios
+
+With `--connect` our jobs share the Spark Connect server of `make up`, whose processor seconds count.
 
 Each collection has 10,000 keys from its first day. The second day brings 1,000 events to each: one backfill of one
 collection's DAG, one of the group's, and one of a DAG of five tasks by hand: a `SparkSubmitOperator` each, whose job
@@ -12,6 +15,7 @@ on a busy machine too; what the scheduler takes by itself meanwhile is in them.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
@@ -21,7 +25,7 @@ import tempfile
 from datetime import date, datetime, timedelta
 from pathlib import Path
 
-from persist_airflow.embedded.home import LocalAirflow
+from persist_airflow.embedded.home import SPARK, LocalAirflow
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
@@ -138,9 +142,8 @@ def write_feed(feed: Path, day: int) -> None:
 
 def backfill(airflow: LocalAirflow, dag_id: str, day: int) -> tuple[float, float]:
     """One day of one DAG: seconds of the dag run, and of processor."""
-    scheduler = airflow.kept.named("scheduler")
-    assert scheduler is not None
-    before_s = usage(scheduler.pid).processor_s
+    programs = [kept.pid for name in ("scheduler", SPARK) if (kept := airflow.kept.named(name)) is not None]
+    before_s = sum(usage(pid).processor_s for pid in programs)
     date = f"2026-01-0{day}"
     airflow.query("update backfill set completed_at = now() where completed_at is null returning id")
     airflow.command("backfill", "create", "--dag-id", dag_id, "--from-date", date, "--to-date", date)
@@ -156,7 +159,7 @@ def backfill(airflow: LocalAirflow, dag_id: str, day: int) -> tuple[float, float
         airflow.clock.sleep_ms(500)
     assert state == "success", (dag_id, day)
     assert isinstance(start, datetime)
-    return (end - start).total_seconds(), usage(scheduler.pid).processor_s - before_s
+    return (end - start).total_seconds(), sum(usage(pid).processor_s for pid in programs) - before_s
 
 
 def check(client: PersistClient) -> None:
@@ -165,8 +168,8 @@ def check(client: PersistClient) -> None:
         assert len(client.state(shard).commits) == 2, shard
 
 
-def main(collections: int) -> None:
-    """Load, then measure the second day of both."""
+def main(collections: int, *, is_connected: bool) -> None:
+    """Load, then measure the second day of all."""
     importlib.import_module("airflow")
     with tempfile.TemporaryDirectory(prefix="persist-bench-") as name:
         folder = Path(name)
@@ -178,7 +181,7 @@ def main(collections: int) -> None:
             "AIRFLOW_CONN_SPARK_LOCAL": json.dumps({"conn_type": "spark", "host": "local[2]"}),
             "PYTHONPATH": str(ROOT),
         }
-        airflow = LocalAirflow(folder / "home", folder / "dags", location, settings)
+        airflow = LocalAirflow(folder / "home", folder / "dags", location, settings, has_spark=is_connected)
         airflow.migrate()
         airflow.command("dags", "reserialize")
         with airflow.running(), open_location(location) as opened:
@@ -195,4 +198,8 @@ def main(collections: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else COLLECTIONS)
+    parser = argparse.ArgumentParser(prog="groups")
+    parser.add_argument("collections", nargs="?", type=int, default=COLLECTIONS)
+    parser.add_argument("--connect", action="store_true")
+    given = parser.parse_args()
+    main(given.collections, is_connected=given.connect)
