@@ -92,6 +92,14 @@ def test_compressed_files_are_read_by_their_suffix(feed: Feed) -> None:
     assert [row["id"] for row in rows] == [0, 1, 10, 11, 20, 21, 30, 31, 40, 41, 50, 51, 60, 61]
 
 
+def test_a_line_length_of_the_platform_drops_no_record(feed: Feed) -> None:
+    feed.write("1.json", f'{{"id":1,"pad":"{"x" * 100}"}}\n{{"id":2}}\n')
+    feed.write("2.json.gz", gzip.compress((feed.folder / "1.json").read_bytes().replace(b":1,", b":3,")))
+    feed = Feed(feed.spark.newSession(), feed.folder)
+    feed.spark.conf.set("mapreduce.input.linerecordreader.line.maxlength", "20")
+    assert [row["id"] for row in feed.records("json", COLUMNS)] == [1, 2, 3, 2]
+
+
 def test_zstd_is_unpacked_for_a_spark_that_can_not(feed: Feed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("persist_spark.decode.files.READS_ZSTD_TEXT", False)
     feed.write("1.json.zst", zstandard.compress(b'{"id":1}\n') + zstandard.compress(b'{"id":2}\n'))

@@ -58,6 +58,8 @@ INPUT_OPTIONS = {
     "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "fs.file.impl.disable.cache": "true",
 }
+# Where the platform has set a length, Hadoop silently passes over longer lines. Ours are found before.
+_ALL_LINES = {"lineSep": "\n", "mapreduce.input.linerecordreader.line.maxlength": str(2**31 - 1)}
 _URI_PLAIN = frozenset("_-!.~'()*/;:@&=+$,")  # what java.net.URI does not escape in a path, besides letters and digits
 _TEXT, _LONG = T.StringType(), T.LongType()
 _FACTS = [T.StructField(FILE, _TEXT), T.StructField(DATE_MS, _LONG), T.StructField(NAME, _TEXT)]
@@ -161,7 +163,7 @@ def text_lines(spark: SparkSession, files: Sequence[ReadableFile], options: Mapp
     # A row's number in its task, which a union of tasks does not change: one projection less than after it.
     row = F.monotonically_increasing_id().bitwiseAND(F.lit((1 << _ROW_BITS) - 1)).alias(ROW)
     for paths, how in by_store(files, options):
-        found = spark.read.options(lineSep="\n", **how).text(paths)
+        found = spark.read.options(**_ALL_LINES, **how).text(paths)
         path, block = F.col("_metadata.file_path").alias("path"), F.col("_metadata.file_block_start").alias(BLOCK)
         frames.append(found.select(value, path, block, row))
     lines = functools.reduce(DataFrame.union, frames).where((F.octet_length(value) > _BLANK_BYTES) | value.rlike(r"\S"))
