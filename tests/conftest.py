@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from persist_core.spark_job.installation import spark_home
+from persist_core.spark_job.jars import with_s3a_jars
 from tests import real_parts, two_processes
 from tests.local_spark import local_spark
 from tests.servers import s3
@@ -169,11 +171,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def connect_server() -> Iterator[ConnectServer]:
-    """One Spark Connect server for all tests that need one."""
+    """One Spark Connect server for all tests that need one. It can use S3, if the jars are there."""
     pytest.importorskip("pyspark.sql.connect.client", reason="needs Spark Connect")
     pytest.importorskip("airflow", reason="the server starts as the embedded Airflow's does")
     if shutil.which("java") is None:
         pytest.skip("Spark needs Java")
     from tests.servers.spark_connect import running
 
-    yield from running()
+    yield from running(with_s3a_jars({}, ["s3:"], os.environ, spark_home(os.environ)))

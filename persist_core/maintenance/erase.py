@@ -85,7 +85,7 @@ def look(client: PersistClient, shard: str, keys: Sequence[Key]) -> Erased:
     state = client.state(shard)
     task.check(state)
     rewriting = task.rewriting(state, is_dry_run=True)
-    task.rewritten(state, rewriting)
+    task.rewritten(state, rewriting, state.upper.time)
     secret = ErasedList("") if state.erased is None else erased_list(client, state)
     digests = tuple(secret.digest(key, task.schema.key) for key in keys) if secret.secret else ()
     return Erased(shard, "dry_run", digests, rewriting.rows, rewriting.files, 0, 0, (), *task.beyond(state))
@@ -163,7 +163,7 @@ class _Erasing:
             chains = recover_newest(self._client, state, verified_bytes=None).operators
             for name, chain in chains.items():
                 self._operator(looking, name, chain)
-            is_living = len(oks) + len(errs) + looking.files > 0
+            is_living = len(oks) + len(errs) + len(looking.removed) > 0
             if self._record(state, history, looking.removed, is_living) and (
                 not is_living or self._commit(state, oks, errs, chains)
             ):
@@ -281,20 +281,20 @@ class _Erasing:
         for _ in range(MAX_ROUNDS):
             state = self._client.state(self._shard)
             rewriting = self.rewriting(state)
-            replaced = self.rewritten(state, rewriting)
-            if not replaced:
-                return
             known = erased_list(self._client, state)
             place = self._place(known)
             assert place is not None
             erasure = known.erasures[place]
+            replaced = self.rewritten(state, rewriting, erasure.upper)
+            if not replaced:
+                return
             erasure = replace(erasure, rows=erasure.rows + rewriting.rows, files=erasure.files + rewriting.files)
             if store(self._client, state, known.changed(erasure, place), replaced=replaced):
                 self.replaced |= set(replaced)
         raise self._too_slow()
 
-    def rewritten(self, state: ShardState, rewriting: Rewriting) -> Replacements:
-        """Stage what is to replace manifests of the state."""
+    def rewritten(self, state: ShardState, rewriting: Rewriting, upper: int | None) -> Replacements:
+        """Stage what is to replace manifests of the state. Counts no file of the erasure's own commit, at `upper`."""
         batches: dict[str, HollowBatch] = {each.manifest_key: each for each in state.batches}
         named: dict[str, HollowBatch | Commit] = {**batches}
         named.update({each.manifest_key: each for each in state.commits if each.manifest_key not in batches})
@@ -303,7 +303,10 @@ class _Erasing:
         for key, each in named.items():  # batches first: they say whether there were errs
             batch = batches.get(key)
             manifest = self._client.manifest(each) if batch is None else self._client.manifests([batch])[0]
+            files = rewriting.files
             new = rewriting.manifest(manifest, batch, is_commit=key in commits)
+            if each.lower == upper:
+                rewriting.files = files
             if new is not None:
                 attempt = self._client.ids.uuid7()
                 stored = "" if rewriting.is_dry_run else stage_manifest(self._client.blob, new, attempt)

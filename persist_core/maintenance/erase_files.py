@@ -85,8 +85,8 @@ class Rewriting:
     era: int
     sought: Sought
     is_dry_run: bool = False
-    rows: int = 0  # versions and errors removed
-    files: int = 0
+    rows: int = 0  # versions and errors removed, each counted where it was inserted
+    files: int = 0  # of contents: commits that name operator state may be forgotten meanwhile
     has_errs: bool = False  # of the keys: samples in manifests may be of them
     removed: list[pa.Table] = field(default_factory=list)  # of operator state
     _artifacts: dict[str, StateArtifact | None] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class Rewriting:
             return None
         if batch is not None:
             counted = {name: number - counts[name] for name, number in vars(manifest.counts).items()}
-            self.rows += sum(counts.values())
+            self.rows += counts["insertions"] + counts["err_insertions"]
             after = replace(after, counts=type(manifest.counts)(**counted), changed_at=_changed_at(manifest))
             after = self._owned(after)
         stats = {name: count for name, count in after.stats.items() if name != "output_count"}
@@ -194,7 +194,6 @@ class Rewriting:
             return None
         if found is None:
             return replace(artifact, first_key=None, last_key=None)
-        self.files += 1
         self.removed.append(found.removed)
         data, keys = found.data or PARQUET.encode(found.kept), self._range(found.kept)
         return replace(

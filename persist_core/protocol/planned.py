@@ -33,13 +33,24 @@ def planned(client: PersistClient, config: ShardConfig) -> Planned:
         if last is None:
             return Planned(config.name, "new")
         before = load_frozen(client.blob, last.input_key, FrozenShards).definition
-        return Planned(config.name, "nothing" if before == config.definition else "refresh")
+        return Planned(config.name, "nothing" if before == config.definition else "refresh", _unknown(state, config))
     try:
         words = changes_of(state or ShardState(config.name), config)
     except SchemaMismatch as error:
         return Planned(config.name, "refused", refused=str(error))
     is_new = state is None or state.schema is None
-    return Planned(config.name, "new" if is_new else "evolve" if words else "nothing", words)
+    return Planned(config.name, "new" if is_new else "evolve" if words else "nothing", words + _unknown(state, config))
+
+
+def _unknown(state: ShardState | None, config: ShardConfig) -> tuple[str, ...]:
+    """The names in `dropped` that no schema of the shard has had. Not refused: a new generation begins without them."""
+    versions = state.schemas.versions if state else ()
+    known = {column.name for each in versions for column in each.schema.columns}
+    return tuple(
+        f"dropped: {name}: the shard has never had this column: correct the name, or remove it"
+        for name in config.dropped
+        if versions and name not in known
+    )
 
 
 def changes_of(state: ShardState, config: ShardConfig) -> tuple[str, ...]:

@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,20 +144,23 @@ class ShardSource:
 
         Raises `OutsideFrontiers` if the `since` of an input is after that time.
         """
-        inputs: dict[str, ShardState] = {}
-        for name in self._config.inputs:
-            try:
-                self._hold(name)
-                inputs[name] = self._client.state(name)
-            except ShardNotFound:
-                return NotYet(f"view {self._config.name}: {_missing(name)}")
-        upper = min([CLOSED if until is None else Frontier(until), *(each.upper for each in inputs.values())])
-        behind = min(inputs.values(), key=lambda each: each.upper)
-        if upper <= Frontier(lower):
-            return NotYet(
-                f"view {self._config.name} is up to date with its inputs: it contains everything before"
-                f" {show_time(lower)}, and the upper of its input {behind.shard} is {behind.upper}"
-            )
+        looks: list[Callable[[str], ShardState]] = [self._held]
+        if Refreshed.of(state.sources) is None:  # until all inputs hold data, none is kept from giving up its history
+            looks.insert(0, self._client.state)
+        for look in looks:
+            inputs: dict[str, ShardState] = {}
+            for name in self._config.inputs:
+                try:
+                    inputs[name] = look(name)
+                except ShardNotFound:
+                    return NotYet(f"view {self._config.name}: {_missing(name)}")
+            upper = min([CLOSED if until is None else Frontier(until), *(each.upper for each in inputs.values())])
+            behind = min(inputs.values(), key=lambda each: each.upper)
+            if upper <= Frontier(lower):
+                return NotYet(
+                    f"view {self._config.name} is up to date with its inputs: it contains everything before"
+                    f" {show_time(lower)}, and the upper of its input {behind.shard} is {behind.upper}"
+                )
         notices = []
         if until is not None and upper < Frontier(until):
             notices.append(
@@ -263,6 +266,10 @@ class ShardSource:
         names = [] if before is None else sorted(set(before.uppers) - set(self._config.inputs))
         holder = f"{VIEW}{self._config.name}"
         return [name for name in names if holder in self._client.state(name).holds]
+
+    def _held(self, name: str) -> ShardState:
+        self._hold(name)
+        return self._client.state(name)
 
     def _hold(self, name: str) -> SinceHandle:
         return self._client.open_since(name, f"{VIEW}{self._config.name}")

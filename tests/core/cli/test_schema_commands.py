@@ -88,3 +88,19 @@ def test_a_name_is_gone_or_a_column(tmp_path: Path) -> None:
     file.write_text(f"{text}dropped: [note]\n")
     with pytest.raises(ConfigError, match=r"dropped: .*a column of this name is a new one"):
         load_collection(file)
+
+
+def test_a_plan_names_a_dropped_column_that_never_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = Page(tmp_path)
+    texts = [text for kind, text in BLOCK.findall(EVOLUTION) if kind == "yaml"]
+    page.file.write_text(texts[0] + "dropped: [nota]\n")
+    assert page.say("plan", "orders") == 0
+    assert "dropped" not in capsys.readouterr().out, "there is no table yet"
+    page.run()
+    wrong = "dropped: nota: the shard has never had this column: correct the name, or remove it"
+    assert page.say("plan", "orders") == 0
+    assert capsys.readouterr().out == f"orders: nothing changes\n  {wrong}\n"
+    page.file.write_text(texts[2].replace("[note]", "[note, nota]"))
+    page.run()
+    assert page.say("plan", "orders") == 0
+    assert capsys.readouterr().out == f"orders: nothing changes\n  {wrong}\n"

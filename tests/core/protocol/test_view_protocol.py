@@ -140,6 +140,16 @@ def test_nothing_to_do_names_the_input_that_is_behind(world: World) -> None:
     assert "its input c does not exist yet" in missing.reason
 
 
+def test_a_view_holds_no_input_until_all_have_data(world: World) -> None:
+    for _ in ("it is not there", "it is empty"):
+        assert isinstance(world.mint(inputs=["a", "b", "c"]), NothingToDo)
+        assert (world.held("a"), world.held("b")) == ({}, {})
+        world.client.ensure_shard("c")
+    world.append("c", 9, 3)
+    assert isinstance(world.mint(inputs=["a", "b", "c"]), Minted)
+    assert all(list(world.held(name)) == ["view/v"] for name in ("a", "b", "c"))
+
+
 def test_closed_inputs_never_end_and_close_the_view_when_all_are(world: World) -> None:
     world.append("b", None, 3)
     assert world.refresh().upper == 10
