@@ -66,7 +66,7 @@ def result_before(operator: Any, result: Any) -> Any:
     if result is None:
         before = ", ".join(sorted(operator.upstream_task_ids))
         raise AirflowFailException(
-            f"{before} left no result: someone marked it as success, or its XCom was deleted from Airflow's database. "
+            f"{before} left no result: it was marked as success, or its XCom was deleted, or do_xcom_push is off. "
             f"Clear {before} of this dag run together with the tasks after it"
         )
     return result
