@@ -100,6 +100,13 @@ def test_a_line_length_of_the_platform_drops_no_record(feed: Feed) -> None:
     assert [row["id"] for row in feed.records("json", COLUMNS)] == [1, 2, 3, 2]
 
 
+def test_a_path_is_local_if_the_platforms_default_is_not(feed: Feed) -> None:
+    feed.write("1.json", '{"id":1}')
+    feed = Feed(feed.spark.newSession(), feed.folder)
+    feed.spark.conf.set("fs.defaultFS", "hdfs://nowhere.invalid:8020")
+    assert [row["id"] for row in feed.records("json", COLUMNS)] == [1]
+
+
 def test_zstd_is_unpacked_for_a_spark_that_can_not(feed: Feed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("persist_spark.decode.files.READS_ZSTD_TEXT", False)
     feed.write("1.json.zst", zstandard.compress(b'{"id":1}\n') + zstandard.compress(b'{"id":2}\n'))

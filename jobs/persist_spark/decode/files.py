@@ -175,8 +175,9 @@ def text_lines(spark: SparkSession, files: Sequence[ReadableFile], options: Mapp
 
 def by_store(files: Sequence[ReadableFile], options: Mapping[str, str]) -> Iterator[tuple[list[str], dict[str, str]]]:
     """The paths in folders and on S3, each with the options to read them."""
-    for is_local, how in ((True, INPUT_OPTIONS), (False, {**_LITERAL, **options})):
-        paths = [file.path for file in files if file.path.startswith("/") == is_local]
+    # Hadoop looks for a path without a scheme where the platform says, which may be HDFS.
+    for scheme, how in (("file://", INPUT_OPTIONS), ("", {**_LITERAL, **options})):
+        paths = [f"{scheme}{file.path}" for file in files if file.path.startswith("/") == bool(scheme)]
         if paths:
             yield paths, how
 
