@@ -88,6 +88,8 @@ def test_compressed_files_are_read_by_their_suffix(feed: Feed) -> None:
     feed.write("3.json.zst", zstandard.compress(text(40)) + zstandard.compress(b"\n" + text(50)))
     feed.write("4.json.gz", gzip.compress(b""))
     feed.write("5:6.json.gz", gzip.compress(text(60)))
+    for suffix in ("gz", "bz2", "zst"):
+        feed.write(f"7.json.{suffix}", b"")
     rows = feed.records("json", COLUMNS)
     assert [row["id"] for row in rows] == [0, 1, 10, 11, 20, 21, 30, 31, 40, 41, 50, 51, 60, 61]
 

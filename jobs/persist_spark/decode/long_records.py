@@ -62,7 +62,7 @@ def opened(feed: Feed, file: InputFile) -> Iterator[IO[bytes]]:
         found = stack.enter_context(feed.opened(file))
         if suffix in _GZIP:
             found = stack.enter_context(cast(IO[bytes], gzip.GzipFile(fileobj=found)))
-        elif suffix in _BZIP2:
+        elif suffix in _BZIP2 and file.size_bytes:  # without a byte it is an empty file, as with the other suffixes
             found = stack.enter_context(bz2.BZ2File(found))
         elif suffix in _ZSTD:
             found = cast(IO[bytes], WholeZstd(found))
