@@ -90,6 +90,19 @@ def test_broken_csv_lines_are_errs_with_their_bytes(feed: Feed) -> None:
     assert "decimal(10,2)" in rows[3][ERR_MESSAGE]
 
 
+def test_a_csv_field_that_goes_on_behind_its_quote_is_an_err(feed: Feed) -> None:
+    good = ['1,"a ""b"" c"', '2,a"b"c', '3,"a"  ', '4,""""', '5,"a\\"', '6,"a;b"']
+    bad = ['7,"a"b', '8,"say \\"hi\\""', '9,"a" "b"', '10,""a']
+    feed.write("1.csv", "\n".join(["id,name", *good, *bad]))
+    rows = records(feed, "csv")
+    names = ['a "b" c', 'a"b"c', "a", '"', "a\\", "a;b"]
+    assert [(row["id"], row["name"], row[ERR_KIND]) for row in rows[:6]] == [
+        (number, name, None) for number, name in enumerate(names, start=1)
+    ]
+    assert [(row["id"], row[ERR_KIND]) for row in rows[6:]] == [(number, "value") for number in range(7, 11)]
+    assert all("behind its closing quote" in row[ERR_MESSAGE] for row in rows[6:])
+
+
 def test_a_header_without_the_key_makes_errs(feed: Feed) -> None:
     feed.write("1.csv", "name,price\na,1\n")
     feed.write("2.csv", "id,name,name\n1,a,b\n")

@@ -41,6 +41,7 @@ csv.field_size_limit(_FIRST_LINE_BYTES)  # Python's own limit, 128 KiB, would en
 _SHOWN_CHARS = 200  # of a header, in a message
 _OPS = ("I", "U", "D")
 UNBALANCED = "an odd number of quotes: a field is not closed; line breaks within quoted fields are not supported"
+CONTINUED = 'a quoted field goes on behind its closing quote; double a quote within quotes ("")'
 MISCOUNTED = "the line does not have as many fields as its file's first line"
 
 
@@ -136,7 +137,12 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
     }
     kept = lines.where(~F.col(LINE).isin(list(layout.headers))) if layout.headers else lines
     row = F.from_csv(F.col(LINE), row_type.simpleString(), options)
-    rows = kept.select(*line_columns(config), row.alias("row"))
+    # Spark keeps a field such as "x"y with its quotes, others read xy. A second reading skips such fields; only a line
+    # with a quote between two other characters needs it.
+    apart = "".join(f"\\x{{{ord(char):x}}}" for char in config.source.delimiter)
+    strict = F.from_csv(F.col(LINE), row_type.simpleString(), {**options, "unescapedQuoteHandling": "SKIP_VALUE"})
+    goes_on = F.col(LINE).rlike(f'[^{apart}]"[^"{apart}]') & ~strict.eqNullSafe(row)
+    rows = kept.select(*line_columns(config), row.alias("row"), goes_on.alias("goes_on"))
     parsed = F.col("row")
 
     def text(raw: str, name: str) -> SparkColumn:
@@ -185,5 +191,6 @@ def _fault(layout: Layout, row: SparkColumn, wanted: dict[str, str]) -> tuple[Sp
     follower = len(keys) + (layout.names[0] == DMS_OP)
     is_first = set(layout.names[:follower]) <= {*keys, DMS_OP} and follower < len(layout.names)
     is_trusted = row.getField(f"c{follower}").isNotNull() if is_first else F.lit(False)
-    fault = F.when(is_open, F.lit(UNBALANCED)).when(is_odd, F.lit(MISCOUNTED)).otherwise(F.lit(None).cast("string"))
+    fault = F.when(is_open, F.lit(UNBALANCED)).when(is_odd, F.lit(MISCOUNTED))
+    fault = fault.when(F.col("goes_on"), F.lit(CONTINUED)).otherwise(F.lit(None).cast("string"))
     return fault.isNull() | is_trusted, fault
