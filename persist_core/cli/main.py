@@ -81,7 +81,7 @@ def persist() -> None:
 
 
 _schema_option = click.option(
-    "--schema", type=int, help="Show this version of the schema (`persist schema` lists them)."
+    "--schema", type=output.COUNT, help="Show this version of the schema (`persist schema` lists them)."
 )
 _key_option = click.option(
     "--key",
@@ -95,7 +95,7 @@ _key_option = click.option(
 @click.option("--as-of", help="Time to read at (default: the newest).")
 @_key_option
 @_schema_option
-@click.option("--limit", type=click.IntRange(min=0), help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all).")
+@click.option("--limit", type=output.COUNT, help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all).")
 @with_session
 def snapshot(
     session: Session, shard: str, as_of: str | None, key: tuple[str, ...], schema: int | None, limit: int | None
@@ -117,10 +117,10 @@ def snapshot(
 @click.option("--after", required=True, help="Updates after this time ...")
 @click.option("--through", help="... up to and including this one (default: the newest).")
 @click.option("--errs", is_flag=True, help="Print changes of the errors instead of the rows.")
-@click.option("--generation", type=click.IntRange(min=0), help="The one that you know: `persist generations`.")
+@click.option("--generation", type=output.COUNT, help="The one that you know: `persist generations`.")
 @_key_option
 @_schema_option
-@click.option("--limit", type=click.IntRange(min=0), help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all).")
+@click.option("--limit", type=output.COUNT, help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all).")
 @with_session
 def changes(
     session: Session,
@@ -152,7 +152,7 @@ def changes(
 @persist.command()
 @click.argument("shard")
 @click.option("--as-of", help="Time to read at (default: the newest).")
-@click.option("--limit", type=click.IntRange(min=0), help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all).")
+@click.option("--limit", type=output.COUNT, help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all).")
 @click.option("--rejected", is_flag=True, help="Samples of the newest batch that was refused for too many errors.")
 @click.option("--summary", is_flag=True, help="Group them by kind and message, the most frequent first.")
 @with_session

@@ -58,13 +58,17 @@ _COPIED: Columns[Copied] = (
 
 @click.command("maintain")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option("--max-rows", type=click.IntRange(min=1), default=MAX_ROWS, show_default=True, help="Rows of one merge.")
 @click.option(
-    "--max-merges", type=click.IntRange(min=0), default=MAX_MERGES, show_default=True, help="Merges of each shard."
+    "--max-rows",
+    type=output.POSITIVE,
+    default=MAX_ROWS,
+    show_default=True,
+    help="Rows of one merge.",
 )
+@click.option("--max-merges", type=output.COUNT, default=MAX_MERGES, show_default=True, help="Merges of each shard.")
 @click.option(
     "--max-merge-bytes",
-    type=click.IntRange(min=1),
+    type=output.POSITIVE,
     default=BUDGET_BYTES,
     show_default=True,
     help="Bytes that one merge rewrites, if they are more than a 20th of the shard; a larger one is done in steps.",
@@ -79,7 +83,7 @@ def maintain_command(
     You can run it at any time, even while DAGs run. A merge reads whole batches into memory; --max-rows limits how
     much. The output says what is still due. `persist gc` has more options for garbage.
     """
-    done, tries = [], output.Tries()
+    done, tries = [], output.Tries(session.as_json)
     with SparkProcess(session.location, master or LOCAL_MASTER).kept() as start:  # nothing is started before a merge
         by_spark = functools.partial(merge_by_job, session.client, start) if master else None
         for name in names or session.client.shards():
@@ -102,22 +106,36 @@ def maintain_command(
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option("--dry-run", is_flag=True, help="Print what nothing needs now, and delete nothing.")
 @click.option(
-    "--grace-hours", type=float, default=GRACE_MS / _HOUR_MS, show_default=True, help="Time for readers without lease."
+    "--grace-hours",
+    type=output.COUNT,
+    default=GRACE_MS // _HOUR_MS,
+    show_default=True,
+    help="Time for readers without lease.",
 )
 @click.option(
-    "--intent-hours", type=float, default=INTENT_MS / _HOUR_MS, show_default=True, help="Time for the longest dag run."
+    "--intent-hours",
+    type=output.COUNT,
+    default=INTENT_MS // _HOUR_MS,
+    show_default=True,
+    help="Time for the longest dag run.",
 )
-@click.option("--max-keys", type=click.IntRange(min=1), default=MAX_KEYS, show_default=True, help="Keys of each shard.")
+@click.option(
+    "--max-keys",
+    type=output.POSITIVE,
+    default=MAX_KEYS,
+    show_default=True,
+    help="Keys of each shard.",
+)
 @with_session
 def gc_command(
-    session: Session, names: tuple[str, ...], dry_run: bool, grace_hours: float, intent_hours: float, max_keys: int
+    session: Session, names: tuple[str, ...], dry_run: bool, grace_hours: int, intent_hours: int, max_keys: int
 ) -> None:
     """Delete files that nothing needs, of the shards NAME (default: all).
 
     You can run it at any time, even while DAGs run. A file is first listed, and deleted only when the grace and the
     staging intent have passed and nothing needs it then. Run it every day (`persist maintain` does).
     """
-    done, tries = [], output.Tries()
+    done, tries = [], output.Tries(session.as_json)
     for name in with_dropped(session.client, names or session.client.shards()):
         with tries.one():
             if dry_run:
@@ -126,8 +144,8 @@ def gc_command(
             collected = collect(
                 session.client,
                 name,
-                grace_ms=int(grace_hours * _HOUR_MS),
-                intent_ms=int(intent_hours * _HOUR_MS),
+                grace_ms=grace_hours * _HOUR_MS,
+                intent_ms=intent_hours * _HOUR_MS,
                 max_keys=max_keys,
             )
             done.append(collected)
@@ -199,7 +217,7 @@ def copy_command(
     stopped and started again. A copy with appends of its own is never replaced. With --move, the source can
     still be read, and refuses commits with the name of the new place.
     """
-    done, tries = [], output.Tries()
+    done, tries = [], output.Tries(session.as_json)
     with open_location(location_from(to_blob_uri, to_consensus_uri, env={})) as opened, _bar(session) as progress:
         copier = Copier(session.client, PersistClient(opened), threads=threads, progress=progress, verifies=verify)
         for group in copier.groups(names, is_together=together):

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias, TypeVar
 
+import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -37,6 +38,7 @@ EXIT_CODES: tuple[tuple[type[PersistError], int], ...] = (
     (RunFailed, 5),
     (StorageError, 6),
 )
+COUNT, POSITIVE = (click.IntRange(least, 10**15) for least in (0, 1))  # libraries cannot count to any number
 MAX_CELL_CHARS = 120  # of a table for people; JSON has all
 _WIDTH_WITHOUT_TERMINAL = 200
 _LINE_ENDS = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}  # of Unicode: many tools split lines there
@@ -58,9 +60,10 @@ def print_error(error: PersistError, *, as_json: bool) -> None:
 
 
 class Tries:
-    """The turns of several shards: an error is printed, the others still have theirs, and `end` raises the first."""
+    """The turns of several shards: an error is printed, the others still have theirs; `end` exits as the first says."""
 
-    def __init__(self) -> None:
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
         self._first: PersistError | None = None
 
     @contextmanager
@@ -70,12 +73,12 @@ class Tries:
             yield
         except PersistError as error:
             self._first = self._first or error
-            print_error(error, as_json=False)
+            print_error(error, as_json=self._as_json)
 
     def end(self) -> None:
-        """Raise the first error, if there was one."""
+        """Exit with the code of the first error, if there was one."""
         if self._first is not None:
-            raise self._first
+            sys.exit(exit_code(self._first))
 
 
 def printable(text: str) -> str:

@@ -34,7 +34,7 @@ DATED = "feed/{date:%Y-%m-%d}/*.jsonl"
 @click.argument("name")
 @click.option("--input", "glob", help="Read these files instead of source.path; a glob, as there.")
 @click.option("--limit", type=click.IntRange(1, MAX_LIMIT), default=DEFAULT_LIMIT, help="Records.", show_default=True)
-@click.option("--rows", type=click.IntRange(0), default=SHOWN_ROWS, help="Rows to print.", show_default=True)
+@click.option("--rows", type=output.COUNT, default=SHOWN_ROWS, help="Rows to print.", show_default=True)
 @click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files.")
 @click.option("--master", help=f"Spark on this machine (default: {ENV_SPARK_MASTER} if it is here, or {LOCAL_MASTER}).")
 @with_session

@@ -24,8 +24,8 @@ from persist_core.time_text import format_time, show_time
 @click.option("--yes", is_flag=True, help="Confirm: rows that cannot be compared, or more than limits.max_changed.")
 @click.option("--take-back-gone", is_flag=True, help="Do without the records of consumed files that are gone now.")
 @click.option("--swap-back", is_flag=True, help="Bring the newest kept generation up to date, and swap that in.")
-@click.option("--generation", type=click.IntRange(min=0), help="With --swap-back or --give-up: this one.")
-@click.option("--max-updates", type=click.IntRange(min=0), default=MAX_UPDATES, help="Rows to compare, at most.")
+@click.option("--generation", type=output.COUNT, help="With --swap-back or --give-up: this one.")
+@click.option("--max-updates", type=output.COUNT, default=MAX_UPDATES, help="Rows to compare, at most.")
 @click.option(
     "--give-up",
     "give_up_only",

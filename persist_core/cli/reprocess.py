@@ -38,7 +38,7 @@ from persist_core.spark_job.process import SparkProcess
 @click.option("--yes", is_flag=True, help="Confirm a correction that changes more than --max-changed.")
 @click.option("--take-back-gone", is_flag=True, help="Undo the records of consumed files that are gone now.")
 @click.option("--max-changed", help="A number of rows, or a share such as '10 %' (default: limits.max_changed).")
-@click.option("--max-updates", type=click.IntRange(min=0), default=MAX_UPDATES, help="As of `persist restore`.")
+@click.option("--max-updates", type=output.COUNT, default=MAX_UPDATES, help="As of `persist restore`.")
 @click.option("--reason", default="", help="Why: the commit keeps it.")
 @click.option(
     "--give-up", "give_up_only", is_flag=True, help="Delete a replay that has not ended, and do nothing else."
@@ -121,9 +121,9 @@ def fill_command(
 @click.argument("name")
 @click.option("--a", "old", required=True, help="A time, a checkpoint of NAME, or another shard, such as a fork.")
 @click.option("--b", "new", help="The same (default: NAME as it is now).")
-@click.option("--limit", type=click.IntRange(min=0), default=SAMPLES, show_default=True, help="Rows to print.")
+@click.option("--limit", type=output.COUNT, default=SAMPLES, show_default=True, help="Rows to print.")
 @click.option("--to", "file", type=click.Path(path_type=Path), help="Write all rows that differ to a Parquet file.")
-@click.option("--max-updates", type=click.IntRange(min=0), default=MAX_UPDATES, help="As of `persist restore`.")
+@click.option("--max-updates", type=output.COUNT, default=MAX_UPDATES, help="As of `persist restore`.")
 @with_session
 def diff_command(
     session: Session, name: str, old: str, new: str | None, limit: int, file: Path | None, max_updates: int

@@ -36,7 +36,7 @@ _HELD: output.Columns[Held] = (
 @click.option("--dry-run", is_flag=True, help="Say what would change, and which files would be read again.")
 @click.option(
     "--max-updates",
-    type=click.IntRange(min=0),
+    type=output.COUNT,
     default=MAX_UPDATES,
     help=f"Refuse to undo more updates than this ({MAX_UPDATES}); each takes 1.2 KiB of memory, if rows are narrow.",
 )

@@ -167,7 +167,7 @@ def _progress_value(name: str, value: Any) -> Any:
 
 @click.command()
 @click.argument("shard")
-@click.option("--before", type=click.IntRange(min=0), help="Commits before this version of the state (`older`).")
+@click.option("--before", type=output.COUNT, help="Commits before this version of the state (`older`).")
 @click.option(
     "--limit", type=click.IntRange(1, MAX_COMMITS), default=DEFAULT_COMMITS, show_default=True, help="Commits to print."
 )
@@ -265,9 +265,7 @@ DEFAULT_ROWS = 100  # of a table printed for people without --limit; JSON has al
 
 @click.command("late")
 @click.argument("shard")
-@click.option(
-    "--limit", type=click.IntRange(min=0), help=f"Records to print (default: {DEFAULT_ROWS}; with --json all)."
-)
+@click.option("--limit", type=output.COUNT, help=f"Records to print (default: {DEFAULT_ROWS}; with --json all).")
 @with_session
 def late_command(session: Session, shard: str, limit: int | None) -> None:
     """The late records of SHARD, a collection in sequence order, newest first: what lost, and to which order."""

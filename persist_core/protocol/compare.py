@@ -56,7 +56,8 @@ def side_of(
         upper = Checkpointer(client.blob, shard, state.origin.life).load_manifest(text).upper
         return Side(state, check_as_of(state, last_time(upper)))
     try:
-        return Side(state, check_as_of(state, parse_time(text, what=text, zone=zone, now_ms=client.clock.now_ms())))
+        time = parse_time(text, what="as a time it", zone=zone, now_ms=client.clock.now_ms())
+        return Side(state, check_as_of(state, time))
     except InvalidTime as error:
         if is_shard_name(text):
             check(text)

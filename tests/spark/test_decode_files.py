@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,10 @@ import zstandard
 from persist_core.errors import InvalidInput
 from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemBlob
+from persist_core.schema import TIME
 from persist_core.sources.input_file import InputFile
 from persist_core.sources.natural_order import natural_key
+from persist_core.time_text import parse_time
 from persist_spark.compat import SPARK_VERSION
 from persist_spark.decode.files import Copies, copies_in, readable
 from persist_spark.frame import ORDER
@@ -63,6 +66,26 @@ def input_file(path: Path) -> InputFile:
     facts = path.stat()
     times = (facts.st_mtime_ns // 10**6, facts.st_ctime_ns)
     return InputFile(str(path), path.name, facts.st_size, *times, None, natural_key(path.name))
+
+
+@pytest.mark.parametrize("kind", ["json", "csv"])
+def test_each_day_runs_the_same_generated_code(feed: Feed, kind: str) -> None:
+    """A date in the code would make the JVM compile and optimize it again for each batch."""
+    feed.spark = feed.spark.newSession()
+    use(feed.spark, stage_settings(0))  # adaptive execution would show code only while it runs
+
+    def code(day: str) -> list[str]:
+        feed.write(f"date={day}/a.txt", '{"id": 1}\n' if kind == "json" else "id\n1\n")
+        files = [input_file(feed.folder / f"date={day}" / "a.txt")]
+        files = [replace(file, date_ms=parse_time(day)) for file in files]
+        frame = feed.frame(kind, COLUMNS, files, time="path", source={"path": "date={date:%Y-%m-%d}/*.txt"})
+        assert [row[TIME] for row in frame.collect()] == [parse_time(day)]
+        found: Any = frame._jdf.queryExecution().debug().codegenToSeq()
+        return [found.apply(number)._2() for number in range(found.size())]
+
+    first = code("2026-01-01")
+    assert sum(map(len, first)) > 1_000
+    assert code("2026-02-03") == first
 
 
 @pytest.mark.parametrize("count", sample([1, 3, len(HOSTILE_NAMES)], 1, "names"))

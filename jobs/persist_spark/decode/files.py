@@ -36,6 +36,7 @@ from persist_spark import s3a
 from persist_spark.compat import READS_ZSTD_TEXT, is_valid_utf8
 from persist_spark.decode.long_records import TooLong, copy_without
 from persist_spark.feed_access import FeedAccess
+from persist_spark.frame import passed
 from persist_spark.read.damage import LOUD_OPTIONS
 from persist_spark.session import use
 
@@ -185,7 +186,9 @@ def by_store(files: Sequence[ReadableFile], options: Mapping[str, str]) -> Itera
 def placed(spark: SparkSession, rows: DataFrame, files: Sequence[ReadableFile]) -> DataFrame:
     """Add `FILE`, `DATE_MS` and `NAME` by the column `path`. A path that is not among `files` fails the job."""
     if len(files) == 1:
-        return rows.withColumns(_facts(files[0].file))
+        one = files[0].file
+        date = {} if one.date_ms is None else {DATE_MS: F.expr(passed(one.date_ms)[0])}  # another one in each batch
+        return rows.withColumns({**_facts(one), **date})
     if len(files) <= _FOLDED_FILES:
         pairs: list[SparkColumn] = []
         for file in files:

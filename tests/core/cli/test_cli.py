@@ -126,6 +126,13 @@ def persist(tmp_path: Path, consensus_uri: str, capsys: pytest.CaptureFixture[st
     world.client.location.close()
 
 
+@pytest.mark.parametrize(
+    "command", [["snapshot"], ["changes", "--after", "0"], ["errors"], ["late"], ["diff", "--a", "2026-01-01"]]
+)
+def test_the_largest_limit_shows_all_rows(persist: Persist, command: list[str]) -> None:
+    assert persist(*command, "orders", "--limit", f"{10**15}").code == 0
+
+
 @on_each_consensus
 def test_shards(persist: Persist) -> None:
     (body,) = persist("shards", "--json").json

@@ -44,7 +44,16 @@ def test_gc_says_what_it_found_and_deletes_it_later(capsys: pytest.CaptureFixtur
     assert "everything is needed" in capsys.readouterr().out
     assert run_command(["gc", SHARD, "nothing"]) == 3
     assert run_command(["gc", SHARD, "--grace-hours", "5", "--intent-hours", "1"]) == 2
+    assert run_command(["gc", SHARD, "--intent-hours", f"{10**15}"]) == 0
     assert run_command(["fsck", SHARD]) == 0
+
+
+@pytest.mark.usefixtures("client")
+def test_each_error_of_several_shards_is_a_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["gc", "nothing", SHARD, "none", "--json"]) == 3
+    captured = capsys.readouterr()
+    assert [json.loads(line)["shard"] for line in captured.out.splitlines()] == [SHARD]
+    assert [json.loads(line)["error"]["kind"] for line in captured.err.splitlines()] == ["shard_not_found"] * 2
 
 
 def test_drop_asks_and_refuses_what_is_needed(
