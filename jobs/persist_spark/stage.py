@@ -56,6 +56,12 @@ _WRITE_OPTIONS = {
     "parquet.dictionary.page.size": str(64 << 10),
     "parquet.page.row.count.limit": str(PAGE_ROWS),
     "parquet.page.write-checksum.enabled": "true",  # readers verify it (`persist_spark.read.damage`)
+    # The defaults, because a platform may have others: a bloom filter takes 1 MiB for each column of each file.
+    "parquet.bloom.filter.enabled": "false",
+    "parquet.enable.dictionary": "true",
+    "parquet.writer.version": "v1",
+    "parquet.block.size": str(128 << 20),
+    "parquet.page.size": str(1 << 20),
     # A task's files appear only when the whole job commits; version 2 would publish them task by task.
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 
 import persist_spark
@@ -53,6 +54,33 @@ def test_settings_that_changed_results_do_not(spark: SparkSession, tmp_path: Pat
         work = done(odd, tmp_path / "odd")
         assert work.contents() == oracle()
         assert work.read(odd) == rows_of(oracle())
+
+
+def test_a_platforms_parquet_writer_changes_no_file(spark: SparkSession, tmp_path: Path) -> None:
+    def shapes(session: SparkSession, folder: Path) -> tuple[list[Any], int]:
+        """The rows and encodings of each file by row group; and all bytes, which differ a little by times and ids."""
+        done(session, folder)
+        files = sorted(folder.rglob("part-*.parquet"))
+        found = []
+        for footer in map(pq.read_metadata, files):
+            groups = [footer.row_group(place) for place in range(footer.num_row_groups)]
+            columns = [[group.column(place) for place in range(group.num_columns)] for group in groups]
+            found.append([[(each.num_values, each.path_in_schema, each.encodings) for each in row] for row in columns])
+        return sorted(found), sum(file.stat().st_size for file in files)
+
+    settings = {
+        "parquet.bloom.filter.enabled": "true",
+        "parquet.enable.dictionary": "false",
+        "parquet.writer.version": "v2",
+        "parquet.block.size": "1024",
+        "parquet.page.size": "64",
+    }
+    expected, size = shapes(spark, tmp_path / "usual")
+    assert expected
+    with platform(spark, settings) as odd:
+        found, found_size = shapes(odd, tmp_path / "odd")
+    assert found == expected
+    assert abs(found_size - size) < size / 20
 
 
 def test_half_of_a_file_is_an_error_whatever_the_settings(
