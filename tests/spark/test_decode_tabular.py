@@ -359,6 +359,19 @@ def test_parquet_values_that_do_not_fit_are_errs(feed: Feed) -> None:
     assert "time64" in rows[0][ERR_MESSAGE]
 
 
+def test_a_parquet_integer_that_does_not_fit_never_wraps(feed: Feed) -> None:
+    values = [7, 2**31, 2**40, -(2**31) - 1, 2**63 - 1]
+    nested = pa.array([{"n": value} for value in values], pa.struct([("n", pa.int64())]))
+    table = pa.table({"id": range(5), "i": pa.array(values, pa.int64()), "o": nested})
+    pq.write_table(table, feed.folder / "1.parquet")
+    for column in ("int", {"type": "int", "field": "o.n"}):
+        rows = records(feed, "parquet", columns={"id": "bigint", "i": column})
+        assert [row["i"] for row in rows] == [7, None, None, None, None]
+        assert [row[ERR_KIND] for row in rows] == [None] + ["value"] * 4
+    rows = records(feed, "parquet", columns={"i": "int"}, key="i")
+    assert [row[ERR_KIND] for row in rows] == [None] + ["key"] * 4
+
+
 def test_parquet_without_the_key_or_with_names_that_clash(feed: Feed) -> None:
     pq.write_table(pa.table({"ID": [1], "name": ["a"]}), feed.folder / "1.parquet")
     (row,) = records(feed, "parquet")

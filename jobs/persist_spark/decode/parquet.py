@@ -26,7 +26,7 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.schema import Column
 from persist_core.sources.feed import Feed
 from persist_core.sources.input_file import InputFile
-from persist_spark.compat import is_valid_utf8
+from persist_spark.compat import HAS_TRY_CAST, is_valid_utf8
 from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.files import BLOCK, BROKEN, LINE, NO_LINES, ROW, ReadableFile, by_store, placed
 from persist_spark.decode.json import MARK, Path
@@ -71,12 +71,12 @@ _SIMPLE: dict[pa.DataType, T.DataType] = {
     pa.date32(): T.DateType(),
     pa.null(): T.IntegerType(),  # a column without a single value
 }
-# What a cast keeps exactly, beside equal types: from these Spark types to these of ours.
+# What a cast keeps exactly, or makes null, beside equal types: from these Spark types to these of ours.
 _LOSSLESS: dict[type[T.DataType], tuple[str, ...]] = {
     T.ByteType: ("int", "bigint"),
     T.ShortType: ("int", "bigint"),
     T.IntegerType: ("int", "bigint"),
-    T.LongType: ("int", "bigint"),
+    T.LongType: ("int", "bigint") if HAS_TRY_CAST else ("bigint",),  # on 3.5 what does not fit would wrap around
     T.FloatType: ("double",),
     T.DateType: ("timestamp",),
     T.TimestampNTZType: ("timestamp",),
