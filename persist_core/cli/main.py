@@ -83,6 +83,9 @@ def persist() -> None:
 _schema_option = click.option(
     "--schema", type=output.COUNT, help="Show this version of the schema (`persist schema` lists them)."
 )
+_limit_option = click.option(
+    "--limit", type=output.COUNT, help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all)."
+)
 _key_option = click.option(
     "--key",
     multiple=True,
@@ -95,7 +98,7 @@ _key_option = click.option(
 @click.option("--as-of", help="Time to read at (default: the newest).")
 @_key_option
 @_schema_option
-@click.option("--limit", type=output.COUNT, help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all).")
+@_limit_option
 @with_session
 def snapshot(
     session: Session, shard: str, as_of: str | None, key: tuple[str, ...], schema: int | None, limit: int | None
@@ -120,7 +123,7 @@ def snapshot(
 @click.option("--generation", type=output.COUNT, help="The one that you know: `persist generations`.")
 @_key_option
 @_schema_option
-@click.option("--limit", type=output.COUNT, help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all).")
+@_limit_option
 @with_session
 def changes(
     session: Session,
@@ -152,7 +155,7 @@ def changes(
 @persist.command()
 @click.argument("shard")
 @click.option("--as-of", help="Time to read at (default: the newest).")
-@click.option("--limit", type=output.COUNT, help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all).")
+@_limit_option
 @click.option("--rejected", is_flag=True, help="Samples of the newest batch that was refused for too many errors.")
 @click.option("--summary", is_flag=True, help="Group them by kind and message, the most frequent first.")
 @with_session

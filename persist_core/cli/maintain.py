@@ -58,13 +58,7 @@ _COPIED: Columns[Copied] = (
 
 @click.command("maintain")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option(
-    "--max-rows",
-    type=output.POSITIVE,
-    default=MAX_ROWS,
-    show_default=True,
-    help="Rows of one merge.",
-)
+@click.option("--max-rows", type=output.POSITIVE, default=MAX_ROWS, show_default=True, help="Rows of one merge.")
 @click.option("--max-merges", type=output.COUNT, default=MAX_MERGES, show_default=True, help="Merges of each shard.")
 @click.option(
     "--max-merge-bytes",
@@ -119,13 +113,7 @@ def maintain_command(
     show_default=True,
     help="Time for the longest dag run.",
 )
-@click.option(
-    "--max-keys",
-    type=output.POSITIVE,
-    default=MAX_KEYS,
-    show_default=True,
-    help="Keys of each shard.",
-)
+@click.option("--max-keys", type=output.POSITIVE, default=MAX_KEYS, show_default=True, help="Keys of each shard.")
 @with_session
 def gc_command(
     session: Session, names: tuple[str, ...], dry_run: bool, grace_hours: int, intent_hours: int, max_keys: int

@@ -144,23 +144,15 @@ class ShardSource:
 
         Raises `OutsideFrontiers` if the `since` of an input is after that time.
         """
-        looks: list[Callable[[str], ShardState]] = [self._held]
-        if Refreshed.of(state.sources) is None:  # until all inputs hold data, none is kept from giving up its history
-            looks.insert(0, self._client.state)
-        for look in looks:
-            inputs: dict[str, ShardState] = {}
-            for name in self._config.inputs:
-                try:
-                    inputs[name] = look(name)
-                except ShardNotFound:
-                    return NotYet(f"view {self._config.name}: {_missing(name)}")
-            upper = min([CLOSED if until is None else Frontier(until), *(each.upper for each in inputs.values())])
-            behind = min(inputs.values(), key=lambda each: each.upper)
-            if upper <= Frontier(lower):
-                return NotYet(
-                    f"view {self._config.name} is up to date with its inputs: it contains everything before"
-                    f" {show_time(lower)}, and the upper of its input {behind.shard} is {behind.upper}"
-                )
+        last = Refreshed.of(state.sources)
+        if last is None:  # until all inputs hold data, none is kept from giving up its history
+            waits = self._reached(self._client.state, lower, until)
+            if isinstance(waits, NotYet):
+                return waits
+        reached = self._reached(self._held, lower, until)
+        if isinstance(reached, NotYet):
+            return reached
+        inputs, upper, behind = reached
         notices = []
         if until is not None and upper < Frontier(until):
             notices.append(
@@ -171,7 +163,6 @@ class ShardSource:
         frozen = self._frozen(inputs, as_of)
         lives = {name: each.origin.life for name, each in inputs.items()}
         sources = dict(state.sources)
-        last = Refreshed.of(sources)
         if last is not None and self._is_unchanged(state, last, inputs, as_of):
             sources[SHARDS] = Refreshed(as_of, last.input_key, frozen.uppers, lives).to_source()
             return Intake(upper.time, sources, notices=(*notices, "no input has changed: nothing to read"))
@@ -179,6 +170,25 @@ class ShardSource:
         sources[SHARDS] = Refreshed(as_of, key, frozen.uppers, lives).to_source()
         size_bytes = sum(batch.size_bytes for each in inputs.values() for batch in each.batches)
         return Intake(upper.time, sources, key, len(inputs), size_bytes, tuple(notices))
+
+    def _reached(
+        self, look: Callable[[str], ShardState], lower: int, until: int | None
+    ) -> tuple[dict[str, ShardState], Frontier, ShardState] | NotYet:
+        """The states of the inputs, the upper that all of them and `until` have reached, and the input behind most."""
+        inputs: dict[str, ShardState] = {}
+        for name in self._config.inputs:
+            try:
+                inputs[name] = look(name)
+            except ShardNotFound:
+                return NotYet(f"view {self._config.name}: {_missing(name)}")
+        upper = min([CLOSED if until is None else Frontier(until), *(each.upper for each in inputs.values())])
+        behind = min(inputs.values(), key=lambda each: each.upper)
+        if upper <= Frontier(lower):
+            return NotYet(
+                f"view {self._config.name} is up to date with its inputs: it contains everything before"
+                f" {show_time(lower)}, and the upper of its input {behind.shard} is {behind.upper}"
+            )
+        return inputs, upper, behind
 
     def pending(self, state: ShardState, *, until: int | None) -> int:  # noqa: ARG002 - part of the contract
         """Always 0: the view contains everything that its inputs hold before its upper."""
