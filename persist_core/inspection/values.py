@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -13,6 +13,8 @@ import pyarrow as pa
 from persist_core.schema import ERR_KEY, ERR_PAYLOAD
 
 _ROWS_AT_ONCE = 10_000  # Arrow rows turned into Python objects at a time
+_DAY_MICROS = 86_400_000_000
+_ERA_DAYS = 146_097  # of 400 years, after which the calendar is the same
 
 
 def json_value(value: Any) -> Any:
@@ -44,15 +46,25 @@ def json_rows(table: pa.Table, *, rows_at_once: int = _ROWS_AT_ONCE) -> Iterator
 
 
 def _column(field: pa.Field, column: pa.Array) -> list[Any]:
-    """Python values. Dates and timestamps outside of Python's range of years become Arrow's text."""
-    values: list[Any]
+    """Python values. Dates and timestamps outside of Python's range of years become a text."""
     try:
-        values = column.to_pylist()
+        return list(column.to_pylist())
     except (ValueError, OverflowError):
         if not pa.types.is_temporal(field.type):
             raise
-        values = column.cast(pa.string()).to_pylist()
-    return values
+        return [_time(value) for value in column]
+
+
+def _time(value: pa.Scalar) -> Any:
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError):  # Arrow's own text has a year of 16 bits, which wraps around
+        is_date = pa.types.is_date32(value.type)
+        days, micros = (value.value, 0) if is_date else divmod(value.value, _DAY_MICROS)
+        eras, days = divmod(days, _ERA_DAYS)
+        near = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=days, microseconds=micros)
+        text = json_value(near.date() if is_date else near)
+        return f"{near.year + 400 * eras:+05d}{text[4:]}"
 
 
 def _raw(value: bytes | None) -> Any:

@@ -66,7 +66,9 @@ _SIMPLE: dict[pa.DataType, T.DataType] = {
     pa.float64(): T.DoubleType(),
     pa.string(): T.StringType(),
     pa.large_string(): T.StringType(),
+    pa.string_view(): T.StringType(),
     pa.binary(): T.BinaryType(),
+    pa.binary_view(): T.BinaryType(),
     pa.large_binary(): T.BinaryType(),
     pa.date32(): T.DateType(),
     pa.null(): T.IntegerType(),  # a column without a single value
@@ -187,6 +189,8 @@ def _spark_type(arrow: pa.DataType) -> T.DataType | None:
     """The type that Spark reads this column as, or `None`."""
     if arrow in _SIMPLE:
         return _SIMPLE[arrow]
+    if isinstance(arrow, pa.BaseExtensionType) and not pa.types.is_nested(arrow.storage_type):  # JSON, UUID
+        return _spark_type(arrow.storage_type)
     if pa.types.is_dictionary(arrow):
         return _spark_type(arrow.value_type)
     if pa.types.is_fixed_size_binary(arrow):
