@@ -29,14 +29,17 @@ MISSING = "columns whose field is missing"
 
 def named_fields(config: CollectionConfig) -> frozenset[str]:
     """The fields of a row, at its top, that something in the collection file names."""
-    named = [column.field or name for name, column in config.columns.items() if name != config.source.rest]
+    columns = {name: column.field for name, column in config.columns.items() if name != config.source.rest}
+    paths = [field for field in columns.values() if field]
     if config.source.format != "debezium-json":  # there the paths of order and time start at the envelope
-        order = (config.order.types.get(name) for name in config.order.fields)
-        named += [*config.order.fields, *(each.field for each in order if each and each.field)]
-        named += filter(None, (config.time.field, config.delete.column))
-    tops = (name.partition(".")[0] for name in named)
+        given = {name: name for name in (*config.order.fields, config.time.field, config.delete.column) if name}
+        given |= {name: each.field for name, each in config.order.types.items() if each.field}
+        paths += [path for name, path in given.items() if name not in columns]
+    if "csv" not in config.source.format:  # there dots mean nesting
+        paths = [path.partition(".")[0] for path in paths]
+    names = (name for name, field in columns.items() if not field)
     marks = {DMS_OP} if config.source.format in ("dms-csv", "dms-parquet") else set()
-    return frozenset({*marks, *config.source.ignored, *named, *tops})
+    return frozenset({*marks, *config.source.ignored, *names, *paths})
 
 
 def rows_of(config: CollectionConfig, files: Sequence[SampledFile]) -> list[RawRow]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from persist_core.cli.main import run_command
+from persist_core.config.collection import UNAVAILABLE_VALUE
 from persist_core.maintenance.fsck import fsck
 from tests.sampling import is_long, sample
 from tests.spark.test_fill import Table, write
@@ -25,9 +26,12 @@ class Changes:
 
     def __init__(self, folder: Path, mode: str, chance: random.Random) -> None:
         self.folder, self.mode, self.chance = folder, mode, chance
-        source = {"path": str(folder / "in" / "date={date:%Y-%m-%d}" / "*"), "format": "json", "rest": "more"}
-        order = {"mode": "log"} if mode == "log" else {"mode": "sequence", "by": ["seq"]}
-        more = {"time": "path", "delete": {"column": "op", "values": ["D"]}, "order": order}
+        kind = "debezium-json" if mode == "debezium" else "json"
+        source = {"path": str(folder / "in" / "date={date:%Y-%m-%d}" / "*"), "format": kind, "rest": "more"}
+        by: Any = {"at": {"type": "bigint", "field": "ts_ms"}} if mode == "debezium" else ["seq"]
+        order = {"mode": "log"} if mode == "log" else {"mode": "sequence", "by": by}
+        deletes = {} if mode == "debezium" else {"delete": {"column": "op", "values": ["D"]}}
+        more: dict[str, Any] = {"time": "path", "order": order, "limits": {"max_errors": None}, **deletes}
         self.table = Table(folder, "t", source, more)
         self.fields = {"op": "op", "seq": "seq", "a": "a"}  # of each column
         self.records: list[dict[int, dict[str, Any]]] = []
@@ -54,9 +58,18 @@ class Changes:
         for number in self.chance.sample(range(8), 4):
             self.seq += 1
             fields = {name: f"{name}{self.seq}" for name in FIELDS if self.chance.random() < 0.6}
+            if self.mode == "debezium":  # of fields without a column such a value would be lost
+                left_out = [name for name in FIELDS if name in self.fields.values() and self.chance.random() < 0.3]
+                fields |= dict.fromkeys(left_out, UNAVAILABLE_VALUE)
             records[number] = {"id": number, "seq": self.seq, "op": self.chance.choice("DUUUU"), **fields}
         self.records[day:] = [records, *self.records[day + 1 :]]
-        write(self.folder / "in" / f"date=2026-01-{day + 1:02}" / "x", "json", list(records.values()))
+        path = self.folder / "in" / f"date=2026-01-{day + 1:02}" / "x"
+        lines: list[dict[str, Any]] = list(records.values())
+        if self.mode == "debezium":
+            sides = {"U": ("u", "after"), "D": ("d", "before")}
+            cells = [(*sides[each["op"]], each) for each in lines]
+            lines = [{"op": op, side: each, "ts_ms": each["seq"]} for op, side, each in cells]
+        write(path, "json", lines)
 
     def run(self) -> None:
         self.drop(len(self.records))
@@ -115,14 +128,18 @@ class Changes:
         assert run_command(["maintain", "t", *self.table.there[2:]]) == 0
 
     def expected(self) -> dict[int, dict[str, Any]]:
-        """The record that each key has."""
+        """The record that each key has; with what it left out, which is `UNAVAILABLE_VALUE` if it is unknown."""
         found: dict[int, dict[str, Any]] = {}
-        for day, each in enumerate(self.records):
-            for number, record in each.items():
-                if self.is_erased(day, number, record):
-                    continue
-                if self.mode == "log" or record["seq"] > found.get(number, {"seq": 0})["seq"]:
-                    found[number] = record
+        records = [(day, number, record) for day, each in enumerate(self.records) for number, record in each.items()]
+        if self.mode != "log":
+            records.sort(key=lambda each: each[2]["seq"])
+        for day, number, record in records:
+            if self.is_erased(day, number, record):
+                continue
+            before = found.get(number, {"op": "D"})
+            kept = dict.fromkeys(FIELDS, UNAVAILABLE_VALUE) if before["op"] == "D" else before
+            whole = {name: kept.get(name) if value == UNAVAILABLE_VALUE else value for name, value in record.items()}
+            found[number] = {name: value for name, value in whole.items() if value is not None}
         return {number: record for number, record in found.items() if record["op"] != "D"}
 
     def check(self) -> None:
@@ -132,16 +149,19 @@ class Changes:
             own = {self.fields.get(name, name): value for name, value in row.items() if value is not None}
             assert not own.keys() & rest.keys()
             found[number] = own | rest
-        assert found == self.expected()
+        expected = self.expected()
+        errs = {number for number, record in expected.items() if UNAVAILABLE_VALUE in record.values()}
+        assert self.table.errs() == errs
+        assert found == {number: record for number, record in expected.items() if number not in errs}
         report = fsck(self.table.client, "t")
         assert report.is_clean, report.violations
 
 
 @pytest.mark.usefixtures("there")
 @pytest.mark.parametrize("seed", range(1, 11) if is_long() else [0])
-@pytest.mark.parametrize("mode", sample(["log", "sequence"], 1, "random fills"))
+@pytest.mark.parametrize("mode", sample(["log", "sequence", "debezium"], 1, "random fills"))
 def test_no_change_loses_a_field(tmp_path: Path, mode: str, seed: int) -> None:
-    """The columns of a row and its `more` are together what the record said that made it."""
+    """The columns of a row and its `more` are together what its records said."""
     chance = random.Random(f"fill {mode} {seed or os.environ.get('PERSIST_SEED')}")
     shard, told = Changes(tmp_path, mode, chance), ["run"]
     shard.run()

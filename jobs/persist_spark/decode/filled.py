@@ -9,7 +9,7 @@ other parts. A row with a value that makes a record an err, or that fails a chec
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
@@ -41,7 +41,8 @@ from persist_spark.frame import named
 FILLED, BAD = "filled_", "bad_"  # before a raw name: the column gets a value; the text of a bad one, which becomes null
 WAS = "was_"  # before a raw name: the column as it is stored
 FAULT, IS_CHANGED = "fault", "is_changed"
-_ROW = f"{RESERVED_PREFIX}row"
+IN_REST = f"{RESERVED_PREFIX}in_rest"
+_ROW, _REST = f"{RESERVED_PREFIX}row", f"{RESERVED_PREFIX}rest"
 
 
 def filled(config: CollectionConfig, rows: DataFrame, more: Sequence[str]) -> tuple[DataFrame, Fields]:
@@ -51,29 +52,15 @@ def filled(config: CollectionConfig, rows: DataFrame, more: Sequence[str]) -> tu
     that can be filled `FILLED` and `BAD`. Rows that certainly hold no such field are left out.
     """
     fields = fields_of(config)
-    rest = rest_field(config, fields)
-    assert rest is not None
+    rest = _rest(config, fields)
     taken = tuple(field for field in fields.values if field is not rest and _is_exact(config, field))
     paths = {field.raw: _path(config, field) for field in taken}
     stored = named(rest.column.name)
-    kept = rows.where(any_of([stored.contains(_plain(path[0])) for path in paths.values()]))
     was = {field.raw: F.col(f"{WAS}{field.raw}") for field in fields.all}
-    shape = Shape()
-    shape.need_all(paths.values())
     cells = [named(field.column.name).alias(f"{WAS}{field.raw}") for field in fields.all]
-    opened = kept.select(*cells, *map(F.col, more), envelope(stored, shape).alias("opened"))
-    read = parsed(F.col("opened"), shape)
-    opened = opened.withColumns({"found": fields_in(all_marked(was[rest.raw])), "row": read.row, "is_odd": read.is_odd})
-    texts = opened.withColumns({field.raw: shape.get(F.col("row"), paths[field.raw]) for field in taken})
-    is_unsent = {field.raw: F.lit(False) for field in taken} | unsent(config, taken, paths)
-    is_open = {raw: was[raw].isNull() & ~absent for raw, absent in is_unsent.items()}
-    raw = RawRecords(
-        texts.withColumns({name: F.when(is_open[name], F.col(name)) for name in paths}),
-        Fields((), taken),
-        F.lit(None),
-        Encoding.of(config, marked=True),
-    )
-    typed = typed_values(config.model_copy(update={"time": TimeConfig()}), raw)
+    kept = rows.where(_may_hold(stored, paths))
+    opened = kept.select(*cells, *map(F.col, more), stored.alias(_REST), fields_in(all_marked(stored)).alias("found"))
+    typed, raw, is_open = _typed(config, opened, taken, paths)
     lenient = [field for field in taken if not is_strict(config, field.column)]
     tops: dict[str, list[SparkColumn]] = {}
     for name, path in paths.items():
@@ -96,6 +83,55 @@ def filled(config: CollectionConfig, rows: DataFrame, more: Sequence[str]) -> tu
     return _checked(config, marked.withColumns(after), fields).withColumn(
         IS_CHANGED, F.col(FAULT).isNull() & is_changed
     ), fields
+
+
+def with_in_rest(config: CollectionConfig, rows: DataFrame) -> DataFrame:
+    """`rows`, committed or stashed, with `IN_REST`: for each column that can be left out and is null, by raw name, the
+    value that `rest` still holds, or null. So a later record inherits it, though `persist fill` has not run yet."""
+    fields = fields_of(config)
+    rest = _rest(config, fields)
+    taken = tuple(field for field in fields.values if field is not rest and field.column.inherits)
+    paths = {field.raw: _path(config, field) for field in taken}
+    stored = named(rest.column.name)
+    cells = [named(field.column.name).alias(f"{WAS}{field.raw}") for field in taken]
+    text = F.when(_may_hold(stored, paths), stored).alias(_REST)
+    typed, _, is_open = _typed(config, rows.select(F.struct("*").alias(_ROW), *cells, text), taken, paths)
+    found = {f.raw: F.when(is_open[f.raw] & ~F.col("is_odd"), F.col(f.value)) for f in taken}
+    found[rest.raw] = F.lit(None)
+    inheriting = [found[field.raw].alias(field.raw) for field in fields.values if field.column.inherits]
+    return typed.select(f"{_ROW}.*", F.struct(*inheriting).alias(IN_REST))
+
+
+def _typed(
+    config: CollectionConfig, rows: DataFrame, taken: Sequence[Field], paths: Mapping[str, Path]
+) -> tuple[DataFrame, RawRecords, dict[str, SparkColumn]]:
+    """`rows` with the typed values that `_REST` holds, and whether each may get one: its column (`WAS`) is null."""
+    shape = Shape()
+    shape.need_all(paths.values())
+    read = parsed(F.col("opened"), shape)
+    opened = rows.withColumn("opened", envelope(F.col(_REST), shape)).withColumns(
+        {"row": read.row, "is_odd": read.is_odd}
+    )
+    texts = opened.withColumns({field.raw: shape.get(F.col("row"), paths[field.raw]) for field in taken})
+    is_unsent = {field.raw: F.lit(False) for field in taken} | unsent(config, taken, paths)
+    is_open = {raw: F.col(f"{WAS}{raw}").isNull() & ~absent for raw, absent in is_unsent.items()}
+    raw = RawRecords(
+        texts.withColumns({name: F.when(is_open[name], F.col(name)) for name in paths}),
+        Fields((), tuple(taken)),
+        F.lit(None),
+        Encoding.of(config, marked=True),
+    )
+    return typed_values(config.model_copy(update={"time": TimeConfig()}), raw), raw, is_open
+
+
+def _rest(config: CollectionConfig, fields: Fields) -> Field:
+    found = rest_field(config, fields)
+    assert found is not None
+    return found
+
+
+def _may_hold(stored: SparkColumn, paths: Mapping[str, Path]) -> SparkColumn:
+    return any_of([stored.contains(_plain(path[0])) for path in paths.values()])
 
 
 def _checked(config: CollectionConfig, rows: DataFrame, fields: Fields) -> DataFrame:

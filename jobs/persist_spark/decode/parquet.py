@@ -343,7 +343,7 @@ def _is_broken(config: CollectionConfig, schema: FileSchema, fields: Fields) -> 
         is_typed_bytes = field.is_typed and field.column.type == "binary"
         if found is not None and isinstance(found[1], T.StringType | T.BinaryType) and not is_typed_bytes:
             texts.append(found[0].cast("string"))
-    return any_of(~F.coalesce(is_valid_utf8(text), F.lit(True)) for text in texts)
+    return any_of([~F.coalesce(is_valid_utf8(text), F.lit(True)) for text in texts])
 
 
 def _text(schema: FileSchema, path: Path) -> SparkColumn:

@@ -138,7 +138,7 @@ def row_op(
         return RowOp(F.when(marker.isin(list(config.delete.values)), DELETE).otherwise(UPSERT), none)
     if config.delete.null_value and fields.values:
         sent = lacking or {}
-        is_empty = all_of(F.col(f.raw).isNull() & ~sent.get(f.raw, F.lit(False)) for f in fields.values)
+        is_empty = all_of([F.col(f.raw).isNull() & ~sent.get(f.raw, F.lit(False)) for f in fields.values])
         return RowOp(F.when(is_empty, DELETE).otherwise(UPSERT), none)
     return RowOp(F.lit(UPSERT), none)
 

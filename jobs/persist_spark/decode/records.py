@@ -17,9 +17,7 @@ A record is an err of kind
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Column as SparkColumn
@@ -304,14 +302,21 @@ def is_bad(field: Field) -> SparkColumn:
     return bad & F.col(field.raw).isNotNull() if field.column.nullable else bad
 
 
-def all_of(conditions: Iterable[SparkColumn]) -> SparkColumn:
-    """True if all hold; true without any."""
-    return functools.reduce(operator.and_, conditions, F.lit(True))
+def all_of(conditions: Sequence[SparkColumn]) -> SparkColumn:
+    """True if all hold; true without any. In halves, as in `any_of`."""
+    half = len(conditions) // 2
+    if half:
+        return all_of(conditions[:half]) & all_of(conditions[half:])
+    return conditions[0] if conditions else F.lit(True)
 
 
-def any_of(conditions: Iterable[SparkColumn]) -> SparkColumn:
-    """True if one of them holds; false without any."""
-    return functools.reduce(operator.or_, conditions, F.lit(False))
+def any_of(conditions: Sequence[SparkColumn]) -> SparkColumn:
+    """True if one of them holds; false without any. In halves: Spark walks expressions by recursion, and one level for
+    each of some hundred columns would overflow its stack."""
+    half = len(conditions) // 2
+    if half:
+        return any_of(conditions[:half]) | any_of(conditions[half:])
+    return conditions[0] if conditions else F.lit(False)
 
 
 def first_fault(faults: Sequence[tuple[SparkColumn, SparkColumn, SparkColumn]]) -> tuple[SparkColumn, SparkColumn]:
@@ -324,15 +329,15 @@ def first_fault(faults: Sequence[tuple[SparkColumn, SparkColumn, SparkColumn]]) 
 
 
 def first_fault_in(config: CollectionConfig, raw: RawRecords, fields: Sequence[Field]) -> SparkColumn:
-    fault = F.lit(None).cast("string")
-    for field in reversed(fields):
+    fault = F.when(F.lit(False), F.lit(None).cast("string"))
+    for field in fields:
         start = f"column {field.column.name!r} is "
         missing = "a key needs a value" if field.raw.startswith("k") else "expected a value (nullable: false)"
         absent = F.lit(f"{start}missing or null; {missing}")
         expected = F.lit(f"; expected {_expected(config, field.column)}")
         wrong = F.concat(F.lit(start), shown_text(field.raw), expected, remedy(field, raw.encoding.of_field(field)))
         if is_strict(config, field.column):
-            fault = F.when(is_bad(field), F.coalesce(wrong, absent)).otherwise(fault)
+            fault = fault.when(is_bad(field), F.coalesce(wrong, absent))
     return fault
 
 

@@ -9,8 +9,6 @@ rows as they will be, after the exchange (`persist_spark.upsert.warnings`).
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Mapping, Sequence
 
 from pyspark.sql import Column as SparkColumn
@@ -109,8 +107,7 @@ def marks_of(
         F.when(is_bad, F.struct(F.lit(column.name).alias("name"), text.alias("text")))
         for column, is_bad, text in lenient
     ]
-    is_marked = functools.reduce(operator.or_, [is_bad for _, is_bad, _ in lenient])
-    return [F.when(is_kept & is_marked, F.array_compact(F.array(*entries))).alias(MARKS)]
+    return [F.when(is_kept & F.coalesce(*entries).isNotNull(), F.array_compact(F.array(*entries))).alias(MARKS)]
 
 
 def with_failed_checks(config: CollectionConfig, records: DataFrame) -> DataFrame:

@@ -36,6 +36,7 @@ So no name of a user's column can clash with ours, or break out of an SQL text.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
@@ -51,9 +52,10 @@ from persist_core.schema import (
     INDEX_KIND,
     INHERITED,
     CollectionSchema,
+    Column,
     Late,
 )
-from persist_spark.frame import BAD_KEY, OP, ORDER, quoted
+from persist_spark.frame import BAD_KEY, OP, ORDER, quoted, sql_type
 from persist_spark.order_memory import NOTHING, Memory
 from persist_spark.upsert.eras import Eras
 
@@ -112,7 +114,7 @@ class Arguments:
     `inherits`: the plan has registers for values that records leave out. If not, though a column inherits, it guesses
     that no record does, and counts them. `seen`: in `sequence` order; `None`: in `log` order, where a batch has seen
     nothing, so nothing beats a record. `is_new`: no slot holds anything, and each gets at most one record that wins.
-    `eras`: of orders that may not be comparable; `None`: they always are.
+    `eras`: of orders that may not be comparable; `None`: they always are. `in_rest`: see `persistent_upsert`.
     """
 
     schema: CollectionSchema
@@ -127,6 +129,7 @@ class Arguments:
     seen: SeenBefore | None
     eras: Eras | None
     watched: tuple[Watched, ...] = ()
+    in_rest: Callable[[DataFrame], DataFrame] | None = None
 
     @property
     def keys(self) -> list[str]:
@@ -179,10 +182,20 @@ class Arguments:
         return [f"{quoted(c.name)} AS {plain}" for plain, c in zip(self.keys, self.schema.key, strict=True)]
 
     @property
-    def value_struct(self) -> str:
-        """The user's value columns as one struct, under their plain names."""
+    def inheriting(self) -> list[tuple[str, Column]]:
+        """The columns that can be left out, by the plain names of their cells within `value`."""
+        return [(plain, c) for plain, c in zip(self.values, self.schema.values, strict=True) if c.inherits]
+
+    def value_struct(self, in_rest: str = "NULL") -> str:
+        """The user's value columns as one struct, under their plain names; see `in_rest_cell`."""
         cells = [f"'{plain}', {quoted(c.name)}" for plain, c in zip(self.values, self.schema.values, strict=True)]
-        return f"named_struct({', '.join(cells) or _NO_CELLS})"
+        return f"named_struct({', '.join([*cells, *self.in_rest_cell(in_rest)]) or _NO_CELLS})"
+
+    def in_rest_cell(self, sql: str = "NULL") -> list[str]:
+        """A cell more of `value`, if `rest` may hold values of columns. It follows from the others: equal values have
+        equal ones."""
+        kinds = ", ".join(f"{plain}: {sql_type(column.type)}" for plain, column in self.inheriting)
+        return [] if self.in_rest is None else [f"'in_rest', CAST({sql} AS STRUCT<{kinds}>)"]
 
     @property
     def state_columns(self) -> dict[str, str]:

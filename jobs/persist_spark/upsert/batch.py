@@ -65,9 +65,9 @@ class UpsertRequest:
 
     `may_stash=False` promises that no record's time lies at or after the batch's upper. `is_columnar`: the input's keys
     can be read without the rest, so reading them twice costs less than keeping all records in memory.
-    `may_truncate=False` promises that no record is a truncate. `eras`: see `persistent_upsert`. `is_auto_order`: the
-    format says the order, so it is a question if no record has one. `noticed`: more for the report.
-    `has_times`: times do not come from the description.
+    `may_truncate=False` promises that no record is a truncate. `eras`, `in_rest`: see `persistent_upsert`.
+    `is_auto_order`: the format says the order, so it is a question if no record has one. `noticed`: more for the
+    report. `has_times`: times do not come from the description.
     """
 
     description: BatchDescription
@@ -84,6 +84,7 @@ class UpsertRequest:
     has_times: bool = True
     watched: tuple[Watched, ...] = ()
     noticed: tuple[BatchWarning, ...] = ()
+    in_rest: Callable[[DataFrame], DataFrame] | None = None
 
 
 def stage_upserts(
@@ -319,6 +320,7 @@ class _Batch:
             seen=self.before.seen(None if plan.is_thorough else plan.ranges, slots),
             eras=request.eras,
             watched=request.watched,
+            in_rest=request.in_rest,
         )
 
     def _waiting(self, columns: Sequence[str]) -> DataFrame:

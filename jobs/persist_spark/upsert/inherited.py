@@ -49,13 +49,8 @@ def placed(records: DataFrame, schema: CollectionSchema) -> DataFrame:
 
 def sent_json(schema: CollectionSchema, cells: Sequence[SparkColumn], inherited: str) -> SparkColumn:
     """Canonical bytes of what a record carries itself."""
-    left_out = {column.name: f"{_entry(column, inherited)} IS NOT NULL" for _, column in _inheriting(schema)}
+    left_out = {c.name: f"{_entry(c, inherited)} IS NOT NULL" for c in schema.values if c.inherits}
     return json_without(schema.values, cells, left_out)
-
-
-def _inheriting(schema: CollectionSchema) -> list[tuple[str, Column]]:
-    """The columns that can be left out, by the plain names of their cells within `value`."""
-    return [(f"v{place}", column) for place, column in enumerate(schema.values) if column.inherits]
 
 
 def with_known(state: DataFrame, value: str, arguments: Arguments) -> tuple[DataFrame, str]:
@@ -67,6 +62,7 @@ def with_known(state: DataFrame, value: str, arguments: Arguments) -> tuple[Data
         text = f"element_at({_KNOWN}, {text_literal(column.name)})"
         typed = f"unhex({text})" if column.type == "binary" else f"CAST({text} AS {sql_type(column.type)})"
         cells.append(f"'{plain}', {typed}")
+    cells += arguments.in_rest_cell()
     state = state.selectExpr("*", f"CASE WHEN {is_err} THEN {known} END AS {_KNOWN}")
     return state, f"CASE WHEN {_KNOWN} IS NOT NULL THEN named_struct({', '.join(cells)}) ELSE {value} END"
 
@@ -90,7 +86,7 @@ def registers_of(
     """
     so_far = f"{window[:-1]} {frame} BETWEEN UNBOUNDED PRECEDING AND {end})"
     found = {}
-    for plain, column in _inheriting(arguments.schema):
+    for plain, column in arguments.inheriting:
         said = _said(plain, column, arguments)
         found[f"register_{plain}"] = (
             f"last({said}, true) {so_far}"
@@ -113,9 +109,18 @@ def _cell(column: Column, arguments: Arguments, order: str, known: str, value: s
     return f"named_struct({ordered}'known', {known}, 'value', {typed})"
 
 
+def _value(plain: str, arguments: Arguments, value: str = "value") -> str:
+    """SQL: the value of a column, also if `rest` has it."""
+    own = f"{value}.{plain}"
+    return f"coalesce({own}, {value}.in_rest.{plain})" if arguments.in_rest else own
+
+
 def _said(plain: str, column: Column, arguments: Arguments) -> str:
     """SQL: what a row says of a column; null if nothing. In `sequence` order, only what records say."""
-    sent, nothing = _cell(column, arguments, "ord", "true", f"value.{plain}"), _cell(column, arguments, "ord", "false")
+    sent, nothing = (
+        _cell(column, arguments, "ord", "true", _value(plain, arguments)),
+        _cell(column, arguments, "ord", "false"),
+    )
     entry = _entry(column)
     if arguments.seen is None:
         says, known = f"(diff IS NOT NULL OR {ACTS})", f"coalesce({entry}.known, false)"
@@ -129,7 +134,7 @@ def _said(plain: str, column: Column, arguments: Arguments) -> str:
 
 def _committed(plain: str, column: Column, arguments: Arguments) -> str:
     """SQL: the register as the shard has it, null if nothing is known: of the slot's row, or of its tombstone."""
-    entry, value = _entry(column, INHERITED_NOW), f"committed.value.{plain}"
+    entry, value = _entry(column, INHERITED_NOW), _value(plain, arguments, "committed.value")
     return f"""CASE
         WHEN committed.holds THEN CASE
             WHEN {INHERITED_NOW} IS NULL AND committed.is_err THEN {_cell(column, arguments, ORDER_NOW, "false")}
@@ -140,10 +145,9 @@ def _committed(plain: str, column: Column, arguments: Arguments) -> str:
 
 def with_registers(found: DataFrame, arguments: Arguments, where: str) -> DataFrame:
     """The rows without the registers; if one inherits and `where` is true for it, it is whole, or an err."""
-    schema, columns = arguments.schema, _inheriting(arguments.schema)
+    schema, inheriting = arguments.schema, dict(arguments.inheriting)
     is_partial = f"inherited IS NOT NULL AND {where}"
-    registers = {plain: f"register_{plain}" for plain, _ in columns}
-    inheriting = dict(columns)
+    registers = {plain: f"register_{plain}" for plain in inheriting}
     cells = []
     for plain in arguments.values:
         own = f"value.{plain}"
@@ -156,8 +160,9 @@ def with_registers(found: DataFrame, arguments: Arguments, where: str) -> DataFr
             f"coalesce({registers[plain]}.known, false)",
             f"{registers[plain]}.ord",
         )
-        for plain, column in columns
+        for plain, column in inheriting.items()
     }
+    cells += arguments.in_rest_cell("value.in_rest")
     given = {
         "value": f"CASE WHEN {is_partial} THEN named_struct({', '.join(cells)}) ELSE value END",
         "inherited": f"CASE WHEN {is_partial} THEN {entries_sql(schema, entries)} ELSE inherited END",
@@ -170,7 +175,7 @@ def with_registers(found: DataFrame, arguments: Arguments, where: str) -> DataFr
 def with_errs(resolved: DataFrame, arguments: Arguments, is_partial: str) -> DataFrame:
     """The rows; a row of `is_partial` with an unknown value is an err."""
     schema = arguments.schema
-    unknown = {column.name: f"coalesce(NOT {_entry(column)}.known, false)" for _, column in _inheriting(schema)}
+    unknown = {column.name: f"coalesce(NOT {_entry(column)}.known, false)" for _, column in arguments.inheriting}
     names = [f"CASE WHEN {is_unknown} THEN {text_literal(name)} END" for name, is_unknown in unknown.items()]
     cells = [F.col("value").getField(name) for name in arguments.values]
     message = F.concat(
@@ -205,7 +210,7 @@ def with_cuts(found: DataFrame, arguments: Arguments, counts: str, window: str) 
     )
     below = [
         f"(array_contains(holder.ids, {column.id}) AND register_{plain}.known AND register_{plain}.ord < ord)"
-        for plain, column in _inheriting(arguments.schema)
+        for plain, column in arguments.inheriting
     ]
     return found, f"coalesce({' OR '.join(below)}, false)"
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -31,6 +32,7 @@ from persist_core.spark_job.deaths import deaths_at_lower
 from persist_core.spark_job.spec import RECORDS, JobSpec
 from persist_spark import progress
 from persist_spark.decode.files import copies_in
+from persist_spark.decode.filled import with_in_rest
 from persist_spark.decode.formats import decode
 from persist_spark.decode.row_checks import check_texts
 from persist_spark.decode.times import check_zone
@@ -68,6 +70,7 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
         is_auto_order=config.order.by == "auto",
         has_times=config.time.source != "description",
         watched=watched_by(config),
+        in_rest=partial(with_in_rest, config) if config.source.rest else None,
     )
     state = client.state(description.shard)
     check_not_outdated(state, description)

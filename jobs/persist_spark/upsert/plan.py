@@ -37,6 +37,7 @@ Expressions are SQL texts, since each of a thousand calls of the Column API woul
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame, Observation
@@ -54,6 +55,7 @@ from persist_core.schema import (
 )
 from persist_core.time_text import show_interval, show_time
 from persist_spark.counted import as_json, hashes
+from persist_spark.decode.filled import IN_REST
 from persist_spark.decode.row_checks import MARKS
 from persist_spark.frame import (
     BAD_KEY,
@@ -158,6 +160,7 @@ def persistent_upsert(
     seen: SeenBefore | None = None,
     eras: Eras | None = None,
     watched: tuple[Watched, ...] = (),
+    in_rest: Callable[[DataFrame], DataFrame] | None = None,
 ) -> PlannedUpsert:
     """The updates that `records` (the records frame) make of `state`, for the batch `[lower, upper)`.
 
@@ -173,6 +176,7 @@ def persistent_upsert(
     no stored row has inherited one. `in_one_task`: so little that one task does it, without an exchange. `by_ranges`:
     the exchange is by ranges of keys, for which all is read twice. `seen`: for `sequence` order, with `ORDER` in
     `state`. `eras`: of Debezium's `order: auto`, not all comparable. `watched`: `persist_spark.upsert.warnings`.
+    `in_rest`: adds `IN_REST` to stored rows (`persist_spark.decode.filled`); `None`: there is no such thing.
 
     Raises `BadBounds` if `as_of_frontier` is not before `upper`.
     """
@@ -182,9 +186,9 @@ def persistent_upsert(
         raise BadBounds(f"times cannot advance to {found} in {where}; expected less than its upper")
     inherits = inherits and schema.inherits
     is_new = state is None and stash is None and not (has_times or is_thorough or inherits or seen)
-    arguments = Arguments(
-        schema, lower, upper, floor, late, may_stash, is_new, is_thorough, inherits, seen, eras, watched
-    )
+    in_rest = in_rest if inherits else None
+    bounds = (schema, lower, upper, floor)
+    arguments = Arguments(*bounds, late, may_stash, is_new, is_thorough, inherits, seen, eras, watched, in_rest)
     chain = _chain(records, stash, lower if stash_frontier is None else stash_frontier, state, arguments)
     chain = chain.repartitionByRange(*arguments.slot) if by_ranges else chain.coalesce(1) if in_one_task else chain
     read, emitted = Observation(), Observation()
@@ -228,6 +232,7 @@ def _arrivals(records: DataFrame, arguments: Arguments, *, stashed: bool = False
     is_late = f"{own_time} < {_LOWER}"
     is_past = is_late if arguments.late == "persisted" else "false"
     waits = "false" if upper is None else f"{own_time} >= {_UPPER}"
+    value = arguments.value_struct(IN_REST) if stashed else arguments.value_struct()
     return records.selectExpr(
         *arguments.key_columns,
         f"""CASE WHEN {_CODE} = ascii('s') THEN CAST(CAST(pmod(xxhash64({ORDER}), {_SKIP_SLOTS}) AS STRING) AS BINARY)
@@ -245,7 +250,7 @@ def _arrivals(records: DataFrame, arguments: Arguments, *, stashed: bool = False
         "false AS expanded",
         f"{_CODE} AS op",
         f"{arguments.placed(ORDER)} AS ord",
-        f"CASE WHEN {_CODE} = ascii('u') AND {ERR_KIND} IS NULL THEN {arguments.value_struct} END AS value",
+        f"CASE WHEN {_CODE} = ascii('u') AND {ERR_KIND} IS NULL THEN {value} END AS value",
         _ERR,
         *arguments.inherited(),
         *(arguments.marks() if stashed else arguments.marks(MARKS)),
@@ -258,6 +263,7 @@ def _stashed(stash: DataFrame, frontier: int, arguments: Arguments) -> DataFrame
     Records that a restore brought back may lie before `lower`. They arrived in time, so they are always lifted.
     """
     waiting = stash.where(f"{TIME} >= {passed(frontier)[0]}")
+    waiting = arguments.in_rest(waiting) if arguments.in_rest else waiting
     live = with_canonical(_arrivals(waiting, replace(arguments, late="lift"), stashed=True), arguments)
     window = f"OVER (PARTITION BY {', '.join(arguments.slot)}, own_time ORDER BY ord, canonical)"
     wins = f"lead(own_time) {window} IS NULL"
@@ -269,7 +275,8 @@ def _stashed(stash: DataFrame, frontier: int, arguments: Arguments) -> DataFrame
 
 def _history(state: DataFrame, order_type: str, arguments: Arguments) -> DataFrame:
     """Committed updates: an insertion is an upsert at its time, a retraction a tombstone."""
-    value = f"CASE WHEN {DIFF} > 0 AND {ERR_KIND} IS NULL THEN {arguments.value_struct} END"
+    state = arguments.in_rest(state) if arguments.in_rest else state
+    value = f"CASE WHEN {DIFF} > 0 AND {ERR_KIND} IS NULL THEN {arguments.value_struct(IN_REST)} END"
     if arguments.inherits:
         state, value = inherited.with_known(state, value, arguments)
     known = f"CASE WHEN {DIFF} > 0 THEN {arguments.placed(ORDER)} END"

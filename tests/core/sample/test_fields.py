@@ -13,7 +13,7 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.contents.stats import MAX_NAMES, BatchWarning
 from persist_core.errors import FeedChanged
 from persist_core.location.mem import MemBlob
-from persist_core.sample.fields import MISSING, NEW, FeedFields
+from persist_core.sample.fields import MISSING, NEW, FeedFields, named_fields
 from persist_core.sources.feed import LocalFeed
 from persist_core.sources.files import FileSource
 
@@ -74,7 +74,7 @@ def test_files_say_their_fields(tmp_path: Path) -> None:
     fields.see(["id", "address", "note", "z"], 1)
     fields.see(["id", "note"], 2)
     fields.see([], 0)
-    assert fields.warnings() == (BatchWarning(NEW, 0, ("z",)), BatchWarning(MISSING, 0, ("city",)))
+    assert fields.warnings() == (BatchWarning(NEW, 0, ("address", "z")), BatchWarning(MISSING, 0, ("city",)))
     fields.see([f"n{number}" for number in range(MAX_NAMES + 5)], 1)
     assert fields.warnings()[0].samples[-1] == "and 6 more"
     assert str(fields.warnings()[1]) == f"{MISSING}: city, id, note"
@@ -103,3 +103,19 @@ def test_columns_are_proposed_for_other_files(
     (tmp_path / "a.csv").write_text("id\n1\n")
     assert run_command(asked) == 0
     assert capsys.readouterr().out == "# each field has a column\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        ("json", {"id", "a", "b.c", "seq", "x", "at", "gone"}),
+        ("csv", {"id", "a.b", "b.c", "seq", "x", "at.ms", "gone"}),
+    ],
+)
+def test_only_what_is_read_counts_as_named(tmp_path: Path, kind: str, found: set[str]) -> None:
+    """`source.rest` has no named field: one that no column reads would be in neither."""
+    columns = {"id": "bigint", "n": {"type": "bigint", "field": "seq"}, "b.c": "string"}
+    columns |= {"ab": {"type": "string", "field": "a.b"}}
+    more = {"time": {"field": "at.ms"}, "delete": {"column": "gone", "values": ["x"]}}
+    order = {"mode": "sequence", "by": {"n": "bigint", "o": {"type": "bigint", "field": "x"}}}
+    assert named_fields(config_of(tmp_path, kind, columns=columns, order=order, **more)) == found
