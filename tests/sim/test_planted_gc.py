@@ -35,7 +35,8 @@ FOUND_BY_SEED = {
     "leases do not count": 10,
     "appends of any era": 5,
 }
-ERAS = {"leases do not count": 1, "appends of any era": 2}  # eras of GC end while readers and writers linger
+RARE = "leases do not count"  # one simulation in 150 finds it: at night it begins with its seed too
+ERAS = {"leases do not count": 2, "appends of any era": 2}  # eras of GC end while readers and writers linger
 FOUND_BY_SCRIPT: dict[str, Callable[..., None]] = {
     "checkpoints are forgotten": slow_gc.test_a_checkpoint_older_than_all_commits_is_restored,
     "conflicts are forgotten": gc.test_only_the_newest_conflicts_are_kept,
@@ -58,8 +59,7 @@ def test_each_rule_has_its_test() -> None:
 
 @pytest.mark.parametrize("name", FOUND_BY_SEED)
 def test_a_simulation_finds_that_a_rule_of_gc_is_missing(name: str, persist_seed: int) -> None:
-    is_short = not is_long()
-    first = FOUND_BY_SEED[name] if is_short else persist_seed
+    first = persist_seed if is_long() and name != RARE else FOUND_BY_SEED[name]
     with pytest.MonkeyPatch.context() as patch:
         PLANTED_GC[name](patch)
         outcomes = (simulate(_scenario(seed, eras=ERAS.get(name, 0))) for seed in range(first, first + MAX_SIMULATIONS))

@@ -172,7 +172,7 @@ def _fork(world: World, client: PersistClient, fork_name: str) -> None:
 
 def _fork_again(world: World, client: PersistClient, fork_name: str) -> None:
     (commit,) = client.state(fork_name).commits
-    with suppress(CheckpointNotFound):  # it was not published yet
+    with suppress(CheckpointNotFound, RunFailed):  # it was not published yet, or GC has given the fork up
         world.stages.fork(client, fork_name, commit.checkpoint_id, f"{fork_name}-again", writer=fork_name)
         world.forks[f"{fork_name}-again"] = world.forks[fork_name]
 

@@ -25,7 +25,7 @@ from persist_core.checkpoint.checkpointer import Checkpointer, load_verified, ma
 from persist_core.contents.batch import BatchManifest
 from persist_core.contents.operator_state import StateArtifact
 from persist_core.errors import PersistError
-from persist_core.handles.load import load_manifest
+from persist_core.handles.load import load_head, load_lists, load_manifest
 from persist_core.location.blob import Blob
 from persist_core.location.consensus import VersionedData
 from persist_core.shard.codec import decode_state
@@ -111,8 +111,9 @@ class Referee:
         state = self.state
         if state is None:
             return set()
-        manifests = {key: load_manifest(self._blob, key) for key in state.manifest_keys}
-        parts = {part.key for batch in state.batches for part in manifests[batch.manifest_key].parts}
+        manifests = {key: load_head(self._blob, key) for key in state.manifest_keys}  # a commit's lists may be gone
+        keys = {batch.manifest_key for batch in state.batches}
+        parts = {part.key for key in keys for part in load_lists(self._blob, key, manifests[key]).parts}
         states = [each for manifest in manifests.values() for each in manifest.operators.values()]
         return {*manifests, *parts, *(artifact.key for each in states for artifact in each.artifacts)}
 
