@@ -48,6 +48,7 @@ from persist_core.contents.row_versions import Versions, at_time, fold_errs, res
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.handles.load import read_part, read_part_batches
+from persist_core.handles.overtaken import named_if_slow
 from persist_core.handles.read import ReadHandle
 from persist_core.handles.write import stage_manifest
 from persist_core.keys import owner_of
@@ -89,7 +90,8 @@ class Merge:
         budget_bytes: int = BUDGET_BYTES,
     ) -> Merge:
         """Read the manifests of `inputs`. Raises `InvalidInput` unless they are neighbors in `state`, and two or more,
-        or a partial run; `CorruptArtifact` naming a manifest that is missing or damaged.
+        or a partial run; `CorruptArtifact` naming a manifest that is missing or damaged; `ReadTooSlow` if others have
+        merged the inputs and GC has deleted some of them.
 
         `budget_bytes`: what a step may rewrite, unless `BUDGET_SHARE` of the shard is more."""
         batches = state.batches
@@ -99,7 +101,8 @@ class Merge:
             raise InvalidInput(f"shard {state.shard}: {len(inputs)} batches to merge are not neighbors in its state")
         if state.since.time is None:
             raise InvalidInput(f"shard {state.shard} is dropped; there is nothing to merge")
-        manifests = client.manifests(inputs)
+        with named_if_slow(client.machine, state.shard, inputs):
+            manifests = client.manifests(inputs)
         budget = budget_of(sum(batch.size_bytes for batch in batches), budget_bytes)
         return cls(state.shard, tuple(inputs), tuple(manifests), state.since.time, first == 0, state.era, budget)
 
@@ -289,10 +292,11 @@ def merge_here(
 ) -> Replaced | NotReplaced:
     """Do the merge in this process. `attempt` is a fresh UUIDv7.
 
-    Raises `InvariantViolation` if the updates of a key do not alternate, `CorruptArtifact` naming a damaged file;
-    nothing is changed then.
+    Raises `InvariantViolation` if the updates of a key do not alternate, `CorruptArtifact` naming a damaged file,
+    `ReadTooSlow` if others have merged the inputs and GC has deleted some of them; nothing is changed then.
     """
-    manifest = stage_here(client, merge, attempt, rows_at_once)
+    with named_if_slow(client.machine, merge.shard, merge.inputs):
+        manifest = stage_here(client, merge, attempt, rows_at_once)
     return replace_inputs(client, manifest, stage_manifest(client.blob, manifest, attempt))
 
 

@@ -11,6 +11,7 @@ import pytest
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.contents import pieces
 from persist_core.contents.parts import updates_schema
+from persist_core.errors import ReadTooSlow
 from persist_core.gc.collect import collect
 from persist_core.handles.read import schema_of
 from persist_core.keys import MANIFEST, gc_prefix
@@ -138,6 +139,25 @@ def test_a_merge_staged_too_long_ago_is_refused(shard: Collection) -> None:
     done = merge_here(client, Merge.of(client, state, state.batches), attempt=client.ids.uuid7())
     shard.check()
     assert isinstance(done, NotReplaced)
+
+
+@pytest.mark.parametrize("file", [MANIFEST, ".parquet"])
+def test_a_merge_whose_inputs_are_collected_is_too_slow(shard: Collection, file: str) -> None:
+    """Others merge the same inputs, and GC deletes these before the slow merge has read them."""
+    state = shard.client.state(SHARD)
+    merge_here(shard.client, Merge.of(shard.client, state, state.batches[:2]), attempt=shard.client.ids.uuid7())
+    state = shard.client.state(SHARD)
+    run = state.batches[0].manifest_key.removesuffix(MANIFEST)
+
+    def meanwhile() -> None:
+        merge_all(shard)
+        collect(shard.client, SHARD)
+        pass_eras(shard, ERAS_TO_SWEEP)
+
+    client = slowly(shard, "get", lambda key: key.startswith(run) and key.endswith(file), meanwhile)
+    with pytest.raises(ReadTooSlow, match="is missing"):
+        merge_here(client, Merge.of(client, state, state.batches), attempt=client.ids.uuid7())
+    shard.check()
 
 
 def test_a_checkpoint_older_than_all_commits_is_restored(shard: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
