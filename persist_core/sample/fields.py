@@ -72,10 +72,10 @@ class FeedFields:
     def see(self, names: Iterable[str], count: int, unreadable: Iterable[str] = ()) -> None:
         """Take in the names of all fields of `count` files; of the unreadable ones, `rest` has nothing."""
         if count:
-            self._add_new(found := set(names))
+            self._add_new(found := dict.fromkeys(names))
             known = named_fields(self.config)
             self.new.update(dict.fromkeys(name for name in unreadable if name not in known))
-            gone = (name for name, path in self._paths() if not {path[0], ".".join(path)} & found)
+            gone = (name for name, path in self._paths() if not {path[0], ".".join(path)} & found.keys())
             self.missing.update(dict.fromkeys(gone))
 
     def look_at(self, feed: Feed, files: Sequence[InputFile]) -> None:

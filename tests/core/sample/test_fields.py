@@ -76,7 +76,7 @@ def test_files_say_their_fields(tmp_path: Path) -> None:
     fields.see([], 0)
     assert fields.warnings() == (BatchWarning(NEW, 0, ("address", "z")), BatchWarning(MISSING, 0, ("city",)))
     fields.see([f"n{number}" for number in range(MAX_NAMES + 5)], 1)
-    assert fields.warnings()[0].samples[-1] == "and 6 more"
+    assert fields.warnings()[0].samples[-1] == "and 7 more"
     assert str(fields.warnings()[1]) == f"{MISSING}: city, id, note"
 
 
