@@ -76,11 +76,10 @@ FASTER = {
 _INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 # For plans that are ours alone. Inferred filters skip nothing in them, and to search for them took a tenth of the time
 # of all rules of the analyzer and the optimizer; the other rules took a tenth too. Queries of users keep the default.
-# Filters made at run time trace each key of a join through all projections below it: of the records of a Debezium feed
-# with `rest`, after an erasure, until the driver's memory is full. Our joins are broadcasts without partition columns.
+# Partition pruning traces each key of a join through all projections below it: of the records of a Debezium feed with
+# `rest`, after an erasure, until the driver's memory is full. Our files have no partition columns.
 OUR_PLANS = {
     "spark.sql.optimizer.dynamicPartitionPruning.enabled": "false",
-    "spark.sql.optimizer.runtime.bloomFilter.enabled": "false",
     "spark.sql.constraintPropagation.enabled": "false",
     "spark.sql.optimizer.excludedRules": ",".join(
         f"org.apache.spark.sql.catalyst.optimizer.{name}"

@@ -349,6 +349,11 @@ class CollectionConfig(ShardConfig):
         is_debezium = self.source.format == "debezium-json"
         return self.source.missing_field == "unchanged" or (is_debezium and column.type in UNAVAILABLE_TYPES)
 
+    def order_name(self, name: str) -> str:
+        """The place of a field of the order that is not a column: its `field`, else its own name."""
+        given = self.order.types.get(name)
+        return given.field or name if given and name not in self.columns else name
+
     def source_pattern(self) -> PathPattern:
         """`source.path`, parsed, below `base_dir`."""
         return parse_pattern(self.source.path, self._base(), zone=self.timezone)

@@ -32,9 +32,8 @@ def named_fields(config: CollectionConfig) -> frozenset[str]:
     columns = {name: column.field for name, column in config.columns.items() if name != config.source.rest}
     paths = [field for field in columns.values() if field]
     if config.source.format != "debezium-json":  # there the paths of order and time start at the envelope
-        given = {name: name for name in (*config.order.fields, config.time.field, config.delete.column) if name}
-        given |= {name: each.field for name, each in config.order.types.items() if each.field}
-        paths += [path for name, path in given.items() if name not in columns]
+        paths += [config.order_name(name) for name in config.order.fields if name not in columns]
+        paths += [name for name in (config.time.field, config.delete.column) if name and name not in columns]
     if "csv" not in config.source.format:  # there dots mean nesting
         paths = [path.partition(".")[0] for path in paths]
     names = (name for name, field in columns.items() if not field)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def test_parquet_of_arrow_types_with_known_storage(spark: SparkSession, tmp_path: Path) -> None:
-    """Writers note Arrow's own types beside Parquet's: views of texts (Polars), JSON, UUID and others."""
+    """Writers note Arrow's own types beside Parquet's: views of texts, JSON, UUID and others."""
     (tmp_path / "in").mkdir()
     feed = Feed(spark, tmp_path / "in")
     table = {

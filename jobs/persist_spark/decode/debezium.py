@@ -56,7 +56,6 @@ from persist_spark.decode.records import (
     first_fault,
     is_sequence,
     line_columns,
-    order_name,
     record_path,
 )
 from persist_spark.decode.rest import all_marked, read_paths, rest_of_json
@@ -116,7 +115,7 @@ def _wanted(config: CollectionConfig) -> _Wanted:
     fields = fields_of(config, lambda column: _needs_hint(config, column))
     paths = read_paths(config, fields)
     flat = frozenset(raw for raw, path in paths.items() if path[0] not in _STRUCTURE)
-    named = {f"o{index}": order_name(config, name) for index, name in enumerate(config.order.fields)}
+    named = {f"o{index}": config.order_name(name) for index, name in enumerate(config.order.fields)}
     if config.time.field is not None:
         named[RAW_TIME] = config.time.field
     free = {raw: tuple(name.split(".")) for raw, name in named.items() if fields.named(name) is None}

@@ -30,7 +30,6 @@ from persist_spark.decode.records import (
     first_fault,
     is_sequence,
     line_columns,
-    order_name,
 )
 from persist_spark.decode.rest import all_marked, read_paths, rest_of_json
 from persist_spark.decode.unsent import ROW_FIELDS, fields_in, unsent
@@ -49,7 +48,7 @@ def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     `metadata.`."""
     fields = fields_of(config)
     paths = {raw: ("data", *path) for raw, path in read_paths(config, fields).items()}
-    free = {f"o{i}": _placed(config, order_name(config, name)) for i, name in enumerate(config.order.fields)}
+    free = {f"o{i}": _placed(config, config.order_name(name)) for i, name in enumerate(config.order.fields)}
     is_auto = is_sequence(config) and config.order.by == "auto"
     if is_auto:
         free[_AUTO.raw] = _TIMESTAMP

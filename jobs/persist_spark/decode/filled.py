@@ -103,7 +103,7 @@ def with_in_rest(config: CollectionConfig, rows: DataFrame) -> DataFrame:
 
 
 def _typed(
-    config: CollectionConfig, rows: DataFrame, taken: Sequence[Field], paths: Mapping[str, Path]
+    config: CollectionConfig, rows: DataFrame, taken: tuple[Field, ...], paths: Mapping[str, Path]
 ) -> tuple[DataFrame, RawRecords, dict[str, SparkColumn]]:
     """`rows` with the typed values that `_REST` holds, and whether each may get one: its column (`WAS`) is null."""
     shape = Shape()
@@ -117,7 +117,7 @@ def _typed(
     is_open = {raw: F.col(f"{WAS}{raw}").isNull() & ~absent for raw, absent in is_unsent.items()}
     raw = RawRecords(
         texts.withColumns({name: F.when(is_open[name], F.col(name)) for name in paths}),
-        Fields((), tuple(taken)),
+        Fields((), taken),
         F.lit(None),
         Encoding.of(config, marked=True),
     )

@@ -26,7 +26,6 @@ from persist_spark.decode.records import (
     fields_of,
     is_sequence,
     line_columns,
-    order_name,
     record_path,
 )
 from persist_spark.decode.rest import all_marked, read_paths, rest_of_json
@@ -86,9 +85,7 @@ def parsed_lines(config: CollectionConfig, lines: DataFrame, shape: Shape) -> Da
 
 def free_paths(config: CollectionConfig) -> dict[str, Path]:
     """The fields needed besides the columns, by their raw name: for `order` and `time`."""
-    found = {
-        f"o{index}": named_path(config, order_name(config, name)) for index, name in enumerate(config.order.fields)
-    }
+    found = {f"o{index}": named_path(config, config.order_name(name)) for index, name in enumerate(config.order.fields)}
     return {**found, RAW_TIME: named_path(config, config.time.field)} if config.time.field else found
 
 

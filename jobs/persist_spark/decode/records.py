@@ -17,6 +17,7 @@ A record is an err of kind
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -125,16 +126,10 @@ def is_sequence(config: CollectionConfig) -> bool:
     return config.order.mode == "sequence"
 
 
-def order_name(config: CollectionConfig, name: str) -> str:
-    """The place of a field of the order that is not a column: its `field`, else its own name."""
-    given = config.order.types.get(name)
-    return given.field or name if given and name not in config.columns else name
-
-
 def record_path(config: CollectionConfig, column: Column) -> tuple[str, ...]:
     """The path of a column's value in a record: its `field`, dots meaning nesting; else its own name, literally."""
     if column.name not in config.columns:
-        return tuple(order_name(config, column.name).split("."))
+        return tuple(config.order_name(column.name).split("."))
     field = config.columns[column.name].field
     return tuple(field.split(".")) if field else (column.name,)
 
@@ -303,20 +298,20 @@ def is_bad(field: Field) -> SparkColumn:
 
 
 def all_of(conditions: Sequence[SparkColumn]) -> SparkColumn:
-    """True if all hold; true without any. In halves, as in `any_of`."""
-    half = len(conditions) // 2
-    if half:
-        return all_of(conditions[:half]) & all_of(conditions[half:])
-    return conditions[0] if conditions else F.lit(True)
+    """True if all hold; true without any."""
+    return _joined(operator.and_, conditions) if conditions else F.lit(True)
 
 
 def any_of(conditions: Sequence[SparkColumn]) -> SparkColumn:
-    """True if one of them holds; false without any. In halves: Spark walks expressions by recursion, and one level for
-    each of some hundred columns would overflow its stack."""
-    half = len(conditions) // 2
-    if half:
-        return any_of(conditions[:half]) | any_of(conditions[half:])
-    return conditions[0] if conditions else F.lit(False)
+    """True if one of them holds; false without any."""
+    return _joined(operator.or_, conditions) if conditions else F.lit(False)
+
+
+def _joined(join: Callable[[SparkColumn, SparkColumn], SparkColumn], found: Sequence[SparkColumn]) -> SparkColumn:
+    """One condition, joined in halves: Spark walks expressions by recursion, and one level for each of some hundred
+    columns would overflow its stack."""
+    half = len(found) // 2
+    return join(_joined(join, found[:half]), _joined(join, found[half:])) if half else found[0]
 
 
 def first_fault(faults: Sequence[tuple[SparkColumn, SparkColumn, SparkColumn]]) -> tuple[SparkColumn, SparkColumn]:

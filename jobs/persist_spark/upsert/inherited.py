@@ -117,10 +117,8 @@ def _value(plain: str, arguments: Arguments, value: str = "value") -> str:
 
 def _said(plain: str, column: Column, arguments: Arguments) -> str:
     """SQL: what a row says of a column; null if nothing. In `sequence` order, only what records say."""
-    sent, nothing = (
-        _cell(column, arguments, "ord", "true", _value(plain, arguments)),
-        _cell(column, arguments, "ord", "false"),
-    )
+    sent = _cell(column, arguments, "ord", "true", _value(plain, arguments))
+    nothing = _cell(column, arguments, "ord", "false")
     entry = _entry(column)
     if arguments.seen is None:
         says, known = f"(diff IS NOT NULL OR {ACTS})", f"coalesce({entry}.known, false)"

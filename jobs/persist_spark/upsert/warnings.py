@@ -27,25 +27,24 @@ from persist_spark.decode.unsent import unavailable_texts
 from persist_spark.frame import quoted, text_literal
 from persist_spark.upsert.arguments import ACTS, Arguments, Watched
 
-PLACEHOLDER = "column {} holds Debezium's placeholder; give its field a column"
 _SAMPLE_CHARS = 500
 
 
 def watched_by(config: CollectionConfig) -> tuple[Watched, ...]:
     """The warnings to count for a collection: columns whose bad values become null, checks that make no errs, and
     values left out of a field that has no column: `rest` loses them."""
-    rest, lost = config.source.rest, list[str]()
+    rest, lost = config.source.rest, list[Watched]()
     if rest and config.source.format == "debezium-json":
-        texts = [
-            json.dumps(each, ensure_ascii=False) for each in unavailable_texts(config.source.unavailable_value)[:2]
-        ]
-        lost = [" OR ".join(f"contains({quoted(rest)}, {text_literal(text)})" for text in texts)]
+        forms = unavailable_texts(config.source.unavailable_value)[:2]  # plain, and base64
+        texts = [text_literal(json.dumps(form, ensure_ascii=False)) for form in forms]
+        sql = f"NOT ({' OR '.join(f'contains({quoted(rest)}, {text})' for text in texts)})"
+        lost.append(Watched(f"column {rest} holds Debezium's placeholder; give its field a column", sql=sql))
     columns = [name for name, column in config.columns.items() if column.on_error == "null"]
     checks = [(name, check) for name, check in config.checks.items() if check.on_fail != "err"]
     return (
         *(Watched(f"column {name}", column=name) for name in columns),
         *(Watched(f"check {name}", sql=check.sql, fails=check.on_fail == "fail") for name, check in checks),
-        *(Watched(PLACEHOLDER.format(rest), sql=f"NOT ({sql})") for sql in lost),
+        *lost,
     )
 
 
