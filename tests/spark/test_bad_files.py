@@ -23,7 +23,7 @@ from persist_core.errors import SourceChanged, UnreadableFiles
 from persist_core.inspection.inspector import Inspector
 from persist_core.keys import attempt_prefix
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD
-from persist_spark.upsert import bad_files
+from persist_spark.upsert import bad_files, job
 from persist_spark.upsert.job import run_write_job
 from tests.sampling import is_long
 from tests.spark.test_long_records import PACKERS
@@ -59,6 +59,10 @@ BAD: dict[str, Callable[[], bytes]] = {
     "cut.json.bz2": lambda: bz2.compress(lines(50, 500))[:-20],
     "no zstd.json.zst": lambda: lines(50),
     "cut.json.zst": lambda: zstandard.compress(lines(50, 500))[:-20],
+    "gzip without its suffix.json": lambda: gzip.compress(lines(50)),
+    "gzip twice.json.gz": lambda: gzip.compress(gzip.compress(lines(50))),
+    "zstd twice.json.gz": lambda: gzip.compress(zstandard.compress(lines(50))),
+    "in UTF-16.json": lambda: lines(50).decode().encode("utf-16"),
 }
 
 
@@ -84,6 +88,11 @@ def test_one_commit_without_bad_files_of_each_kind_and_they_heal(spark: SparkSes
     assert reasons["cut, found by Spark.json.gz"] == reasons["cut, found by the job.json.gz"] == ended
     assert reasons["no gzip.json.gz"].startswith("Not a gzipped file")
     assert reasons["cut.json.zst"] == "the zstd data end before their last frame does"
+    assert reasons["gzip without its suffix.json"].startswith(
+        "it holds gzip where text is expected; give it the suffix"
+    )
+    assert reasons["zstd twice.json.gz"].startswith("it holds zstd where text is expected")
+    assert reasons["in UTF-16.json"].startswith("it holds UTF-16 where text is expected")
     (health,) = healths(Inspector(things.client), ["things"]).values()
     assert health.notes is not None
     assert health.notes[ERRORS] == f"file 'cut, found by Spark.json.gz' could not be read; {len(BAD)} such files"
@@ -97,7 +106,7 @@ def test_one_commit_without_bad_files_of_each_kind_and_they_heal(spark: SparkSes
 
 
 def _packed(name: str, data: bytes) -> bytes:
-    return PACKERS[Path(name).suffix](data)
+    return PACKERS.get(Path(name).suffix, bytes)(data)
 
 
 def test_what_a_user_sees_of_one_bad_file_among_500(
@@ -137,6 +146,34 @@ def test_files_of_other_formats(spark: SparkSession, tmp_path: Path, format_name
     assert sorted(json.loads(err[ERR_PAYLOAD])["file"][0] for err in things.errors()) == ["b", "c"]
 
 
+def test_bad_files_of_three_kinds_cost_three_stagings(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    things = Dying(tmp_path, source={"path": "in/*", "format": "parquet"})
+    for name in "abcd":
+        parquet(tmp_path / "in" / f"{name}.parquet", is_damaged=name in "bc")
+    (tmp_path / "in" / "e.parquet").write_bytes(b"PAR1 and no more")
+    pq.write_table(pa.table({"id": [9]}), tmp_path / "in" / "f.parquet", compression="brotli")
+    stagings: list[object] = []
+    whole: Any = bad_files.stage_without_bad_files
+
+    def counted(*arguments: Any) -> Any:
+        def stage(aside: Any) -> Any:
+            stagings.append(aside)
+            return arguments[-1](aside)
+
+        return whole(*arguments[:-1], stage)
+
+    monkeypatch.setattr(job, "stage_without_bad_files", counted)
+    stats = things.commit(spark, things.mint(UNTIL))
+    assert (stats["eligible"], stats["errors"]) == (6, 4)
+    assert len(stagings) == 3, "the footers stop the first one before Spark reads, Brotli the second one"
+    reasons = {facts["file"]: facts["reason"] for facts in (json.loads(err[ERR_PAYLOAD]) for err in things.errors())}
+    assert reasons.keys() == {"b.parquet", "c.parquet", "e.parquet", "f.parquet"}
+    said = "this Spark has no Brotli, with which it is compressed; write it with zstd, snappy or gzip"
+    assert reasons["f.parquet"] == said
+
+
 def test_what_a_user_sees_of_a_bad_file_that_stops_the_run(spark: SparkSession, tmp_path: Path) -> None:
     things = Dying(tmp_path, source={"path": "in/*", "format": "json", "on_bad_file": "fail"})
     things.drop("a.json", {"id": 1, "name": "a"})
@@ -169,7 +206,7 @@ def test_too_many_bad_files_stop_the_run_and_are_named(
     spec = things.spec(things.mint(UNTIL))
     with pytest.raises(UnreadableFiles) as stopped:
         run_write_job(spark, spec, things.location)
-    assert "5 input files cannot be read" in str(stopped.value)
+    assert "8 input files cannot be read" in str(stopped.value)
     assert "At most 3 files of a batch are set aside" in str(stopped.value)
     staged = things.client.blob.list_keys_and_metadata(attempt_prefix("things", spec.attempt))
     assert list(staged) == []

@@ -8,7 +8,7 @@ looked for here. What is read for that, in one thread a file and in bounded memo
 
 | file | read |
 | --- | --- |
-| plain, up to the limit; gzip that cannot expand to it (deflate: 1,032 times) | nothing |
+| plain, up to the limit; gzip that cannot expand to it (deflate: 1,032 times) | the first bytes |
 | plain | a few kilobytes of each half of a limit: if each has a line end, no line is longer than the limit |
 | gzip, bzip2, zstd | all, at the speed of the library (docs/reference/formats.md has measured it) |
 | Parquet | the footer, in `persist_spark.decode.parquet` |
@@ -39,6 +39,10 @@ _CHUNK_BYTES = 1 << 20  # not above the least `max_record_bytes`: so no line tha
 _PEEK_BYTES = 1 << 14
 _DEFLATE_RATIO = 1_032  # the most that deflate can do
 _THREADS = 4  # the libraries decompress without Python's lock
+_NO_TEXT = {  # what no text in UTF-8 starts with, or by no chance
+    b"\x1f\x8b": "gzip", b"BZh91AY&SY": "bzip2", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\0": "xz", b"PK\3\4": "zip",
+    b"PAR1\x15": "Parquet", b"Obj\1": "Avro", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16",
+}  # fmt: skip
 _GZIP, _BZIP2, _ZSTD, _OTHER = (".gz", ".gzip"), (".bz2",), (".zst", ".zstd"), (".lz4", ".snappy", ".deflate")
 
 
@@ -70,7 +74,11 @@ def opened(feed: Feed, file: InputFile) -> Iterator[IO[bytes]]:
 
 
 def long_records(feed: Feed, files: Sequence[InputFile], limit: int) -> dict[InputFile, list[TooLong]]:
-    """The lines above `limit` bytes, of the files that have some. Raises `UnreadableFiles` for damaged ones."""
+    """The lines above `limit` bytes, of the files that have some.
+
+    Raises `UnreadableFiles` for damaged files, and for files that hold no text.
+    """
+    of_each(lambda file: _check_start(feed, file), files)
     found = of_each(lambda file: _of_file(feed, file, limit), files, threads=_THREADS)
     return {file: lines for file, lines in zip(files, found, strict=True) if lines}
 
@@ -127,6 +135,17 @@ def long_records_frame(spark: SparkSession, config: CollectionConfig, lost: Sequ
         }
         rows.append(row)
     return known_records(spark, schema, order, rows)
+
+
+def _check_start(feed: Feed, file: InputFile) -> None:
+    """Raise `EOFError` if a file starts as no text does: each of its lines would be an err."""
+    if Path(file.path).suffix.lower() in _OTHER:
+        return
+    with opened(feed, file) as source:
+        start = getattr(source, "raw", source).read(max(map(len, _NO_TEXT)))  # without a buffer's megabytes from S3
+    for magic, name in _NO_TEXT.items():
+        if start.startswith(magic):
+            raise EOFError(f"it holds {name} where text is expected; give it the suffix of one compression, and UTF-8")
 
 
 def _of_file(feed: Feed, file: InputFile, limit: int) -> list[TooLong]:

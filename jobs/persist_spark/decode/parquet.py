@@ -26,16 +26,16 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.schema import Column
 from persist_core.sources.feed import Feed
 from persist_core.sources.input_file import InputFile
-from persist_spark.compat import HAS_TRY_CAST, is_valid_utf8
+from persist_spark.compat import HAS_TRY_CAST
 from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.files import BLOCK, BROKEN, LINE, NO_LINES, ROW, ReadableFile, by_store, placed
 from persist_spark.decode.json import MARK, Path
 from persist_spark.decode.long_records import TooLong
+from persist_spark.decode.parquet_types import SHOWN, cell, has_bad_text, read_type, stored_type
 from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, named_path, order_of, row_op
 from persist_spark.decode.records import (
     FAULT,
     FAULT_KIND,
-    RAW_TIME,
     Fields,
     RawRecords,
     any_of,
@@ -52,27 +52,6 @@ _READ_OPTIONS = {
     "int96RebaseMode": "CORRECTED",
     "mergeSchema": "false",
 }
-_SIMPLE: dict[pa.DataType, T.DataType] = {
-    pa.bool_(): T.BooleanType(),
-    pa.int8(): T.ByteType(),
-    pa.int16(): T.ShortType(),
-    pa.int32(): T.IntegerType(),
-    pa.int64(): T.LongType(),
-    pa.uint8(): T.ShortType(),
-    pa.uint16(): T.IntegerType(),
-    pa.uint32(): T.LongType(),
-    pa.uint64(): T.DecimalType(20, 0),
-    pa.float32(): T.FloatType(),
-    pa.float64(): T.DoubleType(),
-    pa.string(): T.StringType(),
-    pa.large_string(): T.StringType(),
-    pa.string_view(): T.StringType(),
-    pa.binary(): T.BinaryType(),
-    pa.binary_view(): T.BinaryType(),
-    pa.large_binary(): T.BinaryType(),
-    pa.date32(): T.DateType(),
-    pa.null(): T.IntegerType(),  # a column without a single value
-}
 # What a cast keeps exactly, or makes null, beside equal types: from these Spark types to these of ours.
 _LOSSLESS: dict[type[T.DataType], tuple[str, ...]] = {
     T.ByteType: ("int", "bigint"),
@@ -81,21 +60,15 @@ _LOSSLESS: dict[type[T.DataType], tuple[str, ...]] = {
     T.LongType: ("int", "bigint") if HAS_TRY_CAST else ("bigint",),  # on 3.5 what does not fit would wrap around
     T.FloatType: ("double",),
     T.DateType: ("timestamp",),
-    T.TimestampNTZType: ("timestamp",),
 }
-_NESTED = T.StructType | T.ArrayType | T.MapType
 _SHOWN_CHARS = 200  # of a file's columns, in a message
 
 
 @dataclass(frozen=True)
 class FileSchema:
-    """The columns of a file that Spark can read, which of them count nanoseconds, and the unreadable ones.
+    """The columns of a file that Spark can read, by name with their type (`stored_type`), and the unreadable ones."""
 
-    `nanos`: whether the time is local, by name of the column.
-    """
-
-    columns: tuple[tuple[str, T.DataType], ...]
-    nanos: tuple[tuple[str, bool], ...] = ()
+    columns: tuple[tuple[str, pa.DataType], ...]
     unreadable: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -167,49 +140,12 @@ def file_schema(footer: pq.FileMetaData) -> FileSchema:
         )
     if "_metadata" in lowered:
         raise pa.ArrowInvalid("it has a column '_metadata', a name that Spark keeps for itself; rename it")
-    leaves = [footer.schema.column(index) for index in range(len(footer.schema))]
-    int96 = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
-    columns: list[tuple[str, T.DataType]] = []
-    nanos, unreadable = [], []
-    for each in arrow:
-        is_nanos = pa.types.is_timestamp(each.type) and each.type.unit == "ns"
-        if each.name in int96:
-            columns.append((each.name, T.TimestampType()))
-        elif is_nanos:
-            columns.append((each.name, T.LongType()))
-            nanos.append((each.name, each.type.tz is None))
-        elif (known := _spark_type(each.type)) is not None:
-            columns.append((each.name, known))
-        else:
-            unreadable.append((each.name, str(each.type)))
-    return FileSchema(tuple(columns), tuple(nanos), tuple(unreadable))
-
-
-def _spark_type(arrow: pa.DataType) -> T.DataType | None:
-    """The type that Spark reads this column as, or `None`."""
-    if arrow in _SIMPLE:
-        return _SIMPLE[arrow]
-    if isinstance(arrow, pa.BaseExtensionType) and not pa.types.is_nested(arrow.storage_type):  # JSON, UUID
-        return _spark_type(arrow.storage_type)
-    if pa.types.is_dictionary(arrow):
-        return _spark_type(arrow.value_type)
-    if pa.types.is_fixed_size_binary(arrow):
-        return T.BinaryType()
-    if pa.types.is_decimal(arrow) and arrow.precision <= 38:
-        return T.DecimalType(arrow.precision, arrow.scale)
-    if pa.types.is_timestamp(arrow) and arrow.unit != "ns":
-        return T.TimestampType() if arrow.tz else T.TimestampNTZType()
-    if pa.types.is_struct(arrow):
-        inner = [(child.name, _spark_type(child.type)) for child in arrow]
-        known = [T.StructField(name, found) for name, found in inner if found is not None]
-        return T.StructType(known) if known and len(known) == len(inner) else None
-    if pa.types.is_list(arrow) or pa.types.is_large_list(arrow):
-        item = _spark_type(arrow.value_type)
-        return T.ArrayType(item) if item else None
-    if pa.types.is_map(arrow):
-        key, item = _spark_type(arrow.key_type), _spark_type(arrow.item_type)
-        return T.MapType(key, item) if key and item else None
-    return None
+    leaves = iter([footer.schema.column(index) for index in range(len(footer.schema))])
+    found = [(each, stored_type(each.type, leaves)) for each in arrow]
+    return FileSchema(
+        tuple((each.name, kind) for each, kind in found if kind is not None),
+        tuple((each.name, str(each.type)) for each, kind in found if kind is None),
+    )
 
 
 def parquet_records(
@@ -235,13 +171,14 @@ def parquet_records(
     )
     typed = {field.raw for field in fields.orders}
     kind, message = _fault(config, schema, fields)
-    payload = [F.col(f"c{index}").alias(name) for index, (name, _) in enumerate(schema.columns)]
-    nested = {name for name, kind in schema.columns if isinstance(kind, _NESTED)}
-    rest = rest_of_cells(config, fields, _cells(schema), nested)
+    cells = {name: cell(F.col(f"c{index}"), kind) for index, (name, kind) in enumerate(schema.columns)}
+    payload = [shown.alias(name) for name, shown in cells.items()]
+    nested = {name for name, kind in schema.columns if pa.types.is_nested(kind)}
+    rest = rest_of_cells(config, fields, cells, nested)
     frame = _rows(spark, schema, files, options).select(
         "*",
         *[rest.get(field.raw, _raw(config, schema, field)).alias(field.raw) for field in fields.all],
-        *[_free_text(schema, name, path).alias(name) for name, path in free.items() if name not in typed],
+        *[_text(schema, path).alias(name) for name, path in free.items() if name not in typed],
         *[_raw(config, schema, field).alias(field.raw) for field in fields.orders],
         F.lit(kind).cast("string").alias(FAULT_KIND),
         F.lit(message).cast("string").alias(FAULT),
@@ -256,27 +193,12 @@ def parquet_records(
     )
 
 
-def _cells(schema: FileSchema) -> dict[str, SparkColumn]:
-    """The cell of each column; nanoseconds as a text with all their digits, with `Z` unless the time is local."""
-    found, nanos = {}, dict(schema.nanos)
-    for index, (name, kind) in enumerate(schema.columns):
-        found[name] = F.col(f"c{index}")
-        if kind == T.FloatType():
-            found[name] = found[name].cast("double")  # all its digits, as a column of type double has them
-        if name in nanos:
-            micros = F.timestamp_micros(F.expr(f"(c{index} - pmod(c{index}, 1000)) div 1000"))
-            digits = F.lpad(F.pmod(found[name], F.lit(1000)).cast("string"), 3, "0")
-            local = F.date_format(micros, "yyyy-MM-dd'T'HH:mm:ss.SSSSSS")
-            found[name] = F.concat(local, digits, F.lit("" if nanos[name] else "Z"))
-    return found
-
-
 def _rows(
     spark: SparkSession, schema: FileSchema, files: Sequence[ReadableFile], options: Mapping[str, str]
 ) -> DataFrame:
     if not files:
         return spark.createDataFrame([], NO_LINES)
-    wanted = T.StructType([T.StructField(name, kind) for name, kind in schema.columns])
+    wanted = T.StructType([T.StructField(name, read_type(kind)) for name, kind in schema.columns])
     frames = [
         spark.read.schema(wanted).options(**how, **_READ_OPTIONS).parquet(*paths)
         for paths, how in by_store(files, options)
@@ -288,7 +210,7 @@ def _rows(
     return placed(spark, rows, files).withColumns(facts)
 
 
-def _find(schema: FileSchema, path: Path) -> tuple[SparkColumn, T.DataType] | None:
+def _find(schema: FileSchema, path: Path) -> tuple[SparkColumn, pa.DataType] | None:
     """The column at `path` (further names are a struct's fields) and its type, or `None`."""
     names = [name for name, _ in schema.columns]
     if path[0] not in names:
@@ -296,30 +218,36 @@ def _find(schema: FileSchema, path: Path) -> tuple[SparkColumn, T.DataType] | No
     index = names.index(path[0])
     found, kind = F.col(f"c{index}"), schema.columns[index][1]
     for name in path[1:]:
-        if not isinstance(kind, T.StructType) or name not in kind.names:
+        if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
             return None
-        found, kind = found.getField(name), kind[name].dataType
+        found, kind = found.getField(name), kind.field(name).type
     return found, kind
 
 
 def _fitted(config: CollectionConfig, schema: FileSchema, field: Field) -> Field:
-    """`field`, typed if a plain cast loses nothing, and in nanoseconds if the file counts in them."""
-    path = record_path(config, field.column)
-    found = _find(schema, path)
+    """`field`, typed if a plain cast loses nothing, and in the unit that the file counts in."""
+    found = _find(schema, record_path(config, field.column))
     if found is None or field.column.name == config.source.rest:
         return field
-    nanos = dict(schema.nanos)
-    if path[0] in nanos and field.column.type in ("date", "timestamp"):
-        return replace(field, unit="ns", is_local=nanos[path[0]] and field.column.type == "timestamp")
-    is_local = isinstance(found[1], T.TimestampNTZType | T.DateType) and field.column.type == "timestamp"
-    return replace(field, is_typed=_is_lossless(found[1], field.column), is_local=is_local)
+    source, wanted = found[1], field.column.type
+    is_local = wanted == "timestamp" and (source == pa.date32() or (pa.types.is_timestamp(source) and not source.tz))
+    if _is_count(source, field):
+        return replace(field, unit=source.unit, is_local=is_local)
+    return replace(field, is_typed=_is_lossless(source, field.column), is_local=is_local)
 
 
-def _is_lossless(source: T.DataType, column: Column) -> bool:
-    wanted = spark_type(column.type)
-    if isinstance(source, T.DecimalType) and isinstance(wanted, T.DecimalType):
-        return bool(source.scale <= wanted.scale)
-    return source == wanted or column.type in _LOSSLESS.get(type(source), ())
+def _is_count(source: pa.DataType, field: Field) -> bool:
+    """True if a time is read as the count that is stored."""
+    return pa.types.is_timestamp(source) and source.unit != "us" and field.column.type in ("date", "timestamp")
+
+
+def _is_lossless(source: pa.DataType, column: Column) -> bool:
+    read, wanted = read_type(source), spark_type(column.type)
+    if isinstance(read, T.DecimalType) and isinstance(wanted, T.DecimalType):
+        return bool(read.scale <= wanted.scale)
+    if source in SHOWN or pa.types.is_timestamp(source):
+        return source not in SHOWN and source.unit == "us" and column.type == "timestamp"
+    return read == wanted or column.type in _LOSSLESS.get(type(read), ())
 
 
 def _raw(config: CollectionConfig, schema: FileSchema, field: Field) -> SparkColumn:
@@ -327,8 +255,10 @@ def _raw(config: CollectionConfig, schema: FileSchema, field: Field) -> SparkCol
     found = _find(schema, path)
     if found is not None and field.is_typed:
         return found[0]
+    if found is not None and _is_count(found[1], field):
+        return found[0].cast("string")
     text = _text(schema, path)
-    if found is None or field.column.type != "binary" or isinstance(found[1], T.StringType):
+    if found is None or field.column.type != "binary" or read_type(found[1]) == T.StringType():
         return text
     return F.concat(F.lit(MARK), text)  # a number is not bytes, even if its digits look like base64 or hex
 
@@ -337,28 +267,21 @@ def _is_broken(config: CollectionConfig, schema: FileSchema, fields: Fields) -> 
     """True if a text is not well-formed UTF-8: Spark hands the bytes of any text column over unchecked."""
     texts = []
     if config.source.rest is not None:
-        texts = [F.col(f"c{index}") for index, (_, kind) in enumerate(schema.columns) if kind == T.StringType()]
+        texts = [(F.col(f"c{index}"), kind) for index, (_, kind) in enumerate(schema.columns)]
     for field in fields.all:
         found = _find(schema, record_path(config, field.column))
-        is_typed_bytes = field.is_typed and field.column.type == "binary"
-        if found is not None and isinstance(found[1], T.StringType | T.BinaryType) and not is_typed_bytes:
-            texts.append(found[0].cast("string"))
-    return any_of([~F.coalesce(is_valid_utf8(text), F.lit(True)) for text in texts])
+        if found is not None and not (field.is_typed and field.column.type == "binary"):
+            is_text = read_type(found[1]) == T.BinaryType() and found[1] not in (*SHOWN, pa.uuid())
+            texts.append((found[0].cast("string"), pa.string()) if is_text else found)
+    return any_of([F.coalesce(has_bad_text(*text), F.lit(False)) for text in texts])
 
 
 def _text(schema: FileSchema, path: Path) -> SparkColumn:
     found = _find(schema, path)
     if found is None:
         return F.lit(None).cast("string")
-    value, kind = found
-    return cells_text(value) if isinstance(kind, _NESTED) else value.cast("string")
-
-
-def _free_text(schema: FileSchema, name: str, path: Path) -> SparkColumn:
-    """A record's own time says that it is in UTC if it is."""
-    text, found = _text(schema, path), _find(schema, path)
-    is_instant = name == RAW_TIME and found is not None and isinstance(found[1], T.TimestampType)
-    return F.concat(text, F.lit("Z")) if is_instant else text
+    shown = cell(*found)
+    return cells_text(shown) if pa.types.is_nested(found[1]) else shown.cast("string")
 
 
 def _fault(config: CollectionConfig, schema: FileSchema, fields: Fields) -> tuple[str | None, str | None]:

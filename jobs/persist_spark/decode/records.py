@@ -281,7 +281,7 @@ def _judge(config: CollectionConfig, raw: RawRecords, frame: DataFrame) -> DataF
     message = (
         F.when(F.col(ERR_KIND).isNull(), None)
         .when(fault_kind.isNotNull(), F.col(FAULT))
-        .when(F.col(ERR_KIND) == "key", first_fault_in(config, raw, keys))
+        .when(F.col(ERR_KIND) == "key", F.coalesce(first_fault_in(config, raw, keys), F.lit(BROKEN_TEXT)))
         .when(F.col(ERR_KIND) == "time", _time_message(config))
         .when(op.isNull(), F.lit("unrecognized operation"))
         .when(broken, F.lit(BROKEN_TEXT))
@@ -329,7 +329,7 @@ def first_fault_in(config: CollectionConfig, raw: RawRecords, fields: Sequence[F
         start = f"column {field.column.name!r} is "
         missing = "a key needs a value" if field.raw.startswith("k") else "expected a value (nullable: false)"
         absent = F.lit(f"{start}missing or null; {missing}")
-        expected = F.lit(f"; expected {_expected(config, field.column)}")
+        expected = F.lit(f"; expected {_expected(field)}")
         wrong = F.concat(F.lit(start), shown_text(field.raw), expected, remedy(field, raw.encoding.of_field(field)))
         if is_strict(config, field.column):
             fault = fault.when(is_bad(field), F.coalesce(wrong, absent))
@@ -343,8 +343,8 @@ def shown_text(name: str) -> SparkColumn:
     )
 
 
-def _expected(config: CollectionConfig, column: Column) -> str:
-    unit = config.columns[column.name].unit
+def _expected(field: Field) -> str:
+    column, unit = field.column, field.unit
     if column.type.startswith("decimal"):
         return f"{column.type}, without rounding"
     if column.type == "timestamp":

@@ -39,7 +39,7 @@ def time_ms(text: SparkColumn, unit: Unit, zone: str) -> SparkColumn:
     """A record's own time in ms: an integer in `unit` (rounded down), or ISO text. Null if it is neither."""
     text = bounded(text)
     micros = _unit_micros(text, unit)
-    counted = _floor_ns(text, 1_000_000) if unit == "ns" else F.unix_millis(F.timestamp_micros(micros))
+    counted = floor_ns(text, 1_000_000) if unit == "ns" else F.unix_millis(F.timestamp_micros(micros))
     found = F.coalesce(counted, F.unix_millis(_in_zone(text, iso_timestamp(text), zone)))
     return F.when(found >= 0, found)
 
@@ -76,6 +76,12 @@ def instant_of(local: SparkColumn, zone: str) -> SparkColumn:
     is_repeated = (second != first) & (F.from_utc_timestamp(F.timestamp_micros(second), zone) == local)
     is_known = local.between(F.lit("0001-01-02").cast("timestamp_ltz"), F.lit("9999-12-30").cast("timestamp_ltz"))
     return F.when(is_known, F.when(~is_skipped & ~is_repeated, F.timestamp_micros(first)))
+
+
+def finite(found: SparkColumn, type_name: str) -> SparkColumn:
+    """A stored date or timestamp, null for the first and last ones that can be stored: writers mean infinity."""
+    count, last = (F.unix_date(found), 2**31 - 1) if type_name == "date" else (F.unix_micros(found), 2**63 - 1)
+    return F.when(count.between(1 - last, last - 1), found)
 
 
 def midnight_ms(date: SparkColumn, zone: str) -> SparkColumn:
@@ -139,7 +145,7 @@ def _unit_micros(text: SparkColumn, unit: Unit) -> SparkColumn:
     """A count of `unit` as microseconds; null if it is not a number, too large, or finer than a microsecond."""
     count = try_cast_integer(text, "bigint")
     if unit == "ns":
-        return F.when(count % 1000 == 0, _floor_ns(text, 1000))
+        return F.when(count % 1000 == 0, floor_ns(text, 1000))
     factor = F.lit(_MICROS[unit])
     whole = F.try_multiply(count, factor.cast("bigint"))
     if unit not in ("s", "ms"):
@@ -149,7 +155,7 @@ def _unit_micros(text: SparkColumn, unit: Unit) -> SparkColumn:
     return F.coalesce(whole, F.when(text.rlike(r"^\s*-?\d+\.\d+\s*$"), parts))
 
 
-def _floor_ns(text: SparkColumn, divisor: int) -> SparkColumn:
+def floor_ns(text: SparkColumn, divisor: int) -> SparkColumn:
     """A count of nanoseconds divided by `divisor`, rounded down: in decimals, since `/` on integers is a double."""
     count = F.when(text.rlike(_INTEGER), try_cast(text, "decimal(19,0)"))
     return whole_to_bigint(F.floor(count / F.lit(divisor).cast("decimal(10,0)")))

@@ -21,7 +21,7 @@ from persist_spark.compat import try_cast, try_cast_integer
 from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.exact import MAX_CHARS, bits_text, bounded, exact_decimal, signed_text
 from persist_spark.decode.json import is_number, without_mark
-from persist_spark.decode.times import date_of, instant_of, iso_timestamp, timestamp_of
+from persist_spark.decode.times import date_of, finite, instant_of, iso_timestamp, timestamp_of
 
 _FLOAT = r"(?i)^\s*+[+-]?(?:(?:\d++\.?\d*+|\.\d++)(?:e[+-]?\d++)?+|nan|inf|infinity)\s*+$"
 _INFINITE = r"(?i)inf"
@@ -98,6 +98,8 @@ def value(field: Field, encoding: Encoding) -> SparkColumn:
     column, raw = field.column, F.col(field.raw)
     if field.is_typed:
         found = try_cast(raw, column.type if column.type != "json" else "string")
+        if column.type in ("date", "timestamp"):
+            found = finite(found, column.type)
         if field.is_local and encoding.zone != UTC_ZONE:
             return instant_of(found, encoding.zone)
         return found + F.lit(0.0).cast(column.type) if column.type in ("float", "double") else found

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
@@ -31,9 +31,10 @@ from persist_spark.upsert.set_aside import SetAside, is_death, read_files
 log = logging.getLogger(__name__)
 _UNREADABLE: tuple[type[Exception], ...] = (UnreadableFiles, *ENGINE_ERRORS)
 MAX_BAD_FILES = 100  # in one batch: more have a common cause, which a person should look for
-MAX_ROUNDS = 8  # of staging; from the second on, all files that stop Spark are looked for
+MAX_ROUNDS = 8  # of staging; from the second on, all files that stop Spark alone are looked for
 _READ_FAILED = re.compile(r"\[(FAILED_READ_FILE[A-Z_.]*)\]")  # Spark's own words for it, from 4.0 on
 _CAUSE = re.compile(r"^Caused by: [\w.$]+: (.*)$", re.MULTILINE)
+_NO_CODEC = re.compile(r"\bClass [\w.]*?(\w+)Codec was not found")
 _CHUNK_BYTES = 1 << 20
 
 
@@ -83,17 +84,26 @@ def stage_without_bad_files(
 def _bad_files(
     spark: SparkSession, spec: JobSpec, files: Sequence[InputFile], copies: Copies, error: Exception, *, searches: bool
 ) -> list[SetAside]:
-    """The files that an error is the fault of. `searches`: look for all of them, not only for the one it names."""
-    if isinstance(error, UnreadableFiles):
-        return [_aside(file, copies, error.reasons[file.path]) for file in files if file.path in error.reasons]
-    if is_death(spark, error) or find_cause(str(error).splitlines()) is not None:
+    """The files that an error is the fault of, and all others that our own libraries refuse and Spark too.
+
+    `searches`: look for all that Spark alone cannot read, not only for the one that the error names.
+    """
+    known = error.reasons if isinstance(error, UnreadableFiles) else {}
+    text, left = str(error), [file for file in files if file.path not in known]
+    if not known and (is_death(spark, error) or find_cause(text.splitlines()) is not None):
         return []
-    text = str(error)
-    named = [file for file in files if any(uri in text for uri in uris(copies.access.spark_path(file) or file.path))]
-    suspects = files if searches or not named else named
-    found = []
+    refused: Mapping[str, str] = {}
+    try:
+        of_each(lambda each: _read_whole(spec, each, copies), left)
+    except UnreadableFiles as more:
+        refused = more.reasons
+    named = [file for file in left if any(uri in text for uri in uris(copies.access.spark_path(file) or file.path))]
+    suspects = [file for file in left if file.path in refused or file in named]
+    if not known and (searches or not named):
+        suspects = left
+    found = [_aside(file, copies, known[file.path]) for file in files if file.path in known]
     for file, failure in _failing(spark, spec, suspects, copies):
-        reason = _reason(spec, file, copies, str(failure))
+        reason = refused.get(file.path) or _reason(str(failure))
         if reason is not None:
             found.append(_aside(file, copies, reason))
     return found
@@ -119,14 +129,12 @@ def _failing(
                 groups += [each for each in (group[half:], group[:half]) if each]
 
 
-def _reason(spec: JobSpec, file: InputFile, copies: Copies, said: str) -> str | None:
-    """The fault in the bytes of a file that Spark cannot read; `None` if it is not certain that they are."""
-    try:
-        of_each(lambda each: _read_whole(spec, each, copies), [file])
-    except UnreadableFiles as error:
-        return error.reasons[file.path]
+def _reason(said: str) -> str | None:
+    """The fault that Spark alone finds in the bytes of a file; `None` if it is not certain that they are at fault."""
     if _READ_FAILED.search(said) is None:
         return None
+    if codec := _NO_CODEC.search(said):
+        return f"this Spark has no {codec[1]}, with which it is compressed; write it with zstd, snappy or gzip"
     causes = _CAUSE.findall(said)
     return as_reason(f"Spark cannot read it: {causes[-1] if causes else said.splitlines()[0]}")
 
