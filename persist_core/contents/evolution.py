@@ -97,15 +97,22 @@ def _known_ids(history: Sequence[CollectionSchema], wanted: CollectionSchema) ->
     living = {column.name: column.id for column in history[-1].columns}
     names = {column.name for column in wanted.columns}
     found = dict[str, int | None]()
-    _check_no_exchange({column.name: column.renamed_from for column in wanted.columns if column.renamed_from})
+    renamed = {column.name: column.renamed_from for column in wanted.columns if column.renamed_from}
+    _check_no_exchange(renamed)
+    left = set[str]()  # a name that a column leaves in this run can be the new one of another column
+    while more := {old for new, old in renamed.items() if old in living and (new in left or new not in living)} - left:
+        left |= more
     for column in wanted.columns:
         if column.id is not None and column.id in living.values():
             found[column.name] = column.id
         elif column.renamed_from is not None:
-            found[column.name] = _renamed(history, living, names, column, column.renamed_from)
+            found[column.name] = _renamed(history, living, names, column, column.renamed_from, left)
     if len(set(found.values())) < len(found):
+        numbers = list(found.values())
+        twice = sorted(name for name, number in found.items() if numbers.count(number) > 1)
         raise SchemaMismatch(
-            f"two columns are `renamed_from` one: {', '.join(sorted(found))}. Declare it for one of them"
+            f"two columns are `renamed_from` one: {', '.join(twice)}. Declare it for one of them, or rename one"
+            " after the other, in a run of its own"
         )
     taken = set(found.values())
     return {**{name: each for name, each in living.items() if each not in taken}, **found}
@@ -125,10 +132,17 @@ def _check_no_exchange(renamed: Mapping[str, str]) -> None:
 
 
 def _renamed(
-    history: Sequence[CollectionSchema], living: Mapping[str, int | None], names: set[str], column: Column, old: str
+    history: Sequence[CollectionSchema],
+    living: Mapping[str, int | None],
+    names: set[str],
+    column: Column,
+    old: str,
+    left: set[str],
 ) -> int | None:
     """The id of a column with `renamed_from: old`. One that was applied already has no effect."""
     number = living.get(column.name)
+    was = number and any(each.id == number and each.name == old for schema in history for each in schema.columns)
+    number = None if column.name in left and not was else number
     if number is None and old not in living:
         raise SchemaMismatch(
             f"column {column.name}: `renamed_from: {old}`, but the shard has no column {old}; its columns are"
@@ -136,7 +150,6 @@ def _renamed(
         )
     if number is None:
         return living[old]
-    was = any(each.id == number and each.name == old for schema in history for each in schema.columns)
     # A rebuild begins with a file whose renames are done: then both are in the first schema.
     begun = {column.id for column in history[0].columns}
     is_done = was or (old in names and {number, living.get(old)} <= begun)

@@ -1,8 +1,8 @@
 """Keys in stored objects: found wherever they can be.
 
 Parquet       rows by their key columns, whatever their names were; errs by the bytes of their key; and a record whose
-              key could not be decoded, if its bytes hold each text of the key as a word, JSON's escapes read or not,
-              and bytes in hex or base64
+              key could not be decoded, if its bytes hold each text of the key as a word, the escapes of JSON and of a
+              URL read or not, and bytes in hex or base64
 sealed JSON   bounds of files; texts for people: samples of errs and warnings, which may be cut
 """
 
@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote_plus
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,7 +38,7 @@ _CUT = 190  # bytes: a text for people that is as long may be cut
 _NESTED = 3  # JSON in a text in JSON, in a text
 _ESCAPE = re.compile(r"""\\(?:u([0-9a-fA-F]{4})|(["\\/bfnrt]))""")
 _CONTROLS = dict(zip("bfnrt", "\b\f\n\r\t", strict=True))
-_TAIL = re.compile(r"(\\(u[0-9a-fA-F]{0,3})?|\ufffd+)$")  # of a text that was cut within a character
+_TAIL = re.compile(r"(\\(u[0-9a-fA-F]{0,3})?|%[0-9a-fA-F]?|\ufffd+)$")  # of a text that was cut within a character
 _PARQUET = b"PAR1"
 _RAW = (ERR_KEY, BAD_KEY, ERR_PAYLOAD)
 _BOUNDS = ("first_key", "last_key", "merged_to")
@@ -168,15 +169,17 @@ def _all_in(words: tuple[re.Pattern[bytes], ...], raw: bytes) -> bool:
 
 
 def _spellings(raw: bytes, *, is_cut: bool = False) -> Iterator[bytes]:
-    """The bytes, then their text with JSON's escapes read, again and again."""
+    """The bytes, then their text with the escapes of JSON or of a URL read, again and again."""
     yield raw
-    text = raw.decode("utf-8", "replace")
+    texts = {raw.decode("utf-8", "replace")}
     for _ in range(_NESTED):
-        if "\\" not in text:
-            return
-        text = _ESCAPE.sub(_read, _TAIL.sub("", text) if is_cut else text)
-        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        yield text.encode()
+        plain = {unquote_plus(text) for text in texts if "%" in text or "+" in text}
+        for text in texts:
+            if "\\" in text:
+                said = _ESCAPE.sub(_read, _TAIL.sub("", text) if is_cut else text)
+                plain.add(said.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+        yield from (text.encode() for text in plain)
+        texts = plain
 
 
 def _read(escape: re.Match[str]) -> str:

@@ -145,7 +145,7 @@ class ShardSource:
         Raises `OutsideFrontiers` if the `since` of an input is after that time.
         """
         last = Refreshed.of(state.sources)
-        if last is None:  # until all inputs hold data, none is kept from giving up its history
+        if not set(self._config.inputs) <= (last.uppers.keys() if last else set()):  # held if all are there
             waits = self._reached(self._client.state, lower, until)
             if isinstance(waits, NotYet):
                 return waits

@@ -299,23 +299,32 @@ def decoded(
         row: list[Any] = [None] * history.width
         value = tuple(row)
         for each in definition.values:
-            cell = record.get(each.name)
-            if not _fits(cell, each.type):
+            try:
+                row[each.place] = _cell(record.get(each.name), each.type)
+            except ValueError:
                 value = Err("value", repr(slot).encode(), json.dumps(record, sort_keys=True).encode())
                 break
-            is_decimal = "decimal" in each.type and cell is not None
-            row[each.place] = Decimal(str(cell)).quantize(Decimal("0.01")) if is_decimal else cell
             value = tuple(row)
     return Record(slot, value, date_ms, order)
 
 
-def _fits(cell: Any, kind: str) -> bool:
-    if cell is None or kind == "string" or kind == "double":
-        return True
-    if kind == "float":
-        return bool(struct.unpack("f", struct.pack("f", cell))[0] == cell)
-    limit = _RANGES[kind]
-    return bool(-limit < Decimal(str(cell)) < limit)
+def _cell(cell: Any, kind: str) -> Any:
+    """The value in a column of this type. `ValueError` if it is none of its values."""
+    if cell is None:
+        return None
+    if kind == "string":
+        return cell if isinstance(cell, str) else json.dumps(cell)
+    if isinstance(cell, str):
+        raise ValueError(cell)
+    if kind in ("float", "double"):
+        if kind == "float" and struct.unpack("f", struct.pack("f", cell))[0] != cell:
+            raise ValueError(cell)
+        return float(cell)
+    number = Decimal(str(cell))
+    scale = Decimal("0.01") if "decimal" in kind else Decimal(1)
+    if not -_RANGES[kind] < number < _RANGES[kind] or number.quantize(scale) != number:
+        raise ValueError(cell)
+    return number.quantize(scale) if "decimal" in kind else int(number)
 
 
 def _only(value: Value, kept: set[int], width: int) -> Value:

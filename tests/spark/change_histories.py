@@ -40,15 +40,13 @@ from persist_spark.upsert.job import run_write_job
 from persist_spark.view.refresh import run_view_job
 from tests.oracle.changing import DAY_MS, Collection, Definition, Drop, Field, History, Point
 from tests.oracle.sequence import OrderMemory
+from tests.spark.change_columns import BEGIN, OP, SEQ, SHOP, WEIGHT, WIDTH, Columns
+from tests.spark.change_files import loaded, written
 from tests.spark.change_plain import write_plain
-from tests.spark.change_reads import Reads
+from tests.spark.change_reads import Reads, shown
 
 NAME, VIEW = "things", "seen"
 START = parse_time("2026-01-01")
-WIDTH = 40  # columns that there can ever be
-SHOP, OP, SEQ, WEIGHT, FIRST = 0, 1, 2, 3, 4  # places
-WIDER = {"int": "bigint", "float": "double", "decimal(6,2)": "decimal(9,2)"}
-FAMILIES = {"i": "int", "f": "float", "d": "decimal(6,2)", "s": "string"}
 REFUSALS = {  # of each command: why it may change nothing
     "restore": "has no checkpoint|from another generation|keys were erased|cannot be (restored|read)|below since",
     "reprocess": "expected a time before the upper|are no longer known|keys were erased|closed or empty",
@@ -71,19 +69,24 @@ class World:
         is_log = spark is None or self.chance.random() < 0.5
         fields = [Field(SHOP, "shop", "string"), Field(OP, "op", "string"), Field(WEIGHT, "weight", "int")]
         fields += [] if is_log else [Field(SEQ, "seq", "bigint")]
-        fields += [Field(FIRST, "i0", "int"), Field(FIRST + 1, "d0", "decimal(6,2)")]
+        fields += BEGIN
         history = self.chance.choice(["all", "all", "3 days"])
         definition = Definition(("id",), "int", tuple(fields), history=history)
         orders = None if is_log else OrderMemory()
         self.model = Collection(History(definition, orders, WIDTH), definition, is_dated=self.chance.random() < 0.6)
-        self.places, self.names = FIRST + 2, Counter({"i": 1, "d": 1})
-        self.day = self.files = self.seq = 0
+        self.columns = Columns(self.chance)
+        kinds = ["json", "csv", "debezium-json"] if spark else ["json"]
+        self.kind = self.chance.choice(kinds)
+        self.day = self.files = 0
         self.refreshed: dict[int, Counter[Any]] = {}
+        self.earlier: dict[int, tuple[int, Any]] = {}  # of a schema version, a time, and the rows as of then
         self.forks: dict[str, tuple[History, int]] = {}
         self.told: list[str] = []
         self.said = ""  # by the last command
         (folder / "views").mkdir()
-        (folder / "views" / f"{VIEW}.yaml").write_text(f"query: SELECT id, shop, weight FROM {NAME}\nschedule: null\n")
+        (folder / "views" / f"{VIEW}.yaml").write_text(
+            f"query: SELECT to_json(struct(*)) AS row FROM {NAME}\nschedule: null\n"
+        )
         self.define(definition)
 
     # What a user does.
@@ -112,19 +115,23 @@ class World:
             columns[each.name] = {"type": each.type, **renamed}
         dated = "in/date={date:%Y-%m-%d}/*.jsonl"
         body: dict[str, Any] = {
-            "source": {"path": dated if self.model.is_dated else "in/*.jsonl", "format": "json"},
+            "source": {"path": dated if self.model.is_dated else "in/*.jsonl", "format": self.kind},
             "key": list(definition.key),
             "columns": columns,
             "dropped": list(definition.dropped),
-            "delete": {"column": "op", "values": ["D"]},
             "history": definition.history,
             "limits": {"max_errors": None},
             "retention": {"keep_last": 100, "snapshot_every": 2},
         }
+        if self.kind != "debezium-json":
+            body["delete"] = {"column": "op", "values": ["D"]}
         if self.model.is_dated:
             body["time"] = {"source": "path", "late": "lift"}
         if not self.model.is_log:
-            body["order"] = {"mode": "sequence", "by": ["seq"]}
+            by: Any = {"by": {"type": "bigint", "field": "ts_ms"}} if self.kind == "debezium-json" else ["seq"]
+            body["order"] = {"mode": "sequence", "by": by}
+        elif self.kind == "debezium-json":
+            body["order"] = {"mode": "log"}
         (self.folder / f"{NAME}.yaml").write_text(json.dumps(body))
 
     def drop(self, day: int | None = None) -> None:
@@ -136,7 +143,8 @@ class World:
         if self.model.is_dated:
             name = f"date={_day(day)}/{name}"
         date_ms = START + day * DAY_MS if self.model.is_dated else None
-        self._put(name, Drop(0, date_ms, tuple(self._record() for _ in range(self.chance.randrange(1, 6)))))
+        count = self.chance.randrange(1, 6)
+        self._put(name, Drop(0, date_ms, tuple(self.columns.record(self.model.definition) for _ in range(count))))
 
     def days(self) -> None:
         """Some files, and a run."""
@@ -159,8 +167,8 @@ class World:
         name = self.chance.choice(sorted(self.model.files))
         drop = self.model.files[name]
         kept = [each for each in drop.records if self.chance.random() < 0.8]
-        changed = [{**each, "weight": self._value("i")} if self.chance.random() < 0.5 else each for each in kept]
-        new = [self._record() for _ in range(self.chance.randrange(2))]
+        changed = [{**each, "weight": self.columns.value("i")} if self.chance.random() < 0.5 else each for each in kept]
+        new = [self.columns.record(self.model.definition) for _ in range(self.chance.randrange(2))]
         self._put(name, Drop(drop.version + 1, drop.date_ms, (*changed, *new)))
 
     def take_out(self) -> None:
@@ -171,27 +179,7 @@ class World:
 
     def evolve(self) -> None:
         """Change the file; the next commit is by it."""
-        definition = self.model.definition
-        fields, dropped = list(definition.fields), list(definition.dropped)
-        own = [place for place, each in enumerate(fields) if each.place >= FIRST]
-        kind = self.chance.choice(["add", "add", "drop", "rename", "widen", "widen"])
-        if kind == "add" and self.places < WIDTH:
-            family = self.chance.choice("ifds")
-            fields.insert(
-                self.chance.randrange(len(fields) + 1), Field(self.places, self._name(family), FAMILIES[family])
-            )
-            self.places += 1
-        elif kind == "drop" and own:
-            dropped.append(fields.pop(self.chance.choice(own)).name)
-        elif kind == "rename" and own:
-            place = self.chance.choice(own)
-            old = fields[place]
-            if old.name in {each.name for each in self.model.now.definition.fields}:  # one name a run
-                fields[place] = replace(old, name=self._name(old.name[0]), renamed_from=old.name)
-        elif kind == "widen":
-            place = self.chance.choice([*own, *(p for p, each in enumerate(fields) if each.place == WEIGHT)])
-            fields[place] = replace(fields[place], type=WIDER.get(fields[place].type, fields[place].type))
-        self.define(replace(definition, fields=tuple(fields), dropped=tuple(dropped)))
+        self.define(self.columns.evolved(self.model.definition, self.model.now.definition))
 
     def merge(self) -> None:
         """In steps as small as they can be."""
@@ -241,6 +229,7 @@ class World:
         if said.startswith("nothing to do"):  # repeated
             return
         self.model.swap(self.model.rebuilt())
+        self.earlier = {}
         self._committed()
 
     def swap_back(self) -> None:
@@ -254,6 +243,7 @@ class World:
             self.define(definition)
             return
         self.model.swap(self.model.back(number))
+        self.earlier = {}
         self._committed()
 
     def restore(self) -> None:
@@ -293,6 +283,7 @@ class World:
         if self.persist("erase", NAME, *keys, "--reason", "asked", refused=REFUSALS["erase"]) is not None:
             after = self.client.state(NAME).upper
             self.model.erase(slot, after.time or 0)
+            self.earlier = {}
             if after != before:
                 self._committed()
 
@@ -304,10 +295,7 @@ class World:
         if self.refreshed and upper - 1 <= max(self.refreshed):
             return
         self.persist("run", VIEW, "--until", str(upper), *self._files, "--views", str(self.folder / "views"))
-        key, weight = self.model.now.definition.key, WEIGHT
-        rows = self.model.now.contents(upper - 1).items()
-        cells = [(dict(zip(key, slot, strict=True)), value) for slot, value in rows if isinstance(value, tuple)]
-        found = Counter((slot["id"], slot.get("shop", value[SHOP]), value[weight]) for slot, value in cells)
+        found = Counter({loaded(dict(row)): count for row, count in shown(self.model.now, upper - 1)[0].items()})
         self.refreshed[upper - 1] = found
 
     def check(self) -> None:
@@ -317,6 +305,11 @@ class World:
         report = fsck(self.client, NAME)
         assert report.is_clean, report.violations
         reads.check(state, self.model.now, NAME)
+        version, time = len(state.schemas.versions), self.model.now.upper - 1
+        self.earlier = {each: told for each, told in self.earlier.items() if each < version and told[0] < time}
+        for each, (then, rows) in self.earlier.items():
+            reads.check_earlier(state, each, then, rows)
+        self.earlier[version] = time, shown(self.model.now, time)[0]
         for number, kept in self.model.kept.items():
             name = state.origin.swaps[number].kept
             reads.check(self.client.state(name), kept, name)
@@ -326,7 +319,7 @@ class World:
         for time, rows in self.refreshed.items():
             if time >= since:
                 found = self.client.open_reader(VIEW).snapshot(time).to_pylist()
-                assert Counter(tuple(row.values()) for row in found) == rows, time
+                assert Counter(loaded(json.loads(row["row"])) for row in found) == rows, time
 
     # How it is done.
 
@@ -357,30 +350,8 @@ class World:
         self.model.files[name] = drop
         path = self.folder / "in" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(f"{json.dumps(record)}\n" for record in drop.records))
+        path.write_text(written(self.kind, drop.records))
         os.utime(path, (1_700_000_000 + drop.version,) * 2)
-
-    def _record(self) -> dict[str, Any]:
-        """Fields of columns that there are, and of some that may come."""
-        self.seq += 1
-        seq = self.seq if self.chance.random() < 0.8 else -self.seq
-        record = {"id": self.chance.randrange(5), "shop": self.chance.choice(["a", "b"]), "seq": seq}
-        if self.chance.random() < 0.2:
-            return {**record, "op": "D"}
-        record["weight"] = self._value("i")
-        names = [each.name for each in self.model.definition.fields if each.place >= FIRST]
-        names += [f"{family}{self.names[family] + more}" for family in FAMILIES for more in range(2)]
-        return {**record, **{name: self._value(name[0]) for name in names if self.chance.random() < 0.6}}
-
-    def _value(self, family: str) -> Any:
-        if self.chance.random() < 0.1:
-            return {"i": 2**40, "f": 0.1, "d": 123456.5, "s": ""}[family]
-        number = self.chance.randrange(4)
-        return {"i": number, "f": number / 2, "d": number / 4, "s": f"t{number}"}[family]
-
-    def _name(self, family: str) -> str:
-        self.names[family] += 1
-        return f"{family}{self.names[family] - 1}"
 
     def _write_all(self, client: PersistClient, start: object, asked: list[tuple[Any, BatchDescription]]) -> Any:
         return [self._write(client, start, *each) for each in asked]

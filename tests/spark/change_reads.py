@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 import persist_spark
 from persist_core.handles.client import PersistClient
+from persist_core.handles.read import in_schema
 from persist_core.schema import DIFF, TIME
 from persist_core.shard.state import ShardState
 from tests.oracle.changing import History
@@ -59,6 +60,24 @@ class Reads:
         found = _counted(reader.snapshot(time).to_pylist(), reader.errors(time).to_pylist(), model)
         assert found == shown(model, time), (shard, time)
 
+    def check_earlier(self, state: ShardState, version: int, time: int, rows: Counter[Any]) -> None:
+        """An earlier schema, as of a time at which it was the newest; and changes that cross the versions."""
+        shard, since = state.shard, state.since.time or 0
+        if time < since:
+            return
+        reader = self.client.open_reader(shard)
+        found = reader.snapshot(time, schema=version).to_pylist()
+        assert Counter(_comparable(row) for row in found) == _plain(rows), (shard, time, version)
+        if self.spark is not None:
+            frame = persist_spark.snapshot(self.spark, self.client.location, shard, time, schema=version)
+            assert Counter(_comparable(row.asDict()) for row in frame.collect()) == _plain(rows), (shard, time, version)
+        end = (in_schema(state, version).upper.time or 0) - 1
+        sums = Counter(_comparable(row) for row in found)
+        for row in reader.changes(time, end, schema=version).to_pylist():
+            sums[_comparable({name: row[name] for name in row if name not in (TIME, DIFF)})] += row[DIFF]
+        last = Counter(_comparable(row) for row in reader.snapshot(end, schema=version).to_pylist())
+        assert {row: count for row, count in sums.items() if count} == dict(last), (shard, time, version, end)
+
     def _check_changes(self, shard: str, low: int, high: int, model: History) -> None:
         """A snapshot and the changes after it are the next snapshot."""
         reader = self.client.open_reader(shard)
@@ -91,6 +110,14 @@ def _row(row: Mapping[str, Any], model: History) -> tuple[Any, ...]:
     return tuple(
         (name, Decimal(cell) if name in decimals and cell is not None else cell) for name, cell in sorted(row.items())
     )
+
+
+def _comparable(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(sorted(row.items()))
+
+
+def _plain(rows: Counter[Any]) -> Counter[Any]:
+    return Counter({tuple(sorted(row)): count for row, count in rows.items()})
 
 
 def _counted(rows: list[Any], errs: list[Any], model: History) -> Contents:

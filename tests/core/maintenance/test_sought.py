@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from urllib.parse import quote, quote_plus
 
 import pytest
 
@@ -25,7 +26,7 @@ def test_a_key_is_found_however_json_writes_it(text: str, is_ascii: bool) -> Non
     sought = Sought.of([(text,)], EMAIL)
     said = json.dumps({"email": text, "n": 1}, ensure_ascii=is_ascii)
     for _ in range(2):
-        for each in (said, said.replace("/", "\\/")):
+        for each in (said, said.replace("/", "\\/"), f"?q={quote(said)}&n=1", f"?q={quote_plus(said)}&n=1"):
             assert sought.is_said([each])
             assert sought.is_in_object(json.dumps({"warnings": [{"samples": [each]}]}).encode())
             assert sought.is_in_object(b"no JSON but " + each.encode())
@@ -62,6 +63,8 @@ def test_a_cut_text_may_hold_a_part_of_a_key() -> None:
     assert sought.is_said(f"{filler}ann.smi")
     assert not sought.is_said(f"{filler}bob.smi")
     assert not sought.is_said("ann.smi")
+    for end in ("ann.smith%", "ann.smith%4", "ann.smith%40exam"):
+        assert sought.is_said(f"{filler}q={end}")
 
 
 @pytest.mark.parametrize("year", ["0001", "0999", "9999"])

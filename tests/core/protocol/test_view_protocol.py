@@ -150,6 +150,16 @@ def test_a_view_holds_no_input_until_all_have_data(world: World) -> None:
     assert all(list(world.held(name)) == ["view/v"] for name in ("a", "b", "c"))
 
 
+def test_a_view_holds_no_new_input_until_all_are_there(world: World) -> None:
+    world.refresh()
+    world.append("c", 9, 3)
+    assert isinstance(world.mint(inputs=["a", "c", "d"]), NothingToDo)
+    assert world.held("c") == {}
+    world.append("d", 9, 3)
+    assert isinstance(world.mint(inputs=["a", "c", "d"]), Minted)
+    assert list(world.held("c")) == ["view/v"]
+
+
 def test_closed_inputs_never_end_and_close_the_view_when_all_are(world: World) -> None:
     world.append("b", None, 3)
     assert world.refresh().upper == 10
