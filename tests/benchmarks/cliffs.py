@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,6 +25,7 @@ import click
 from pyspark.sql import DataFrame, SparkSession
 
 from persist_core.contents.batch import BatchDescription
+from persist_core.schema import CollectionSchema
 from persist_spark.frame import OP, ORDER, records_type
 from persist_spark.upsert import batch as upsert_batch
 from persist_spark.upsert.lookup import committed_updates
@@ -47,8 +48,17 @@ class Cost:
     by_keys: bool
 
 
-def updates(spark: SparkSession, first: int, rows: int, name: str, key: str = "id", text: str = "id") -> DataFrame:
-    """The records frame of upserts of consecutive numbers, each with its key and a text."""
+def updates(
+    spark: SparkSession,
+    first: int,
+    rows: int,
+    name: str,
+    key: str = "id",
+    text: str = "id",
+    schema: CollectionSchema = ONE_KEY,
+    more: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """The records frame of upserts of consecutive numbers, each with its key, a text and `more` cells by name."""
     given = {
         "id": key,
         "name": f"concat('{name} ', {text})",
@@ -56,10 +66,11 @@ def updates(spark: SparkSession, first: int, rows: int, name: str, key: str = "i
         "rate": "0.5D",
         OP: "'u'",
         ORDER: "named_struct('seq', CAST(NULL AS BIGINT), 'file', 'f', 'block', 0L, 'row', id)",
+        **(more or {}),
     }
     cells = [
         f"CAST({given.get(field.name, 'NULL')} AS {field.dataType.simpleString()}) AS {field.name}"
-        for field in records_type(ONE_KEY, order_struct(ONE_KEY)).fields
+        for field in records_type(schema, order_struct(schema)).fields
     ]
     return spark.range(first, first + rows).selectExpr(*cells)
 
@@ -67,11 +78,13 @@ def updates(spark: SparkSession, first: int, rows: int, name: str, key: str = "i
 class Case:
     """A shard of so many rows, and one more batch, staged again and again."""
 
-    def __init__(self, spark: SparkSession, folder: Path, rows: int, **cells: str) -> None:
+    def __init__(
+        self, spark: SparkSession, folder: Path, rows: int, schema: CollectionSchema = ONE_KEY, **cells: Any
+    ) -> None:
         self.spark = spark
-        self.shard = StagedShard(spark, folder, ONE_KEY)
+        self.shard = StagedShard(spark, folder, schema)
         start = time.perf_counter()
-        manifest = self.shard.write(updates(spark, 0, rows, "old", **cells), self._description(10, rows))
+        manifest = self.shard.write(updates(spark, 0, rows, "old", schema=schema, **cells), self._description(10, rows))
         self.shard.append(manifest)
         self.base_s = time.perf_counter() - start
         self.shard.upper, self.shard.epoch = 10, 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from contextlib import closing
@@ -25,11 +26,12 @@ from persist_spark.read.damage import INDEXED
 from persist_spark.read.parts import scan
 from persist_spark.upsert import batch as upsert_batch
 from persist_spark.upsert import few_keys
+from persist_spark.upsert.lookup import committed_updates
 from tests.oracle.upsert import TOMBSTONE, Record
 from tests.sampling import is_long, sample
 from tests.spark.s3_store import s3_blob, s3_server, shard_on_one_store
 from tests.spark.staged_shard import SHARD, StagedShard
-from tests.spark.upsert_cases import KEYS, ONE_KEY
+from tests.spark.upsert_cases import KEYS, MANY_KEYS_DOMAIN, ONE_KEY, ONE_KEY_DOMAIN, Domain, Feed
 
 PAGE = 20
 FLIPS = 100 if is_long() else 8  # each reads the end of the file only, and fails before any job
@@ -127,6 +129,19 @@ def test_files_merged_in_python_have_indexes_that_are_verified(shard: StagedShar
         shard.write([_record(3, "new", 1)], description)
 
 
+def test_a_batch_of_new_keys_reads_no_values(shard: StagedShard, monkeypatch: pytest.MonkeyPatch) -> None:
+    part, data = _insertions(shard, shard.commit([_record(2 * key, f"name {key}", key) for key in range(1000)], 10))
+    names = pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0).column(1)
+    _damage(shard, part, data, (names.dictionary_page_offset or names.data_page_offset) + 30)
+    monkeypatch.setattr(upsert_batch, "LARGE_STATE_BYTES", 0)
+    batch, description = [_record(2 * key + 1, "new", key) for key in range(500)], shard.description(20)
+    assert shard.write(batch, description).stats["inserts"] == 500
+    last = [*batch, _record(1998, "new", 500)]  # its page of names is not damaged
+    assert shard.write(last, description).stats["updates"] == 1
+    with pytest.raises(CorruptArtifact, match=f"{part.key} is damaged"):
+        shard.write([*batch, _record(0, "new", 500)], description)
+
+
 TYPES = [*[(name,) for name in KEYS], ("string", "bigint"), ("boolean", "date")]
 
 
@@ -140,26 +155,53 @@ def test_few_keys_of_each_type_give_the_same_batch(
     keys = tuple(Column(f"k {place}", name, nullable=False) for place, name in enumerate(types))
     schema = CollectionSchema(keys, (Column("name", "string"),), position=ONE_KEY.position)
     shard = StagedShard(spark, tmp_path, schema)
+    last = min(len(KEYS[each]) for each in types) - 1  # of a slot that is not stored
 
-    def record(row: int, name: Any) -> Record:
-        return Record(tuple(KEYS[each][row % len(KEYS[each])] for each in types), name, None, (None, "f", 0, row))
+    def records(places: range, *names: Any) -> list[Record]:
+        slots = [tuple(KEYS[each][place] for each in types) for place in places]
+        return [Record(slot, names[row % len(names)], None, (None, "f", 0, row)) for row, slot in enumerate(slots)]
 
-    # So many rows that a batch of all keys pays; more commits than one, because a key has one row in each.
+    # So many commits that a batch of all keys pays, because a key has one row in each.
     for upper in (10, 20):
-        shard.commit([record(row, (f"{upper} {row}",)) for row in range(12)], upper)
-    monkeypatch.setattr(few_keys, "PAGE_ROWS", 0)
-    batch = [record(row, TOMBSTONE if row % 3 else ("new",)) for row in range(12)]
-    filters = []
-    filter_of = few_keys.filter_of
+        shard.commit(records(range(last), (f"{upper}",)), upper)
+    monkeypatch.setattr(few_keys, "PAGE_ROWS", 1)
+    filtered = any(name in SCALARS for name in types)
+    for places, is_hit in ((range(last), True), (range(last, last + 1), False), (range(last + 1), True)):
+        found, reads = _made_each_way(shard, monkeypatch, records(places, ("new",), TOMBSTONE))
+        assert (found.stats["updates"] > 0) is is_hit
+        assert reads == [(False, True), (False, is_hit), (filtered, True), (filtered, is_hit)]
 
-    def kept(*arguments: Any) -> str | None:
-        filters.append(filter_of(*arguments))
-        return filters[-1]
 
-    monkeypatch.setattr(upsert_batch, "filter_of", kept)
-    found = shard.write(batch, shard.description(30))
-    monkeypatch.setattr(few_keys, "MAX_KEYS", 0)
-    whole = shard.write(batch, shard.description(30))
-    assert (found.contents_digest, found.stats) == (whole.contents_digest, whole.stats)
-    assert found.stats["updates"] + found.stats["deletes"] > 0
-    assert [each is not None for each in filters] == [any(name in SCALARS for name in types)]
+@pytest.mark.parametrize("domain", [ONE_KEY_DOMAIN, MANY_KEYS_DOMAIN], ids=["one key", "many keys"])
+def test_to_look_for_stored_keys_changes_no_batch(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, persist_seed: int, domain: Domain
+) -> None:
+    feed = Feed(domain, random.Random(f"{persist_seed}/stored keys"), worlds=8)
+    shard = StagedShard(spark, tmp_path, domain.schema)
+    for upper in (3, 6):
+        shard.commit(feed.records(40, upper - 3, upper), upper)
+    monkeypatch.setattr(few_keys, "PAGE_ROWS", 1)
+    feed.worlds = 16  # half of the slots are new
+    _made_each_way(shard, monkeypatch, feed.records(30, 6, 30))
+
+
+def _made_each_way(
+    shard: StagedShard, monkeypatch: pytest.MonkeyPatch, batch: list[Record]
+) -> tuple[BatchManifest, list[tuple[bool, bool]]]:
+    """The batch, which is the same by each look-up: without and with a filter, at first without and then with a look
+    at stored keys. Of each: is there a filter, and may files be read?"""
+    made, reads = [], []
+
+    def committed(*arguments: Any, **options: Any) -> Any:
+        reads.append((options["few_keys"] is not None, options["ranges"] != ()))
+        return committed_updates(*arguments, **options)
+
+    for max_keys, large_bytes in itertools.product((0, 1024), (1 << 40, 0)):
+        with monkeypatch.context() as patch:
+            patch.setattr(few_keys, "MAX_KEYS", max_keys)
+            patch.setattr(upsert_batch, "LARGE_STATE_BYTES", large_bytes)
+            patch.setattr(upsert_batch, "expected_hits", lambda *_: 0)
+            patch.setattr(upsert_batch, "committed_updates", committed)
+            made.append(shard.write(batch, shard.description(30)))
+    assert len({(each.contents_digest, str(each.stats)) for each in made}) == 1
+    return made[0], reads

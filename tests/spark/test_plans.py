@@ -24,7 +24,7 @@ from persist_spark import frame, session
 from persist_spark.upsert import batch as upsert_batch
 from persist_spark.upsert import lookup
 from persist_spark.upsert.look import MAX_CUTS, cuts_of, look_at
-from persist_spark.upsert.lookup import committed_updates, expects_few_files
+from persist_spark.upsert.lookup import committed_updates, expected_hits, expects_few_files
 from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
 from tests.oracle.consolidate import NOT_SENT
 from tests.oracle.upsert import (
@@ -277,6 +277,17 @@ def test_ranges_pay_if_the_newest_raw_batch_met_few_files(
     assert expects_few_files(run)
     later = [*run, _manifest_of(newest), _manifest_of()]
     assert expects_few_files(later) is expected
+
+
+@pytest.mark.parametrize(
+    ("newest", "expected"),
+    [(BatchCounts(40), 0), (BatchCounts(40, 10), 25), (BatchCounts(40, 50), 125), (BatchCounts(0, 3), 300)],
+)
+def test_hits_are_expected_as_in_the_newest_raw_batch(newest: BatchCounts, expected: int) -> None:
+    run, sealed = _manifest_of(run=Run((), 0, 0)), _manifest_of()
+    assert expected_hits(100, [run, sealed]) == 0
+    counted = [replace(run, counts=BatchCounts(9, 9)), replace(sealed, counts=newest), sealed]
+    assert expected_hits(100, counted) == expected
 
 
 def _manifest_of(*bounds: tuple[int | None, int | None], run: Run | None = None) -> BatchManifest:

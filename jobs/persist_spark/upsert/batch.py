@@ -17,7 +17,7 @@ from pyspark.storagelevel import StorageLevel
 from persist_core.config.error_limits import ErrorLimits, reached_limit
 from persist_core.contents.batch import STASH_OPERATOR, BatchDescription, BatchManifest, HollowBatch, Part, PartKind
 from persist_core.contents.err_groups import lines_of
-from persist_core.contents.key_range import KeyRange
+from persist_core.contents.key_range import KeyRange, meets_any
 from persist_core.contents.operator_state import StateArtifact
 from persist_core.contents.part_lists import PartList
 from persist_core.contents.pieces import OKS
@@ -37,11 +37,11 @@ from persist_spark.stage import stage
 from persist_spark.upsert.arguments import Watched
 from persist_spark.upsert.eras import Eras
 from persist_spark.upsert.erased import without_erased
-from persist_spark.upsert.few_keys import filter_of, pays
+from persist_spark.upsert.few_keys import filter_of, key_texts, met, most
 from persist_spark.upsert.hot_keys import LARGE_INPUT_BYTES, Beaten, find_beaten, repeats
 from persist_spark.upsert.inherited import placed
 from persist_spark.upsert.look import MAX_LOOK_BYTES, Look, cuts_of, look_at, look_for_truncates
-from persist_spark.upsert.lookup import committed_updates, expects_few_files
+from persist_spark.upsert.lookup import committed_updates, expected_hits, expects_few_files, stored_slots
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
 from persist_spark.upsert.rejected import incomparable_orders, no_order, rejected_records
@@ -161,12 +161,14 @@ class _Plan:
     """The work of a plan beyond the normal one, what it reads, and about how much of that moves through its exchange.
 
     `slots`: the only ones whose previous values are looked up; `None`: all. `few_keys`: a filter on their keys.
+    `finds_hits`: first find out by the key columns which of the slots are stored.
     """
 
     is_thorough: bool
     inherits: bool
     slots: DataFrame | None
     few_keys: str | None
+    finds_hits: bool
     ranges: Sequence[KeyRange] | None
     stash: StashBefore
     moved_bytes: int
@@ -198,6 +200,11 @@ class _Batch:
     def committed_bytes(self) -> int:
         """The files in which previous values may be."""
         return sum(part.size_bytes for part in self._outline if part.kind in _LOOKED_UP)
+
+    def _bytes_within(self, ranges: Sequence[KeyRange] | None) -> int:
+        """The files of oks that may hold keys of these ranges."""
+        oks = (part for part in self._outline if part.kind in OKS)
+        return sum(part.size_bytes for part in oks if ranges is None or meets_any(part.keys, ranges))
 
     @property
     def _committed_rows(self) -> int:
@@ -271,11 +278,15 @@ class _Batch:
         if not is_keyed or is_thorough:
             moved_bytes += self.before.index_bytes
         slots = self._waiting(slot_names(self.request.schema)) if is_keyed else None
-        few_keys = None
-        if slots is not None and look is not None and pays(look.rows, self._committed_rows):
-            few_keys = filter_of(slots, self.request.schema)
         ranges = look.ranges if look and is_keyed else None
-        return _Plan(is_thorough, inherits, slots, few_keys, ranges, stash, moved_bytes)
+        few_keys, finds_hits, rows = None, False, self._committed_rows
+        if slots is not None and look is not None:
+            hits = expected_hits(look.rows, [manifest for _, manifest in self.committed])
+            finds_hits = hits <= min(look.rows // 2, most(rows))
+            finds_hits = finds_hits and self._bytes_within(ranges) * met(look.rows, rows) > LARGE_STATE_BYTES
+            if look.rows <= most(rows):
+                few_keys = filter_of(key_texts(slots, self.request.schema).collect(), self.request.schema)
+        return _Plan(is_thorough, inherits, slots, few_keys, finds_hits, ranges, stash, moved_bytes)
 
     def _opened(self, ranges: Sequence[KeyRange] | None) -> list[tuple[HollowBatch, BatchManifest]]:
         """The committed batches with the parts that may hold keys of these ranges. Checks the sizes of their files."""
@@ -292,16 +303,25 @@ class _Batch:
         """The batch as one expression."""
         request, description, slots = self.request, self.request.description, plan.slots
         blob, beaten = self.client.blob, None if plan.is_thorough or plan.inherits else self.beaten
+        opened, ranges, few_keys = self._opened(plan.ranges), plan.ranges, plan.few_keys
+        if slots is not None and plan.finds_hits:
+            where, limit = (self.spark, blob, opened, request.schema, slots), most(self._committed_rows)
+            stored = stored_slots(*where, ranges=ranges, few_keys=few_keys)
+            hits = [] if stored is None else key_texts(stored, request.schema).take(limit + 1)
+            if not hits:
+                ranges = ()
+            elif len(hits) <= limit:
+                few_keys = filter_of(hits, request.schema)
         return persistent_upsert(
             self.records if beaten is None else beaten.left_out(self.records),
             committed_updates(
                 self.spark,
                 blob,
-                self._opened(plan.ranges),
+                opened,
                 request.schema,
                 slots=slots,
-                ranges=plan.ranges,
-                few_keys=plan.few_keys,
+                ranges=ranges,
+                few_keys=few_keys,
             ),
             schema=request.schema,
             lower=description.lower,

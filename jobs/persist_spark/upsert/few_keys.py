@@ -8,9 +8,12 @@ work: it lets other rows of these pages through, and the join with the batch's s
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
+import math
+from collections.abc import Sequence
 
-from persist_core.schema import CollectionSchema
+from pyspark.sql import DataFrame, Row
+
+from persist_core.schema import CollectionSchema, Column
 from persist_spark.frame import SCALARS, literal, quoted
 from persist_spark.session import use
 from persist_spark.stage import PAGE_ROWS
@@ -24,22 +27,34 @@ _PUSHED = {
 }
 
 
-def pays(records: int, stored: int) -> bool:
-    """True if so many records, with a key each, meet clearly not all pages of so many stored rows."""
-    return records <= MAX_KEYS and records * PAGE_ROWS <= stored
+def most(stored: int) -> int:
+    """The most records, with a key each, that meet clearly not all pages of so many stored rows, and make a filter."""
+    return min(MAX_KEYS, stored // PAGE_ROWS)
 
 
-def filter_of(slots: DataFrame, schema: CollectionSchema) -> str | None:
-    """The filter, as SQL on the key columns; `None` if no key column has a type for it. Runs a small job."""
-    columns = [column for column in schema.key if column.type in SCALARS]
-    if not columns:
-        return None
+def met(records: int, stored: int) -> float:
+    """The share of the pages of so many stored rows that so many random keys meet."""
+    return 1 - math.exp(-records * PAGE_ROWS / max(1, stored))
+
+
+def key_texts(slots: DataFrame, schema: CollectionSchema) -> DataFrame:
+    """The values, as texts, of the key columns that a filter may have."""
     use(slots.sparkSession, _PUSHED)
-    found = slots.selectExpr(*[SCALARS[column.type][0].format(quoted(column.name)) for column in columns]).collect()
+    found = [SCALARS[column.type][0].format(quoted(column.name)) for column in _filtered(schema)]
+    return slots.selectExpr(*found or ["1"])
+
+
+def filter_of(texts: Sequence[Row], schema: CollectionSchema) -> str | None:
+    """The filter, as SQL on the key columns, of `key_texts`; `None` if no key column has a type for it."""
     filters = []
-    for place, column in enumerate(columns):
-        texts = sorted({row[place] for row in found} - {None})
-        keys = [literal(SCALARS[column.type][1](text), column) for text in texts]
+    for place, column in enumerate(_filtered(schema)):
+        keys = [
+            literal(SCALARS[column.type][1](text), column) for text in sorted({row[place] for row in texts} - {None})
+        ]
         lists = [", ".join(keys[start : start + _LIST]) for start in range(0, len(keys), _LIST)]
         filters.append(" OR ".join(f"{quoted(column.name)} IN ({each})" for each in lists) or "false")
-    return " AND ".join(f"({each})" for each in filters)
+    return " AND ".join(f"({each})" for each in filters) or None
+
+
+def _filtered(schema: CollectionSchema) -> list[Column]:
+    return [column for column in schema.key if column.type in SCALARS]

@@ -49,8 +49,7 @@ def committed_updates(
     broadcast) selects only updates of these slots, and a few errs. `ranges`: every key of them is in one of these, so
     files that hold no such key are not opened. `few_keys`: a filter of these keys, so pages without one are not read.
     """
-    newest = (piece for batch, manifest in batches for piece in oks_as_of(batch, manifest, batch.last_time))
-    oks = list(within(newest, ranges))
+    oks = _newest_oks(batches, ranges)
     ends = [piece for piece in oks if piece.part.kind is PartKind.RETRACTIONS]
     if sum(piece.part.size_bytes for piece in ends) > FEW_RETRACTIONS_BYTES:
         oks = [piece for piece in oks if piece.part.kind is not PartKind.RETRACTIONS]
@@ -73,6 +72,34 @@ def committed_updates(
     return functools.reduce(DataFrame.union, frames) if frames else None
 
 
+def stored_slots(
+    spark: SparkSession,
+    blob: Blob,
+    batches: Sequence[tuple[HollowBatch, BatchManifest]],
+    schema: CollectionSchema,
+    slots: DataFrame,
+    *,
+    ranges: Sequence[KeyRange] | None = None,
+    few_keys: str | None = None,
+) -> DataFrame | None:
+    """The keys of `slots` that these batches hold oks of, perhaps more than once. Reads key columns only.
+
+    Arguments as of `committed_updates`; `None` if no file can hold one.
+    """
+    needed = {*schema.key_names, TIME, DIFF}
+    found = _scan(spark, blob, _newest_oks(batches, ranges), schema, needed, few_keys)
+    return None if found is None else of_slots(found, schema, slots, has_bad_keys=False)
+
+
+def expected_hits(records: int, manifests: Sequence[BatchManifest]) -> int:
+    """How many of so many records probably have a stored key, judged by the newest batch that is not a run.
+
+    None without such a batch, and after a first load: to find out costs little, as the look-up ends early.
+    """
+    raw = [manifest.counts for manifest in manifests if manifest.run is None and manifest.counts.updates]
+    return records * raw[-1].retractions // max(1, raw[-1].insertions) if raw else 0
+
+
 def expects_few_files(manifests: Sequence[BatchManifest]) -> bool:
     """True if ranges of the next batch's keys will probably leave out half of the bytes: then finding them pays.
 
@@ -87,6 +114,11 @@ def expects_few_files(manifests: Sequence[BatchManifest]) -> bool:
     older = [part for parts in oks if parts is not raw[-1] for part in parts]
     opened = sum(part.size_bytes for part in older if meets_any(part.keys, newest))
     return 2 * opened <= sum(part.size_bytes for part in older)
+
+
+def _newest_oks(batches: Sequence[tuple[HollowBatch, BatchManifest]], ranges: Sequence[KeyRange] | None) -> list[Piece]:
+    newest = (piece for batch, manifest in batches for piece in oks_as_of(batch, manifest, batch.last_time))
+    return list(within(newest, ranges))
 
 
 def _scan(
