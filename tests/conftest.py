@@ -21,6 +21,7 @@ from persist_core.spark_job.installation import spark_home
 from persist_core.spark_job.jars import with_s3a_jars
 from tests import real_parts, two_processes
 from tests.local_spark import local_spark
+from tests.sampling import leave_out
 from tests.servers import s3
 from tests.servers.backends import consensus_uri
 from tests.servers.postgres import own_postgres, pgbouncer, postgres
@@ -99,8 +100,10 @@ def pytest_report_header() -> str:
     return f"seed: PERSIST_SEED={os.environ['PERSIST_SEED']}, profile: {settings.get_current_profile_name()}"
 
 
+@pytest.hookimpl(trylast=True)  # after the choice by `-k` and `-m`
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that run in two processes begin with the longest."""
+    """Some slow tests are left out. Tests that run in two processes begin with the longest."""
+    leave_out(items)
     if hasattr(config, "workerinput"):
         two_processes.begin(int(config.workerinput["workercount"]))
         items.sort(key=lambda item: two_processes.rank_of(item.nodeid))

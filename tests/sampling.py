@@ -12,6 +12,19 @@ from hypothesis import settings
 
 _Case = TypeVar("_Case")
 
+# How many tests of each family of slow tests that overlap a session runs. A test names its family in a mark.
+FAMILIES = {
+    "kills by a scheduler": 1,
+    "kills of tasks": 1,
+    "own backfills": 1,
+    "S3 and clusters": 2,
+    "truncates": 1,
+    "values that were not sent": 1,
+    "histories": 2,
+    "erasures": 1,
+    "restarted numbers": 1,
+}
+
 
 def is_long() -> bool:
     """True at night. Unknown until pytest has loaded the profile, which is after it has imported conftest.py."""
@@ -30,7 +43,17 @@ def sample(cases: Iterable[_Case], count: int, family: str) -> list[_Case]:
     return [known[number] for number in sorted(chosen)]
 
 
-def if_drawn(case: str, cases: Iterable[str], family: str) -> pytest.MarkDecorator:
-    """A mark for some slow tests that overlap: a session runs one of them by the seed, the nightly profile all."""
-    is_drawn = case in sample(cases, 1, family)
-    return pytest.mark.skipif(not is_drawn, reason=f"not drawn by this seed of {family} (PERSIST_PROFILE=nightly)")
+def leave_out(items: Iterable[pytest.Item]) -> None:
+    """Skip the slow tests of each family in `FAMILIES` that the seed does not draw.
+
+    A test is drawn with all its parameters, and among what this session has collected: alone, it always runs.
+    """
+    families: dict[str, dict[str, list[pytest.Item]]] = {}
+    for item in items:
+        if mark := item.get_closest_marker("family"):
+            families.setdefault(mark.args[0], {}).setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for family, tests in families.items():
+        drawn = sample(tests, min(FAMILIES[family], len(tests)), family)
+        skip = pytest.mark.skip(reason=f"not drawn by this seed of {family} (PERSIST_PROFILE=nightly)")
+        for item in (item for test in tests if test not in drawn for item in tests[test]):
+            item.add_marker(skip)

@@ -65,6 +65,7 @@ def test_dag_runs_in_any_order_end_in_the_same_history(
 
 
 @pytest.mark.skipif(IS_AIRFLOW_3, reason="Airflow 2.11's own command; 3.x has ours, see tests/e2e")
+@pytest.mark.family("own backfills")
 def test_airflow_2s_own_backfill(
     fruit: Fruit, migrated: Path, location: PersistLocation, client: PersistClient
 ) -> None:

@@ -140,6 +140,7 @@ def test_a_group_is_one_dag_and_its_members_have_none(orchard: Orchard) -> None:
 
 
 @pytest.mark.skipif(IS_AIRFLOW_3, reason="Airflow 2.11's own command; 3.x has another, see tests/e2e")
+@pytest.mark.family("own backfills")
 def test_airflow_2s_own_backfill(
     orchard: Orchard, migrated: Path, location: PersistLocation, client: PersistClient
 ) -> None:

@@ -29,7 +29,7 @@ from tests.airflow.kill_in_job import JOB
 from tests.airflow.task_driver import DagRunDriver
 from tests.airflow.view_files import DAG_MODULE, Views
 from tests.plain_commit import commit
-from tests.sampling import if_drawn, is_long, sample
+from tests.sampling import is_long, sample
 from tests.servers.backends import on_postgresql, on_servers, on_sqlite_and_s3
 
 pytestmark = pytest.mark.airflow_2_11
@@ -38,7 +38,6 @@ ROOT = Path(__file__).resolve().parents[2]
 KILLED = "killed by SIGKILL"
 # One of them with the points in Spark's part too. A scheduler's tests kill jobs in `log` order as well.
 ORDERS = sample(("log", "sequence"), 1, "kills with Spark, by order")
-ON_POSTGRESQL = (("view", "two workers"), "kills on PostgreSQL")
 # What Spark's part of a task leaves behind does not depend on Airflow's version: there, days without input are enough.
 with_spark = pytest.mark.skipif(
     importlib.metadata.version("apache-airflow").startswith("2") and not is_long(),
@@ -184,7 +183,7 @@ def test_kills_on_days_without_input_change_nothing(
 
 
 @with_spark
-@if_drawn("view", *ON_POSTGRESQL)
+@pytest.mark.family("kills of tasks")
 @on_postgresql
 def test_kills_at_every_point_of_a_view_change_nothing(
     fruit: Fruit, views: Views, client: PersistClient, location: PersistLocation, tmp_path: Path
@@ -291,7 +290,7 @@ def _heal_in_a_worker(fruit: Fruit, folder: Path, location: PersistLocation, poi
 
 
 @with_spark
-@if_drawn("two workers", *ON_POSTGRESQL)
+@pytest.mark.family("kills of tasks")
 @on_postgresql
 def test_two_workers_over_the_same_days_at_once(
     fruit: Fruit, client: PersistClient, location: PersistLocation, tmp_path: Path

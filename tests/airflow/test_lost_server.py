@@ -17,10 +17,8 @@ from persist_spark.upsert import job
 from tests.airflow.fruit import NAME, Fruit, check_history, end_of
 from tests.airflow.task_driver import DagRunDriver
 from tests.airflow.test_groups import NAMES, TASKS, WRITE, Orchard
-from tests.sampling import if_drawn
 from tests.servers.spark_connect import ConnectServer
 
-WRITES = (("one", "group"), "writes of a lost server")
 AFTER_S = 1.0  # from the start of the write's action: each of its records takes longer
 
 
@@ -50,7 +48,7 @@ def killed(monkeypatch: pytest.MonkeyPatch, connect_server: ConnectServer) -> li
     return phases
 
 
-@if_drawn("one", *WRITES)
+@pytest.mark.family("kills of tasks")
 def test_the_write_of_one_collection_commits_once(fruit: Fruit, client: PersistClient, killed: list[str]) -> None:
     fruit.write_days(range(1))
     assert DagRunDriver(build_upsert_dag(fruit.config()), end_of(0)).run_all()["result"] == "committed"
@@ -59,7 +57,7 @@ def test_the_write_of_one_collection_commits_once(fruit: Fruit, client: PersistC
     assert fsck(client, NAME).is_clean
 
 
-@if_drawn("group", *WRITES)
+@pytest.mark.family("kills of tasks")
 def test_the_write_of_a_group_commits_each_once(
     client: PersistClient, killed: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -27,13 +27,12 @@ from tests.airflow import kill_points
 from tests.airflow.fruit import DAY_MS, HISTORY, NAME, START_MS, Fruit, check_history
 from tests.airflow.statsd_sink import statsd_sink
 from tests.e2e import operation
-from tests.sampling import if_drawn, is_long
+from tests.sampling import is_long
 from tests.servers.backends import blob_uri_beside, on_postgresql, on_s3
 from tests.spark.s3_store import s3_server
 
 ROOT = Path(__file__).resolve().parents[2]
 DAG_ID = "persist_upsert__fruit"
-STORES = (("postgresql", "s3"), "backfills by store")
 # Tries enough for a task that is killed at each point, and loses its append as well.
 QUICK_RETRIES = ', default_args={"retries": 6, "retry_delay": timedelta(seconds=1)}'
 
@@ -85,7 +84,7 @@ def follow(airflow: LocalAirflow, *dag_ids: str, timeout_ms: int = 1_500_000) ->
         airflow.clock.sleep_ms(500)
 
 
-@if_drawn("postgresql", *STORES)
+@pytest.mark.family("kills by a scheduler")
 @on_postgresql
 def test_a_backfill_whose_starter_is_killed_and_another_one(airflow: LocalAirflow, client: PersistClient) -> None:
     """Two days by Airflow's command, with a starter that is killed as `make demo` may be; then a third day."""
@@ -154,7 +153,7 @@ def check_asset_events(airflow: LocalAirflow, client: PersistClient) -> None:
     assert links == len(extras)
 
 
-@if_drawn("s3", *STORES)
+@pytest.mark.family("kills by a scheduler")
 @on_s3
 def test_two_concurrent_backfills_whose_tasks_are_killed(
     airflow: LocalAirflow, client: PersistClient, tmp_path: Path

@@ -68,6 +68,7 @@ def test_paths_stay_different_as_text(raw: bytes, text: str) -> None:
     assert path_text(raw) == text
 
 
+@pytest.mark.family("histories")
 def test_a_random_repository(spark: SparkSession, location: OpenLocation, random_repo: Path, tmp_path: Path,
                              persist_seed: int) -> None:  # fmt: skip
     done = replay(spark, location, random_repo, tmp_path / "work", batches=4, samples=40, seed=persist_seed)

@@ -109,6 +109,7 @@ def events(airflow: LocalAirflow, name: str) -> int:
     return int(airflow.query(statement, uri)[0][0])
 
 
+@pytest.mark.family("kills by a scheduler")
 def test_one_fails_and_one_dies_and_the_others_commit(
     airflow: LocalAirflow, client: PersistClient, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ def test_a_changing_table_is_the_oracles(
 
 
 @pytest.mark.parametrize("number", range(BY_SPARK))
+@pytest.mark.family("histories")
 def test_a_changing_table_written_by_spark_is_the_oracles(
     number: int, tmp_path: Path, persist_seed: int, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
 ) -> None:

@@ -12,12 +12,11 @@ import pytest
 from persist_core.spark_job.installation import find_spark_submit, spark_environment, spark_home
 from persist_core.spark_job.jars import with_s3a_jars
 from persist_spark.compat import WRITES_TO_S3
-from tests.sampling import if_drawn
 from tests.servers.spark_cluster import CONF, SparkCluster
 from tests.spark.s3_store import s3_server
-from tests.spark.test_s3_cluster import ON_CLUSTER, ROOT
+from tests.spark.test_s3_cluster import ROOT
 
-pytestmark = [pytest.mark.spark_cluster, if_drawn("input", *ON_CLUSTER)]
+pytestmark = [pytest.mark.spark_cluster, pytest.mark.family("S3 and clusters")]
 TIMEOUT_S = 450
 # A driver whose temporary folder is its own: others see an empty one.
 _UNSHARE = [

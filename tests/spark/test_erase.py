@@ -202,6 +202,7 @@ def test_an_order_of_one_key_says_nothing_of_another(
     assert story.rows() == [("bo@x", "again")]
 
 
+@pytest.mark.family("erasures")
 def test_an_erasure_while_a_rebuild_begins(
     tmp_path: Path,
     there: list[str],
@@ -238,6 +239,7 @@ UNTIMED = {"email": ANN, "name": "Ann", "at": "no time"}
 
 
 @pytest.mark.parametrize("command", [["reprocess", "people", "--from", "1970-01-02"], ["rebuild", "people"]])
+@pytest.mark.family("erasures")
 def test_neither_a_replay_nor_a_rebuild_brings_a_key_back(
     tmp_path: Path,
     there: list[str],

@@ -123,6 +123,7 @@ def test_a_truncate_of_a_large_shard_is_written_once(shard: StagedShard, plans: 
     assert [row["name"] for row in shard.snapshot()] == ["b"]
 
 
+@pytest.mark.family("truncates")
 def test_a_truncate_in_a_large_batch_is_found_before_writing(
     shard: StagedShard, plans: _Plans, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,6 +160,7 @@ class Changes:
 @pytest.mark.usefixtures("there")
 @pytest.mark.parametrize("seed", range(1, 11) if is_long() else [0])
 @pytest.mark.parametrize("mode", sample(["log", "sequence", "debezium"], 1, "random fills"))
+@pytest.mark.family("histories")
 def test_no_change_loses_a_field(tmp_path: Path, mode: str, seed: int) -> None:
     """The columns of a row and its `more` are together what its records said."""
     chance = random.Random(f"fill {mode} {seed or os.environ.get('PERSIST_SEED')}")

@@ -15,14 +15,12 @@ import pytest
 
 from persist_core.spark_job.installation import find_spark_submit, spark_environment, spark_home
 from persist_core.spark_job.jars import with_s3a_jars
-from tests.sampling import if_drawn
 from tests.servers.s3 import S3Server
 from tests.servers.spark_cluster import CONF, SparkCluster
 from tests.spark.cluster_job import ROWS
 from tests.spark.s3_store import s3_server
 
-ON_CLUSTER = (("attempts", "input"), "jobs on a cluster")
-pytestmark = [pytest.mark.spark_cluster, if_drawn("attempts", *ON_CLUSTER)]
+pytestmark = [pytest.mark.spark_cluster, pytest.mark.family("S3 and clusters")]
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = ("task_dies", "executor_dies", "straggler")
 JOB_TIMEOUT_S = 450

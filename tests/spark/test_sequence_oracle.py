@@ -42,12 +42,11 @@ from persist_spark.upsert.seen import index_type
 from tests.oracle.consolidate import Err, Slot, UpsertDiff, as_of, check_collection
 from tests.oracle.sequence import OrderMemory
 from tests.oracle.upsert import TOMBSTONE, TRUNCATE, Record, drain_sealed_input
-from tests.sampling import if_drawn, is_long, sample
+from tests.sampling import is_long, sample
 from tests.spark.upsert_cases import (
     INHERITING_DOMAIN,
     MANY_KEYS_DOMAIN,
     ONE_KEY_DOMAIN,
-    UNSENT,
     WHOLE_DOMAIN,
     Domain,
     Feed,
@@ -302,6 +301,7 @@ def _drain_all(shard: SequenceShard, feed: Feed, batches: Batches, *, has_trunca
 
 
 @pytest.mark.parametrize("domain", sample([ONE_KEY_DOMAIN, WHOLE_DOMAIN], 1, "histories in sequence order"))
+@pytest.mark.family("histories")
 def test_random_history_is_the_oracles(spark: SparkSession, dice: random.Random, domain: Domain) -> None:
     domain = replace(domain, schema=replace(domain.schema, order=(Column("seq", "bigint"),)))
     feed, shard = Feed(domain, dice, 12), SequenceShard(spark, domain, 4)
@@ -325,7 +325,7 @@ def drain_inheriting(spark: SparkSession, dice: random.Random, keep: int | None,
     assert is_shown or worlds == 1, "no err knows a part of its values: one world may have none"
 
 
-@if_drawn("sequence", *UNSENT)
+@pytest.mark.family("values that were not sent")
 def test_values_that_were_not_sent_are_the_oracles(spark: SparkSession, dice: random.Random) -> None:
     drain_inheriting(spark, dice, 4, SHORT, 8)
 

@@ -232,6 +232,7 @@ def change(op: str, **row: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mode", sample(["log", "sequence"], 1, "killers"))
+@pytest.mark.family("truncates")
 def test_no_truncate_removes_the_err_and_a_corrected_file_does(spark: SparkSession, tmp_path: Path, mode: str) -> None:
     order = {"mode": mode, "by": "auto"}
     things = Dying(tmp_path, source={"path": "in/*", "format": "debezium-json"}, delete={}, order=order)

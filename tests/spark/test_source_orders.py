@@ -182,6 +182,7 @@ def test_what_starts_the_numbers_again_is_found(spark: SparkSession, tmp_path: P
 ASKS: dict[str, Any] = {"eras": Eras(), "is_auto_order": True}
 
 
+@pytest.mark.family("restarted numbers")
 def test_a_failover_of_mysql_is_a_question_with_an_answer(
     spark: SparkSession, tmp_path: Path, persist_seed: int
 ) -> None:
@@ -209,6 +210,7 @@ TRUNCATES = [  # the batches of a delivery: a row before the failover, a truncat
 
 
 @pytest.mark.parametrize(("name", "batches", "order"), sample(TRUNCATES, 1, "truncates"))
+@pytest.mark.family("restarted numbers")
 def test_a_truncate_of_another_run_of_numbers_is_a_question(
     spark: SparkSession, tmp_path: Path, name: str, batches: list[str], order: str
 ) -> None:
@@ -247,6 +249,7 @@ def test_a_feed_that_says_no_place_is_a_question(spark: SparkSession, tmp_path: 
     assert (manifest.stats["errors"], manifest.stats["inserts"]) == (2, 3), "one odd record does not stop a feed"
 
 
+@pytest.mark.family("restarted numbers")
 def test_a_failover_of_mariadb_is_right_in_any_delivery(spark: SparkSession, tmp_path: Path, persist_seed: int) -> None:
     dice, lines, wanted = random.Random(persist_seed), list[str](), dict[int, str]()
     for sequence in range(1, 41):

@@ -48,6 +48,7 @@ def test_a_value_left_out_without_a_column_is_a_warning(tmp_path: Path, capsys: 
 
 @pytest.mark.usefixtures("there")
 @pytest.mark.parametrize("case", sample(["log", "log stashed", "sequence", "sequence stashed"], 1, "in rest"))
+@pytest.mark.family("values that were not sent")
 def test_a_later_record_inherits_what_rest_holds(tmp_path: Path, case: str) -> None:
     mode, waits = case.split()[0], case.endswith("stashed")
     order = {"mode": mode, "by": ["n"]} if mode == "sequence" else {"mode": mode}

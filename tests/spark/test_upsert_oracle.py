@@ -22,12 +22,11 @@ from tests.oracle.upsert import (
     Record,
     drain_sealed_input,
 )
-from tests.sampling import if_drawn, is_long
+from tests.sampling import is_long
 from tests.spark.upsert_cases import (
     INHERITING_DOMAIN,
     MANY_KEYS_DOMAIN,
     ONE_KEY_DOMAIN,
-    UNSENT,
     WHOLE_DOMAIN,
     Domain,
     Feed,
@@ -123,7 +122,7 @@ def test_random_history_is_the_oracles(spark: SparkSession, dice: random.Random,
     check_collection(shard.updates)
 
 
-@if_drawn("log", *UNSENT)
+@pytest.mark.family("values that were not sent")
 def test_values_that_were_not_sent_are_the_oracles(spark: SparkSession, dice: random.Random) -> None:
     feed, shard = Feed(INHERITING_DOMAIN, dice, WORLDS, has_ties=is_long()), Shard(spark, INHERITING_DOMAIN)
     for number, (lower, upper) in enumerate(BATCHES):
