@@ -107,6 +107,12 @@ def decimal_of(type_name: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
+def folded(name: str) -> str:
+    """Equal for names that are one name to Spark: it ignores case as Java does, by characters (`s` is `\u017f`)."""
+    lower = name.lower().replace("i\u0307", "i")
+    return "".join(upper.lower() if len(upper := char.upper()) == 1 else char for char in lower)
+
+
 def arrow_type(type_name: str) -> pa.DataType:
     """The Arrow type of one of `SIMPLE_TYPES` or `decimal(p,s)` with `1 <= p <= 38`, `0 <= s <= p`."""
     if type_name in _SIMPLE:
@@ -137,7 +143,7 @@ class Column:
         bad = not self.name or len(self.name) > MAX_NAME_CHARS or any(ord(c) < 32 or ord(c) == 127 for c in self.name)
         if bad:
             raise InvalidName(f"column name {self.name[:80]!r}: expected 1 to {MAX_NAME_CHARS} printable characters")
-        if self.name.lower().startswith(RESERVED_PREFIX):
+        if folded(self.name).startswith(RESERVED_PREFIX):
             raise InvalidName(f"column name {self.name!r}: names starting with {RESERVED_PREFIX!r} are reserved")
         arrow_type(self.type)
 
@@ -169,7 +175,7 @@ class CollectionSchema:
     zone: str | None = None
 
     def __post_init__(self) -> None:
-        names = [column.name.lower() for column in self.columns]
+        names = [folded(column.name) for column in self.columns]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise InvalidName(f"columns named twice (case does not count): {', '.join(twice)}")

@@ -10,7 +10,7 @@ from typing import Any
 from persist_core.config.path_pattern import MAX_PATTERN_CHARS, BadPattern, parse_pattern
 from persist_core.config.problems import nearest, refuse
 from persist_core.errors import InvalidName, InvalidTime
-from persist_core.schema import MAX_NAME_CHARS, RESERVED_PREFIX, SIMPLE_TYPES, arrow_type
+from persist_core.schema import MAX_NAME_CHARS, RESERVED_PREFIX, SIMPLE_TYPES, arrow_type, folded
 from persist_core.time_text import DAY_MS, UNITS, parse_duration, parse_time, zones
 
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})  # Unicode categories that are not visible in a name
@@ -28,7 +28,7 @@ _OTHER_TYPE_NAMES = {
 def column_name(name: str, *, at: Sequence[str | int]) -> None:
     """Check a column's name: visible, in NFC, not reserved. SQL keywords and inner spaces are allowed."""
     _visible(name, at=at)
-    if name.lower().startswith(RESERVED_PREFIX):
+    if folded(name).startswith(RESERVED_PREFIX):
         raise refuse(name, f"a name that does not start with {RESERVED_PREFIX}", "rename it; use field: for the"
                      " record's name", at=at)  # fmt: skip
     normal = unicodedata.normalize("NFC", name)

@@ -30,7 +30,7 @@ from persist_core.config.problems import nearest, refuse, show, validated
 from persist_core.config.row_checks import CheckConfig, check_names, parsed_checks
 from persist_core.config.shard import ShardConfig
 from persist_core.errors import ConfigError
-from persist_core.schema import MAX_COLUMNS, CollectionSchema, Column
+from persist_core.schema import MAX_COLUMNS, CollectionSchema, Column, folded
 
 Format = Literal["debezium-json", "dms-csv", "dms-parquet", "dms-json", "json", "csv", "parquet"]
 
@@ -250,7 +250,7 @@ class CollectionConfig(ShardConfig):
         seen: dict[str, str] = {}
         for name in columns:
             checks.column_name(name, at=[name])
-            other = seen.setdefault(name.lower(), name)
+            other = seen.setdefault(folded(name), name)
             if other != name:
                 raise refuse(
                     name, f"each name once, ignoring case ({other!r} is a column too)", "rename one", at=[name]

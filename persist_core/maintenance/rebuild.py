@@ -29,7 +29,7 @@ from persist_core.protocol.delta import BEGINNING
 from persist_core.protocol.difference import Differences
 from persist_core.protocol.fork import fork
 from persist_core.protocol.living import is_clipped, living
-from persist_core.protocol.replay import Start, Turn, WriteOf, replay, replay_config, restores, turns_of
+from persist_core.protocol.replay import Start, Turn, WriteOf, newest_restore, replay, replay_config, turns_of
 from persist_core.protocol.restore_point import FIRST_UPPER
 from persist_core.protocol.run import MAX_CONFLICTS
 from persist_core.protocol.swap import kept_name, swap, swap_token
@@ -223,7 +223,7 @@ def _source_of(known: Kept | None) -> str:
 
 def _definition(client: PersistClient, config: CollectionConfig, state: ShardState, known: Kept | None) -> str:
     """The writer of a rebuild: it begins again after an erasure, and after a restore, which has undone some input."""
-    epoch = max((epoch for epoch, restored in restores(client, state) if restored.correction is None), default=0)
+    epoch = newest_restore(client, state)
     return definition_of(config, REBUILD, f"{state.origin.life} {state.erased} {epoch} {_source_of(known)}")
 
 

@@ -26,7 +26,16 @@ from persist_core.protocol.correct import CorrectionPlan, correct, plan_correcti
 from persist_core.protocol.delta import BEGINNING
 from persist_core.protocol.difference import Differences, differences
 from persist_core.protocol.fork import fork, fork_token
-from persist_core.protocol.replay import Start, WriteOf, replay, replay_config, start_for, starts, turns_of
+from persist_core.protocol.replay import (
+    Start,
+    WriteOf,
+    newest_restore,
+    replay,
+    replay_config,
+    start_for,
+    starts,
+    turns_of,
+)
 from persist_core.protocol.run import MAX_CONFLICTS
 from persist_core.row_text import show_count, show_names
 from persist_core.shard.state import Commit, Committed, ShardState
@@ -99,13 +108,14 @@ def reprocess(
         for _ in range(MAX_CONFLICTS):
             keep()
             began, state = state, client.state(config.name)
-            if state.origin.life != began.origin.life:
+            is_restored = newest_restore(client, state) > newest_restore(client, began)
+            if state.origin.life != began.origin.life or is_restored:
                 raise RunFailed(
-                    f"{config.name} was rebuilt or dropped in the meantime; nothing was corrected. Try again"
+                    f"{config.name} was rebuilt, restored or dropped in the meantime; nothing was corrected. Try again"
                 )
             _check_inputs(client, config, state, start, request)
             turns = turns_of(client, config, state, start)
-            life = _fork_of(client, config, start, say)
+            life = _fork_of(client, config, state, start, say)
             hidden = replay_config(config)
             replay(client, hidden, turns, write=write, writer=writer, say=say, on_round=keep)
             if start.after != BEGINNING and was_filled(client, state, start.epoch):  # no file says that
@@ -158,10 +168,13 @@ def _history_held(
         cleaned_up(lease.expire, say)
 
 
-def _fork_of(client: PersistClient, config: CollectionConfig, start: Start, say: Callable[[str], None]) -> str:
+def _fork_of(
+    client: PersistClient, config: CollectionConfig, state: ShardState, start: Start, say: Callable[[str], None]
+) -> str:
     """The life of the fork that the replay goes on in, made if need be; one that does not fit is given up."""
     shard, hidden = config.name, hidden_of(config.name)
-    definition = definition_of(config, "reprocess", client.state(shard).origin.life)
+    # Not by one from before a restore: it may have consumed what this has undone.
+    definition = definition_of(config, "reprocess", f"{state.origin.life} {newest_restore(client, state)}")
     known = client.machine.fetch(hidden)
     if known is not None and (known.commits or known.is_dropped):
         if _goes_on(client, config, start, known, definition):
@@ -173,7 +186,7 @@ def _fork_of(client: PersistClient, config: CollectionConfig, start: Start, say:
     return client.state(hidden).origin.life or ""
 
 
-def definition_of(config: CollectionConfig, purpose: str, life: str | None) -> str:
+def definition_of(config: CollectionConfig, purpose: str, life: str) -> str:
     """The writer of a hidden shard: another definition, or another generation of the shard, begins again."""
     digest = hashlib.sha256(f"{config.model_dump_json()} {life}".encode()).hexdigest()
     return f"{purpose}/{digest[:16]}"

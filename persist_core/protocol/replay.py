@@ -210,6 +210,11 @@ def restores(client: PersistClient, state: ShardState) -> list[tuple[int, Restor
     return [(epoch, restored) for epoch, restored in found if restored is not None]
 
 
+def newest_restore(client: PersistClient, state: ShardState) -> int:
+    """The epoch of the newest restore that is still known, or 0. It has undone input that a hidden shard may hold."""
+    return max((epoch for epoch, restored in restores(client, state) if restored.correction is None), default=0)
+
+
 def _points_since(client: PersistClient, state: ShardState, start: Start) -> list[Start]:
     """The points after each commit since `start` that is still known, oldest first."""
     found = {each.epoch: each for each in _points(client, state) if each.epoch > start.epoch}

@@ -37,7 +37,7 @@ class Columns:
             fields.insert(self.chance.randrange(len(fields) + 1), Field(self._places, name, FAMILIES[family]))
             self._places += 1
         elif kind == "drop" and own:
-            dropped.append(fields.pop(self.chance.choice(own)).name)
+            self._drop(fields, dropped, own, now)
         elif kind == "rename" and own:
             self._rename(fields, own, now)
         elif kind == "widen":
@@ -45,6 +45,14 @@ class Columns:
         names = {each.name for each in fields}
         dropped = [name for name in dropped if name not in names]
         return replace(definition, fields=tuple(fields), dropped=tuple(dropped))
+
+    def _drop(self, fields: list[Field], dropped: list[str], own: list[int], now: Definition) -> None:
+        """One, unless another column takes its name in the same run: that needs two."""
+        gone = fields.pop(self.chance.choice(own))
+        if any(each.place == gone.place and each.name in {other.name for other in fields} for each in now.fields):
+            fields.append(gone)
+        else:
+            dropped.append(gone.name)
 
     def _widen(self, fields: list[Field], places: list[int]) -> None:
         place = self.chance.choice(places)

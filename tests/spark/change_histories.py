@@ -34,6 +34,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
+from persist_core.protocol import stages
 from persist_core.spark_job.spec import JobSpec
 from persist_core.time_text import parse_time
 from persist_spark.upsert.job import run_write_job
@@ -49,7 +50,8 @@ NAME, VIEW = "things", "seen"
 START = parse_time("2026-01-01")
 REFUSALS = {  # of each command: why it may change nothing
     "restore": "has no checkpoint|from another generation|keys were erased|cannot be (restored|read)|below since",
-    "reprocess": "expected a time before the upper|are no longer known|keys were erased|closed or empty",
+    "reprocess": "expected a time before the upper|are no longer known|keys were erased|closed or empty"
+    "|another reprocess of things has ended this one|restored or dropped in the meantime",
     "rebuild": "keys were erased|closed or empty|does not fit",
     "erase": "shares files|holds contents of|is due first",
 }
@@ -83,6 +85,7 @@ class World:
         self.forks: dict[str, tuple[History, int]] = {}
         self.told: list[str] = []
         self.said = ""  # by the last command
+        self.meanwhile: list[Callable[[], None]] = []  # what happens within the next job for a hidden shard
         (folder / "views").mkdir()
         (folder / "views" / f"{VIEW}.yaml").write_text(
             f"query: SELECT to_json(struct(*)) AS row FROM {NAME}\nschedule: null\n"
@@ -156,7 +159,12 @@ class World:
         self.day += self.chance.choice([0, 1, 1, 2])
         until = START + self.day * DAY_MS
         expected = self.model.run(until)
+        planned = self.persist("plan", NAME, *self._files) or ""
+        versions = len(self.client.ensure_shard(NAME).schemas.versions)
         self.persist("run", NAME, "--until", str(until), *self._files)
+        if expected and versions:
+            is_evolved = len(self.client.state(NAME).schemas.versions) > versions
+            assert is_evolved == ("evolves the schema" in planned), planned
         if expected:
             self._committed()
 
@@ -197,9 +205,13 @@ class World:
         if self.chance.random() < 0.4:
             self.persist(*command, "--dry-run", refused=REFUSALS["reprocess"])
             if self.chance.random() < 0.5:
+                return
+            if self.chance.random() < 0.5:
                 self.replace_one()
-        before = self.client.state(NAME)
+        if self.chance.random() < 0.3:
+            self.meanwhile = [self.chance.choice([self.run, self.restore, self.reprocess, self.fork, self.merge])]
         said = self.persist(*command, "--yes", refused=REFUSALS["reprocess"])
+        self.meanwhile = []
         if said is None:
             return
         found = re.search(r"replaying things from (?:the beginning|checkpoint (\S+)) \(", self.said)
@@ -211,7 +223,7 @@ class World:
         shown = self.model.now.copy()
         shown.evolve(self.model.definition)
         is_changed = replay.contents(replay.upper - 1) != shown.contents(shown.upper - 1)
-        is_committed = self.client.state(NAME).upper != before.upper
+        is_committed = self.client.state(NAME).upper.time != self.model.now.upper
         assert is_committed or not (replaced or gone or new or is_changed), (replaced, gone, new)
         if is_committed:
             self.model.correct(replay)
@@ -222,7 +234,15 @@ class World:
         definition = self.model.definition
         key = self.chance.choice([("id",), ("shop", "id")])
         self.define(replace(definition, key=key, id_type=self.chance.choice(["int", "bigint"])))
+        if self.chance.random() < 0.3:
+            self.persist("rebuild", NAME, "--dry-run", "--take-back-gone", *self._files, refused=REFUSALS["rebuild"])
+            if self.chance.random() < 0.5:
+                self.define(definition)
+                return
+        if self.chance.random() < 0.3:
+            self.meanwhile = [self.chance.choice([self.restore, self.fork, self.merge, self.drop])]
         said = self.persist("rebuild", NAME, "--yes", "--take-back-gone", *self._files, refused=REFUSALS["rebuild"])
+        self.meanwhile = []
         if said is None:
             self.define(definition)
             return
@@ -249,8 +269,9 @@ class World:
     def restore(self) -> None:
         if self.model.now.points:
             name = self.chance.choice(sorted(self.model.now.points))
-            is_newest = name == list(self.model.now.points)[-1]
-            if self.persist("restore", NAME, "--to", name, refused=REFUSALS["restore"]) is not None and not is_newest:
+            newest = self.client.state(NAME).newest_commit
+            is_there = newest is None or name in (newest.checkpoint_id, newest.restored_from)
+            if self.persist("restore", NAME, "--to", name, refused=REFUSALS["restore"]) is not None and not is_there:
                 self.model.restore(self.model.now.points[name])
                 self._committed()
 
@@ -333,7 +354,7 @@ class World:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = run_command([*command, *self.options])
         self.told.append(" ".join(command[:4]) + f": {code}")
-        if code in (2, 3) and refused is not None and re.search(refused, err.getvalue()):
+        if code in (2, 3, 5) and refused is not None and re.search(refused, err.getvalue()):
             self.told.append(err.getvalue().strip().splitlines()[-1][:200])
             return None
         assert code == 0, f"{' '.join(command)}: {code}\n{out.getvalue()}\n{err.getvalue()}"
@@ -357,8 +378,13 @@ class World:
         return [self._write(client, start, *each) for each in asked]
 
     def _write(self, client: PersistClient, _start: object, config: Any, description: BatchDescription) -> str:
+        if "~" in description.shard and self.meanwhile:
+            action = self.meanwhile.pop()
+            self.told.append(f"meanwhile {action.__name__}")
+            action()
         if self.spark is None:
-            return write_plain(client, config, description, self.model)
+            with stages.outdated_first(client, description):
+                return write_plain(client, config, description, self.model)
         item = JobSpec(description, config, client.ids.uuid7())
         (run_view_job if isinstance(config, ViewConfig) else run_write_job)(self.spark, item, client.location)
         return item.answer_key

@@ -187,6 +187,32 @@ def test_what_changed_since_a_dry_run_is_replayed_again(shard: Collection) -> No
     assert names(shard) == {A: "right", B: "other"}
 
 
+def test_a_restore_after_a_dry_replay_is_not_undone(shard: Collection) -> None:
+    """The replay had consumed a file that the restore has left to the next run."""
+    correct(shard, is_dry_run=True)
+    shard.go_back(shard.client.state(SHARD).commits[1].checkpoint_id)
+    correct(shard)
+    assert names(shard) == {A: "right", B: "b"}
+    shard.run(50)
+    assert names(shard) == {A: "right", B: "three"}
+    shard.check()
+
+
+def test_a_restore_during_a_replay_is_not_undone(shard: Collection) -> None:
+    restores = iter([shard.client.state(SHARD).commits[1].checkpoint_id])
+
+    def go_back(_: BatchDescription) -> None:
+        for checkpoint_id in restores:
+            shard.go_back(checkpoint_id)
+
+    with pytest.raises(RunFailed, match="restored or dropped in the meantime"):
+        correct(shard, first=go_back)
+    assert names(shard) == {A: "wrong", B: "b", C: "wrong"}
+    correct(shard)
+    assert names(shard) == {A: "right", B: "b"}
+    shard.check()
+
+
 def test_files_that_are_gone_are_refused_with_a_list(shard: Collection) -> None:
     shard.take_out("1.txt")
     with pytest.raises(InvalidInput, match=r"1 files .* are gone: 1\.txt\. .*from 20 on no file is gone"):
