@@ -25,7 +25,7 @@ def test_a_changing_table_is_the_oracles(
 def test_a_changing_table_written_by_spark_is_the_oracles(
     number: int, tmp_path: Path, persist_seed: int, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
 ) -> None:
-    change(World(tmp_path, persist_seed + number, spark, monkeypatch), 12)
+    change(World(tmp_path, persist_seed + number, spark, monkeypatch), 10)
 
 
 def change(world: World, steps: int) -> None:
