@@ -1,6 +1,6 @@
 """How a job gets at the files of its feed: its own code by the `Feed`, Spark by a path, or by a copy.
 
-    file in a folder ──> its path
+    file in a folder ──> its path, or a copy if Hadoop can read it under none (a `[` and a `:`)
     object on S3 ──────> s3a://bucket/name, with the feed's own settings for that bucket, if those are the frozen bytes
                     '──> no path: `Copies` puts exactly the frozen bytes into the location
 
@@ -45,9 +45,10 @@ class FeedAccess:
         """The path that Spark reads `file` under as it is, if it may."""
         if not self.is_direct or file in self.superseded:
             return None
+        is_pattern = _PATTERN & set(file.path)
         if not isinstance(self.feed, S3Feed):
-            return file.path
-        return None if _PATTERN & set(file.path) else f"s3a://{file.path.removeprefix('s3://')}"
+            return None if is_pattern and ":" in file.path else file.path  # in a pattern, `a:` is a scheme to Hadoop
+        return None if is_pattern else f"s3a://{file.path.removeprefix('s3://')}"
 
     def check_after(self, files: Sequence[InputFile]) -> None:
         """Raise `SourceChanged` if Spark may have read other bytes than the frozen ones, or a file is gone.

@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from persist_airflow.compat import DAG, BaseOperator, Context, interval_schedule
+from persist_airflow.compat import DAG, BaseOperator, Context, conf, interval_schedule
 from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.metrics import count, export, measured, report_shards
 from persist_airflow.options import location_dag
@@ -78,10 +78,12 @@ class ListShardsToMaintainOperator(BaseOperator):
             report_shards(self.persist_conn_id, client, shards)
         export()
         due = sorted(debts, key=lambda shard: debts[shard], reverse=True)
-        left = len(due) - self.max_shards
+        # Airflow refuses a longer list, and then no shard would be maintained.
+        most = min(self.max_shards, conf.getint("core", "max_map_length", fallback=self.max_shards))
+        left = len(due) - most
         more = f"; {left} of them wait for the next dag run" if left > 0 else ""
         self.log.info("maintenance is due for %d of %d shards%s", len(due), len(shards), more)
-        return due[: self.max_shards]
+        return due[:most]
 
     def _debt_of(self, client: PersistClient, shard: str) -> float | None:
         """How urgent it is: the rows to merge; `None` if too little is due."""

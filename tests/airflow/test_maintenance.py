@@ -96,11 +96,15 @@ def execute(operator: Any) -> Any:
     return operator.execute({"ti": SimpleNamespace(xcom_push=lambda **_: None)})
 
 
-def test_the_largest_debt_comes_first_and_the_rest_waits(client: PersistClient) -> None:
+def test_the_largest_debt_comes_first_and_the_rest_waits(
+    client: PersistClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for shard, commits in (("small", 9), ("large", 11), ("middle", 10), ("none", 2)):
         fill(client, shard, commits)
     assert execute(ListShardsToMaintainOperator(task_id="list")) == ["large", "middle", "small"]
     assert execute(ListShardsToMaintainOperator(task_id="list", max_shards=2)) == ["large", "middle"]
+    monkeypatch.setenv("AIRFLOW__CORE__MAX_MAP_LENGTH", "1")
+    assert execute(ListShardsToMaintainOperator(task_id="list")) == ["large"], "Airflow maps no longer list"
 
 
 def test_a_task_says_what_it_did_and_what_is_still_due(client: PersistClient) -> None:

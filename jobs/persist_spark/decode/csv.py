@@ -4,8 +4,8 @@ A line is kept whole as the payload of its err, so line breaks within quoted fie
 comes as lines with an odd number of quotes, each an err. Quotes are doubled within quotes (RFC 4180).
 
 The first line of each file that is not blank is its header (`header: true`); any other line equal to it is one too.
-Columns are found by the header's names, exactly. Extra columns in a file are ignored, missing ones are null; if a key
-column is missing, every line of that file is an err. Without a header, columns are in the order of `columns:`, or at
+Columns are found by the header's names, exactly. Extra columns in a file are ignored, missing ones are null; without a
+key column the file is not read. Without a header, columns are in the order of `columns:`, or at
 the number that `field` gives (1 is the first); a line must have as many fields as the first line of its file.
 
 An unquoted empty field is null and `""` an empty string in `csv`. In `dms-csv` the text NULL is null (the default of
@@ -18,6 +18,7 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -25,10 +26,11 @@ from pyspark.sql import types as T
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.sources.feed import Feed
+from persist_core.sources.input_file import InputFile
 from persist_spark.decode.encoding import Encoding
 from persist_spark.decode.files import LINE, ReadableFile
 from persist_spark.decode.long_records import text_without
-from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, order_of, row_op
+from persist_spark.decode.plain import DMS_OP, MARKER, check_op, free_paths, order_of, row_op
 from persist_spark.decode.records import FAULT, FAULT_KIND, RawRecords, fields_of, line_columns
 from persist_spark.decode.rest import read_paths, rest_of_cells
 from persist_spark.decode.unreadable import of_each
@@ -67,13 +69,15 @@ def layouts(
     """
     found: dict[tuple[str, ...], tuple[set[str], list[ReadableFile]]] = {}
     by_file = {each.file: each for each in files}
-    lines = of_each(lambda file: first_line(feed, by_file[file], keeps_long=config.source.header), list(by_file))
-    for file, line in zip(files, lines, strict=True):
-        if line is None:
+
+    def look(file: InputFile) -> tuple[str, tuple[str, ...]] | None:
+        line = first_line(feed, by_file[file], keeps_long=config.source.header)
+        return None if line is None else (line, _names(config, line))
+
+    for file, looked in zip(files, of_each(look, list(by_file)), strict=True):
+        if looked is None:
             continue
-        names = tuple(next(csv.reader([line.replace("\r", " ")], delimiter=config.source.delimiter)))
-        if not config.source.header:
-            names = _positional_names(config, names)
+        line, names = looked
         headers, members = found.setdefault(names, (set(), []))
         members.append(file)
         if config.source.header:
@@ -99,12 +103,34 @@ def first_line(feed: Feed, file: ReadableFile, *, keeps_long: bool) -> str | Non
     return None
 
 
+def _names(config: CollectionConfig, line: str) -> tuple[str, ...]:
+    """The names of the fields of a file with this first line.
+
+    Raises `ArrowInvalid` if records are in that line, or deletes in the file, that no err would show.
+    """
+    names = tuple(next(csv.reader([line.replace("\r", " ")], delimiter=config.source.delimiter)))
+    if not config.source.header:
+        names = _positional_names(config, names)
+    elif "\r" in line:
+        raise pa.ArrowInvalid("a CR is in its first line: end lines in LF or CRLF")
+    check_op(config, names)
+    for key in config.key:
+        field = config.columns[key].field or key
+        if field not in names:
+            shown = ", ".join(names)[:_SHOWN_CHARS]
+            raise pa.ArrowInvalid(
+                f"its first line has no field {field!r} for the key, only {shown}; correct it, or the column's `field`,"
+                " source.delimiter or source.header"
+            )
+    return names
+
+
 def _positional_names(config: CollectionConfig, first: tuple[str, ...]) -> tuple[str, ...]:
     """Names for a file without a header: the columns in their order, after `Op` if the file has it."""
     columns = [column.field or name for name, column in config.columns.items()]
     if any(name.isdigit() for name in columns):
         return tuple(str(index + 1) for index in range(len(first)))
-    has_op = config.source.format == "dms-csv" and len(first) == len(columns) + 1 and first[0] in _OPS
+    has_op = config.source.format == "dms-csv" and len(first) > len(columns) and first[0] in _OPS
     names = [DMS_OP, *columns] if has_op else columns
     extra = [f"{_UNNAMED}{index}" for index in range(len(names), len(first))]  # fields without a column of that name
     return tuple([*names, *extra][: len(first)])
@@ -178,11 +204,7 @@ def _fault(layout: Layout, row: SparkColumn, wanted: dict[str, str]) -> tuple[Sp
     field follows it: then it is complete and in its place.
     """
     keys = [name for raw, name in wanted.items() if raw.startswith("k")]
-    lost = [name for name in keys if name not in layout.names]
     twice = sorted({name for name in wanted.values() if layout.names.count(name) > 1})
-    if lost:
-        shown = ", ".join(layout.names)[:_SHOWN_CHARS]
-        return F.lit(False), F.lit(f"the file has no field {lost[0]!r} for the key; its fields are {shown}")
     if twice:
         return F.lit(twice[0] not in keys), F.lit(f"the header has {twice[0]!r} twice; give its fields different names")
     quotes = F.length(F.regexp_replace(F.col(LINE), '[^"]+', ""))

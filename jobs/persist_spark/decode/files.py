@@ -38,6 +38,7 @@ from persist_spark.decode.long_records import TooLong, copy_without
 from persist_spark.feed_access import FeedAccess
 from persist_spark.frame import passed
 from persist_spark.read.damage import LOUD_OPTIONS
+from persist_spark.read.parts import literal
 from persist_spark.session import use
 
 LINE, DATE_MS, NAME = "line", "date_ms", "file_name"
@@ -51,7 +52,8 @@ _APART_BYTES = 16 << 20  # of a file, by one task, if they are
 _ROW_BITS = 33  # of monotonically_increasing_id: below these, the number of the task
 _ZSTD = (".zst", ".zstd")
 _CHUNK_BYTES = 4 << 20
-_LITERAL = {**LOUD_OPTIONS, "__globPaths__": "false"}  # nothing in a path is a glob
+_GLOBS = "__globPaths__"
+_LITERAL = {**LOUD_OPTIONS, _GLOBS: "false"}  # nothing in a path is a glob
 # For local paths. Hadoop's default also looks for a checksum beside each file, and fails at a name with a colon. Not
 # for a read that has paths on S3 too: S3A needs that default.
 INPUT_OPTIONS = {
@@ -179,8 +181,10 @@ def by_store(files: Sequence[ReadableFile], options: Mapping[str, str]) -> Itera
     # Hadoop looks for a path without a scheme where the platform says, which may be HDFS.
     for scheme, how in (("file://", INPUT_OPTIONS), ("", {**_LITERAL, **options})):
         paths = [f"{scheme}{file.path}" for file in files if file.path.startswith("/") == bool(scheme)]
-        if paths:
-            yield paths, how
+        # Of a path with a `[` that is to be no pattern, Spark makes all paths once more: each file would be read again.
+        for is_pattern, more in ((False, {}), (True, {_GLOBS: "true"})):
+            if some := [literal(path) for path in paths if (literal(path) != path) == is_pattern]:
+                yield some, {**how, **more}
 
 
 def placed(spark: SparkSession, rows: DataFrame, files: Sequence[ReadableFile]) -> DataFrame:

@@ -64,12 +64,12 @@ def decode(
         )
     if not HAS_TRY_CAST and spark.conf.get("spark.sql.ansi.enabled", "false") == "true":
         raise InvalidInput("spark.sql.ansi.enabled is true; set it to false on this release of Spark, or use Spark 4")
-    limit, is_text = config.limits.max_record_bytes, "parquet" not in config.source.format
+    is_text = "parquet" not in config.source.format
     known: Mapping[InputFile, FileSchema] = {}
     if is_text:
-        lost = long_records(copies.feed, files, limit)
+        lost = long_records(copies.feed, files, config.limits.max_record_bytes)
     else:
-        known, lost = looked_at(copies.feed, files, limit)
+        known, lost = looked_at(config, copies.feed, files)
     has_lines = is_text and kept_apart(spark, files)
     has_header = "csv" in config.source.format and config.source.header
     with s3a.jars_present():

@@ -32,7 +32,7 @@ from persist_spark.decode.files import BLOCK, BROKEN, LINE, NO_LINES, ROW, Reada
 from persist_spark.decode.json import MARK, Path
 from persist_spark.decode.long_records import TooLong
 from persist_spark.decode.parquet_types import SHOWN, cell, has_bad_text, read_type, stored_type
-from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, named_path, order_of, row_op
+from persist_spark.decode.plain import DMS_OP, MARKER, check_op, free_paths, named_path, order_of, row_op
 from persist_spark.decode.records import (
     FAULT,
     FAULT_KIND,
@@ -78,9 +78,9 @@ class FileSchema:
 
 
 def looked_at(
-    feed: Feed, files: Sequence[InputFile], limit: int
+    config: CollectionConfig, feed: Feed, files: Sequence[InputFile]
 ) -> tuple[dict[InputFile, FileSchema], dict[InputFile, list[TooLong]]]:
-    """The schema of each file, and the files that certainly hold a value above `limit` bytes, which are lost whole.
+    """The schema of each file, and the files that certainly hold a value above the limit, which are lost whole.
 
     Reads each footer once. Raises `UnreadableFiles` for files without one, and for names that Spark cannot distinguish.
     """
@@ -88,7 +88,9 @@ def looked_at(
     def look(file: InputFile) -> tuple[FileSchema, TooLong | None]:
         with feed.opened(file) as source:
             footer = pq.read_metadata(source)
-        return file_schema(footer), _too_long(file, footer, limit)
+        schema = file_schema(footer)
+        check_op(config, schema.fields)
+        return schema, _too_long(file, footer, config.limits.max_record_bytes)
 
     read = [file for file in files if file.size_bytes]
     found = dict(zip(read, of_each(look, read), strict=True))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+import pyarrow as pa
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from persist_core.config.collection import CollectionConfig
+from persist_core.sample.fields import named_fields
 from persist_spark.decode.encoding import Encoding
 from persist_spark.decode.files import BROKEN, FILE, LINE
 from persist_spark.decode.json import Path, Shape, envelope, has_half_surrogates, parsed, unmarked
@@ -81,6 +83,21 @@ def parsed_lines(config: CollectionConfig, lines: DataFrame, shape: Shape) -> Da
     opened = lines.select(*others, broken, envelope(F.col(LINE), shape).alias("envelope"))
     found = parsed(F.col("envelope"), shape)
     return opened.select(*line_columns(config), found.row.alias("row"), found.is_odd.alias("odd"))
+
+
+def check_op(config: CollectionConfig, names: Collection[str]) -> None:
+    """Raise `ArrowInvalid` for the fields of a DMS file whose `Op` may be there in another case.
+
+    Without `Op` a file is a full load, whose rows are all there: deletes would bring rows back.
+    """
+    if not config.source.format.startswith("dms-") or DMS_OP in names:
+        return
+    odd = next((name for name in names if name.lower() == DMS_OP.lower() and name not in named_fields(config)), None)
+    if odd is not None:
+        raise pa.ArrowInvalid(
+            f"it has a column {odd!r}, and no {DMS_OP!r}: rename it if it is the operation; if it is a column of the"
+            f" table, write source.ignored: [{odd}]"
+        )
 
 
 def free_paths(config: CollectionConfig) -> dict[str, Path]:
