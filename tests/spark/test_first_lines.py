@@ -1,4 +1,4 @@
-"""First lines of CSV files, and schemas, that would hide records or deletes: the file is named, and none of it is read."""
+"""First lines of CSV files, and schemas, that would hide records or deletes: the file is named, and not read."""
 
 from __future__ import annotations
 
@@ -56,3 +56,10 @@ def test_dms_csv_without_header_and_a_new_field(feed: Feed) -> None:
     feed.write("change-1.csv", "U,x,a2,new\nD,y,b,new\n")
     rows = feed.records("dms-csv", {"id": "string", "name": "string"}, source={"header": False})
     assert [(row[OP], row["id"], row["name"]) for row in rows] == [("u", "x", "a2"), ("d", "y", None)]
+
+
+def test_a_parquet_file_without_columns(feed: Feed) -> None:
+    """As pandas writes a frame that nothing was put in."""
+    pq.write_table(pa.table({}), feed.folder / "1.parquet")
+    pq.write_table(pa.table({"id": [2], "name": ["b"]}), feed.folder / "2.parquet")
+    assert [row["id"] for row in feed.records("parquet", COLUMNS)] == [2]

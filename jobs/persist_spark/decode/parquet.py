@@ -198,7 +198,7 @@ def parquet_records(
 def _rows(
     spark: SparkSession, schema: FileSchema, files: Sequence[ReadableFile], options: Mapping[str, str]
 ) -> DataFrame:
-    if not files:
+    if not files or not schema.fields:
         return spark.createDataFrame([], NO_LINES)
     wanted = T.StructType([T.StructField(name, read_type(kind)) for name, kind in schema.columns])
     frames = [
