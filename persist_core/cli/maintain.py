@@ -92,7 +92,7 @@ def maintain_command(
                         merge_elsewhere=by_spark,
                     )
                 )
-    output.print_records(done, _MAINTAINED, as_json=session.as_json, empty=session.no_shards)
+    tries.print_done(done, _MAINTAINED, session.no_shards)
     tries.end()
 
 
@@ -138,7 +138,7 @@ def gc_command(
             )
             done.append(collected)
     if not dry_run:
-        output.print_records(done, _COLLECTED, as_json=session.as_json, empty=session.no_shards)
+        tries.print_done(done, _COLLECTED, session.no_shards)
     tries.end()
 
 
@@ -211,7 +211,7 @@ def copy_command(
         for group in copier.groups(names, is_together=together):
             with tries.one():
                 done += copier.copy(group, is_move=move)
-    output.print_records(done, _COPIED, as_json=session.as_json, empty=session.no_shards)
+    tries.print_done(done, _COPIED, session.no_shards)
     if not session.as_json:
         for each in done:
             for note in each.notes:

@@ -75,6 +75,11 @@ class Tries:
             self._first = self._first or error
             print_error(error, as_json=self._as_json)
 
+    def print_done(self, done: Sequence[_Record], columns: Columns[_Record], empty: str) -> None:
+        """The table of what was done; after errors `empty` would not be true."""
+        if done or self._first is None:
+            print_records(done, columns, as_json=self._as_json, empty=empty)
+
     def end(self) -> None:
         """Exit with the code of the first error, if there was one."""
         if self._first is not None:

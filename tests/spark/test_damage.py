@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -157,7 +158,7 @@ def test_pages_that_the_plain_writer_wrote_are_verified_too(shard: StagedShard) 
         snapshot(shard.spark, shard.location, SHARD).collect()
 
 
-def test_an_error_at_a_whole_part_stays_what_it_is(shard: StagedShard) -> None:
+def test_an_error_at_a_whole_part_stays_what_it_is(shard: StagedShard, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = shard.commit([_record(1, "a", 1)], 10)
     key, data = _insertions(shard, manifest)
     named = shard.spark.range(1).selectExpr(
@@ -165,6 +166,10 @@ def test_an_error_at_a_whole_part_stays_what_it_is(shard: StagedShard) -> None:
     )
     with pytest.raises(ENGINE_ERRORS), damage.named_damage(shard.blob):
         named.collect()
+    with monkeypatch.context() as patched:
+        patched.setattr(damage, "digests_of", Mock(side_effect=PermissionError))  # the reader may not read it
+        with pytest.raises(ENGINE_ERRORS), damage.named_damage(shard.blob):
+            named.collect()
     shard.blob.set(key, data[:-1])
     with pytest.raises(CorruptArtifact, match=key), damage.named_damage(shard.blob):
         named.collect()

@@ -223,3 +223,5 @@ def _is_damaged(blob: Blob, file: Part | StateArtifact) -> bool:
         return digests_of(blob, [BlobMetadata(file.key, file.size_bytes)]) != [file.sha256]
     except CorruptArtifact:
         return True
+    except OSError:  # a file that may not be read: Spark's error has the reason
+        return False

@@ -56,6 +56,12 @@ def test_each_error_of_several_shards_is_a_line_of_json(capsys: pytest.CaptureFi
     assert [json.loads(line)["error"]["kind"] for line in captured.err.splitlines()] == ["shard_not_found"] * 2
 
 
+@pytest.mark.usefixtures("client")
+def test_after_an_error_of_each_shard_none_is_said_to_be_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["gc", "--grace-hours", "0"]) == 2
+    assert capsys.readouterr().out == ""
+
+
 def test_drop_asks_and_refuses_what_is_needed(
     client: PersistClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
