@@ -150,9 +150,8 @@ def _renamed(
         )
     if number is None:
         return living[old]
-    # A rebuild begins with a file whose renames are done: then both are in the first schema.
-    begun = {column.id for column in history[0].columns}
-    is_done = was or (old in names and {number, living.get(old)} <= begun)
+    # A rebuild begins with a file whose renames are done. The old name may be one of a column that came then, or later.
+    is_done = was or (old in names and number in {each.id for each in history[0].columns})
     if old in living and not is_done:
         raise SchemaMismatch(
             f"column {column.name}: `renamed_from: {old}`, and the shard has both. To rename {old}, drop {column.name}"
