@@ -327,6 +327,7 @@ class ReadHandle:
 
 def check_as_of(state: ShardState, as_of: int | None) -> int:
     """The time to read at (default: the newest, `upper - 1`), or `OutsideFrontiers` printing both frontiers."""
+    _check_not_dropped(state)
     if as_of is None and state.upper.is_closed:
         as_of = MAX_TIME
     elif as_of is None and state.upper.time:
@@ -339,6 +340,11 @@ def check_as_of(state: ShardState, as_of: int | None) -> int:
             + ("" if is_kept else f". {_gone(state)}")
         )
     return as_of
+
+
+def _check_not_dropped(state: ShardState) -> None:
+    if state.is_dropped:
+        raise OutsideFrontiers(f"shard {state.shard} was dropped: nothing of it can be read; `since` is closed")
 
 
 def _gone(state: ShardState) -> str:
@@ -360,6 +366,7 @@ def in_schema(state: ShardState, version: int | None) -> ShardState:
 def schema_of(state: ShardState) -> CollectionSchema:
     """The shard's schema, or `OutsideFrontiers` before the first commit."""
     if state.schema is None:
+        _check_not_dropped(state)
         raise OutsideFrontiers(
             f"shard {state.shard} has no data yet (since {state.since}, upper {state.upper}); run its dag first"
         )

@@ -8,6 +8,7 @@ import pytest
 
 from persist_core.errors import InvalidInput, OutsideFrontiers
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, collect
+from persist_core.handles.read import check_as_of
 from persist_core.maintenance.drop import create_again, drop, users_of
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
@@ -47,8 +48,10 @@ def test_everything_goes_but_the_gravestone(shard: Collection) -> None:
     assert state.is_dropped
     assert (state.batches, state.commits, state.sources) == ((), (), {})
     assert fsck(shard.client, SHARD).is_clean
-    with pytest.raises(OutsideFrontiers):
+    with pytest.raises(OutsideFrontiers, match="shard things was dropped"):
         shard.client.open_reader(SHARD).snapshot()
+    with pytest.raises(OutsideFrontiers, match="shard things was dropped"):
+        check_as_of(state, None)
     with pytest.raises(InvalidInput, match="persist run --recreate things"):
         shard.mint(30)
 
