@@ -150,7 +150,7 @@ def fork_some(world: World, name: str, times: int) -> None:
             for made in sorted(world.forks.keys() & {fork_name, f"{fork_name}-again"}):
                 if client.ids.jitter() < 0.5:
                     _merge(client, made)
-        except (StorageError, ShardNotFound):
+        except (StorageError, ShardNotFound, ReadTooSlow):
             client.clock.sleep_ms(1_000)
 
 

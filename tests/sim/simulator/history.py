@@ -15,6 +15,7 @@ from persist_core.errors import (
     InvalidInput,
     NotReadable,
     OutsideFrontiers,
+    ReadTooSlow,
     ShardNotFound,
     StorageError,
 )
@@ -39,7 +40,7 @@ def keep_some(world: World, name: str, times: int) -> None:
         act = (_give_up, _give_up, _pin, _hold)[int(client.ids.jitter() * 4)]
         try:
             act(world, client, name)
-        except (StorageError, ShardNotFound):
+        except (StorageError, ShardNotFound, ReadTooSlow):  # `read_without_lease` checks how slow is too slow
             client.clock.sleep_ms(1_000)
 
 
