@@ -34,7 +34,7 @@ from persist_spark.decode.long_records import long_records, long_records_frame
 from persist_spark.decode.parquet import FileSchema, alike, looked_at, parquet_records
 from persist_spark.decode.plain import json_records
 from persist_spark.decode.records import RawRecords, decoded
-from persist_spark.decode.row_checks import united, with_failed_checks
+from persist_spark.decode.row_checks import united
 from persist_spark.frame import ORDER
 
 _JSON_LINES = {"json": json_records, "debezium-json": debezium_records, "dms-json": dms_json_records}
@@ -76,7 +76,7 @@ def decode(
         readables = readable(files, copies, lost, keeps_header=has_header, is_text=is_text)
         found = _raw_records(spark, config, readables, known, copies, see)
     at = shown_position(is_text=is_text, has_lines=has_lines)
-    parts = [with_failed_checks(config, decoded(config, raw, at)) for raw in found]
+    parts = [decoded(config, raw, at) for raw in found]
     if lost:
         order = parts[0].schema[ORDER].dataType
         parts.append(long_records_frame(spark, config, [each for lines in lost.values() for each in lines], order))

@@ -34,7 +34,7 @@ from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.exact import bounded
 from persist_spark.decode.files import BROKEN, DATE_MS, LINE, NAME
 from persist_spark.decode.json import MARK
-from persist_spark.decode.row_checks import has_err_checks, is_strict, marks_of
+from persist_spark.decode.row_checks import check_message, is_strict, marks_of, with_failed_checks
 from persist_spark.decode.times import midnight_ms, time_ms
 from persist_spark.decode.unsent import inherited_column, is_sent
 from persist_spark.decode.values import numbers, remedy, texts, value
@@ -143,23 +143,26 @@ def decoded(config: CollectionConfig, raw: RawRecords, position: SparkColumn) ->
     if is_sequence(config):
         judged = _ordered(config, raw, judged, order)
         order = [F.col(f"{_PLACE}.{field.name}") for field in order_type(config.collection_schema())]
+    final = {field.column.name: _final(field) for field in raw.fields.all}
+    judged = with_failed_checks(config, judged, final, RAW_OP)
     is_good = F.col(ERR_KIND).isNull()
     is_kept = is_good & (F.col(OP) == UPSERT)
-    is_checked = has_err_checks(config)
-    is_kept_whole = F.lit(True) if is_checked else ~is_good  # what becomes an err later needs all of it
-    may_be_err = F.lit(True) if config.time.late == "error" else is_kept_whole
+    may_be_err = F.lit(True) if config.time.late == "error" else ~is_good
     is_row = F.col(BAD_KEY).isNull() & F.col(OP).isin(UPSERT, DELETE)
     return judged.select(
-        *[F.when(is_row, _final(field)).alias(field.column.name) for field in keys],
-        *[F.when(is_kept & is_sent(field), _final(field)).alias(field.column.name) for field in values],
+        *[F.when(is_row, F.expr(final[field.column.name])).alias(field.column.name) for field in keys],
+        *[
+            F.when(is_kept & is_sent(field), F.expr(final[field.column.name])).alias(field.column.name)
+            for field in values
+        ],
         fenced(F.col(OP)).alias(OP),
         _time(config).alias(TIME),
         F.struct(*order).alias(ORDER),
         BAD_KEY,
         ERR_KIND,
-        F.when(~is_good, F.col(FAULT)).alias(ERR_MESSAGE),
+        F.when(~is_good, F.expr(check_message(config, final, FAULT))).alias(ERR_MESSAGE),
         F.when(~is_good, F.coalesce(BAD_KEY, key)).alias(ERR_KEY),
-        F.when(is_kept_whole, raw.payload.cast("binary")).alias(ERR_PAYLOAD),
+        F.when(~is_good, raw.payload.cast("binary")).alias(ERR_PAYLOAD),
         F.when(may_be_err, position).alias(ERR_POSITION),
         *inherited_column(config.collection_schema(), raw.fields.values, is_kept),
         *marks_of(config, [(field.column, is_bad(field), shown_text(field.raw)) for field in values], is_kept),
@@ -241,9 +244,9 @@ def _own_time(config: CollectionConfig, raw: RawRecords) -> SparkColumn:
     return F.when(found >= 0, found)
 
 
-def _final(field: Field) -> SparkColumn:
-    """The value under exactly the column's Spark type, so that frames of several formats can be united."""
-    return F.col(field.value).cast(sql_type(field.column.type))
+def _final(field: Field) -> str:
+    """SQL: the value under exactly the column's Spark type, so that frames of several formats can be united."""
+    return f"CAST({field.value} AS {sql_type(field.column.type)})"
 
 
 def _has_own_time(config: CollectionConfig) -> bool:

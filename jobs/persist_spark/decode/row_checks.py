@@ -18,18 +18,9 @@ from pyspark.sql import functions as F
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.row_checks import CheckConfig
 from persist_core.errors import ConfigError
-from persist_core.schema import (
-    ERR_KEY,
-    ERR_KIND,
-    ERR_KIND_SEPARATOR,
-    ERR_MESSAGE,
-    ERR_PAYLOAD,
-    ERR_POSITION,
-    INHERITED,
-    Column,
-)
+from persist_core.schema import ERR_KIND, ERR_KIND_SEPARATOR, RESERVED_PREFIX, Column
 from persist_spark.compat import ENGINE_ERRORS, failing, server_of
-from persist_spark.frame import OP, UPSERT, canonical_key, named, quoted, sql_type
+from persist_spark.frame import UPSERT, quoted, sql_type, text_literal
 from persist_spark.view.gate import check_query
 
 MARKS = (
@@ -37,7 +28,6 @@ MARKS = (
 )
 CHECK = "check"  # how the kind of an err begins that a check has made
 _RECORD = "record"  # the relation of the columns, for the gate
-_FAILED = "_persist_failed"
 _OPERATORS = frozenset(("Project", "Range", "SubqueryAlias", "View"))
 _MAX_SHOWN_CHARS = 200
 _ACCEPTED: set[tuple[str, ...]] = set()  # servers, each with a text and the columns for which it has passed
@@ -86,11 +76,6 @@ def check_texts(spark: SparkSession, config: CollectionConfig) -> None:
         _ACCEPTED.add(asked)
 
 
-def has_err_checks(config: CollectionConfig) -> bool:
-    """True if a check makes errs."""
-    return any(check.on_fail == "err" for check in config.checks.values())
-
-
 def is_strict(config: CollectionConfig, column: Column) -> bool:
     """True if a bad value of the column makes its record an err."""
     return config.columns[column.name].on_error != "null"
@@ -110,39 +95,42 @@ def marks_of(
     return [F.when(is_kept & F.coalesce(*entries).isNotNull(), F.array_compact(F.array(*entries))).alias(MARKS)]
 
 
-def with_failed_checks(config: CollectionConfig, records: DataFrame) -> DataFrame:
-    """The records frame, in which each good record that fails a check of `on_fail: err` is an err of its key.
+def with_failed_checks(
+    config: CollectionConfig, judged: DataFrame, values: Mapping[str, str], raw_op: str
+) -> DataFrame:
+    """Raw records, in which each good one that fails a check of `on_fail: err` is an err. `values`: SQL by column.
 
-    `records` has payload and position of all records (`decoded`); good ones have none after this.
+    A check sees the names of the user's columns and no others: ours are hidden in between. It asks for the operation
+    that was read, which is the same for a good record, so that Spark joins this step with the one before it.
     """
-    checks = {name: check for name, check in config.checks.items() if check.on_fail == "err"}
+    checks = _err_checks(config)
     if not checks:
-        return records
-    schema = config.collection_schema()
-    with failing(records.sparkSession):
-        judged = records.selectExpr(
-            "*", f"CASE WHEN {ERR_KIND} IS NULL AND {OP} = '{UPSERT}' THEN {first_failed(checks)} END AS {_FAILED}"
-        )
-    failed = F.col(_FAILED)
-    is_failed = failed.isNotNull()
-    is_err = F.col(ERR_KIND).isNotNull() | is_failed
-    message = F.lit(None).cast("string")
-    for name, check in checks.items():
-        shown = F.substring(F.to_json(F.struct(*[named(column) for column in check.columns])), 1, _MAX_SHOWN_CHARS)
-        said = [F.lit(f"check {name!r} is not true: {' '.join(check.sql.split())[:_MAX_SHOWN_CHARS]}")]
-        said += [F.lit("; the record has "), shown] if check.columns else []
-        message = F.when(failed == name, F.concat(*said)).otherwise(message)
-    changed = {
-        ERR_KIND: F.coalesce(F.col(ERR_KIND), F.concat(F.lit(f"{CHECK}{ERR_KIND_SEPARATOR}"), failed)),
-        ERR_MESSAGE: F.coalesce(F.col(ERR_MESSAGE), message),
-        ERR_KEY: F.when(is_failed, canonical_key(schema.key)).otherwise(F.col(ERR_KEY)),
-        ERR_PAYLOAD: F.when(is_err, F.col(ERR_PAYLOAD)),
-        **{column.name: F.when(~is_failed, named(column.name)) for column in schema.values},
-        **{name: F.when(~is_failed, F.col(name)) for name in (INHERITED, MARKS) if name in records.columns},
-    }
-    if config.time.late != "error":
-        changed[ERR_POSITION] = F.when(is_err, F.col(ERR_POSITION))
-    return judged.withColumns(changed).drop(_FAILED)
+        return judged
+    hidden = {name: f"{RESERVED_PREFIX}raw_{number}" for number, name in enumerate(judged.columns)}
+    used = dict.fromkeys(column for check in checks.values() for column in check.columns)
+    cells = {quoted(name): other for name, other in hidden.items()} | {values[name]: quoted(name) for name in used}
+    apart = judged.selectExpr(*[f"{sql} AS {name}" for sql, name in cells.items()])
+    failed = f"concat('{CHECK}{ERR_KIND_SEPARATOR}', {first_failed(checks)})"
+    is_good = f"{hidden[ERR_KIND]} IS NULL AND {hidden[raw_op]} = '{UPSERT}'"
+    given = {**hidden, ERR_KIND: f"CASE WHEN {is_good} THEN {failed} ELSE {hidden[ERR_KIND]} END"}
+    with failing(judged.sparkSession):
+        return apart.selectExpr(*[f"{sql} AS {quoted(name)}" for name, sql in given.items()])
+
+
+def check_message(config: CollectionConfig, values: Mapping[str, str], otherwise: str) -> str:
+    """SQL: the message of an err, by its kind: `otherwise` if no check has made it. `values`: SQL by column."""
+    whens = ""
+    for name, check in _err_checks(config).items():
+        said = text_literal(f"check {name!r} is not true: {' '.join(check.sql.split())[:_MAX_SHOWN_CHARS]}")
+        if check.columns:
+            shown = f"to_json(struct({', '.join(f'{values[each]} AS {quoted(each)}' for each in check.columns)}))"
+            said = f"concat({said}, '; the record has ', substring({shown}, 1, {_MAX_SHOWN_CHARS}))"
+        whens += f" WHEN {ERR_KIND} = '{CHECK}{ERR_KIND_SEPARATOR}{name}' THEN {said}"
+    return f"CASE{whens} ELSE {otherwise} END" if whens else otherwise
+
+
+def _err_checks(config: CollectionConfig) -> dict[str, CheckConfig]:
+    return {name: check for name, check in config.checks.items() if check.on_fail == "err"}
 
 
 def united(records: DataFrame, more: DataFrame) -> DataFrame:

@@ -25,7 +25,7 @@ from persist_spark.counted import as_json
 from persist_spark.decode.row_checks import failed_sql
 from persist_spark.decode.unsent import unavailable_texts
 from persist_spark.frame import quoted, text_literal
-from persist_spark.upsert.arguments import ACTS, Arguments, Watched
+from persist_spark.upsert.arguments import Arguments, Watched
 
 _SAMPLE_CHARS = 500
 
@@ -53,27 +53,22 @@ def observed(ranked: DataFrame, read: Observation, counts: Mapping[str, str], ar
     if not arguments.watched:
         return ranked.observe(read, as_json(counts))
     names = ranked.columns
-    own = "wins AND op = ascii('u') AND err IS NULL"
-    beaten = " AND NOT is_beaten" if arguments.seen is not None else ""
-    acts, comes = f"{own} AND {ACTS}{beaten}", f"{own} AND (is_due OR waits){beaten}"
     users = [*zip(arguments.keys, arguments.schema.key, strict=True)]
     cells = [(f"value.{plain}", c) for plain, c in zip(arguments.values, arguments.schema.values, strict=True)]
     renamed = ranked.selectExpr(
         *[f"{name} AS {_hidden(name)}" for name in names],
         *[f"{plain} AS {quoted(column.name)}" for plain, column in (*users, *cells)],
-        f"{acts} AS {_hidden('acts')}",
-        f"{comes} AS {_hidden('comes')}",
     )
     with failing(renamed.sparkSession):
         judged = renamed.selectExpr(
             *[f"{_hidden(name)} AS {name}" for name in names],
-            *[f"{_told(each)} AS told_{number}" for number, each in enumerate(arguments.watched)],
+            *[f"{_told(each, arguments)} AS told_{number}" for number, each in enumerate(arguments.watched)],
         )
     key = f"to_json(struct({', '.join(f'{plain} AS {quoted(column.name)}' for plain, column in users)}))"
     warned = dict(counts)
     for number in range(len(arguments.watched)):
         warned |= counted(number, f"told_{number}", key)
-    return judged.observe(read, as_json(warned)).selectExpr(*names)
+    return judged.observe(read, as_json(warned))
 
 
 def counted(number: int, told: str, key: str) -> dict[str, str]:
@@ -90,12 +85,16 @@ def _hidden(name: str) -> str:
     return f"{RESERVED_PREFIX}plan_{name}"
 
 
-def _told(each: Watched) -> str:
+def _told(each: Watched, arguments: Arguments) -> str:
     """SQL: a text if the row has the warning: the bad one of a column, an empty one of a check."""
+    wins, op, err, is_due, waits, is_beaten, marks = map(
+        _hidden, ("wins", "op", "err", "is_due", "waits", "is_beaten", "marks")
+    )
+    own = f"{wins} AND {op} = ascii('u') AND {err} IS NULL" + (f" AND NOT {is_beaten}" if arguments.seen else "")
     if each.sql is not None:
-        return f"CASE WHEN {_hidden('acts')} THEN CASE WHEN {failed_sql(each.sql)} THEN '' END END"
-    entry = f"get(filter({_hidden('marks')}, mark -> mark.name = {text_literal(each.column or '')}), 0)"
-    return f"CASE WHEN {_hidden('comes')} THEN {entry}.text END"
+        return f"CASE WHEN {own} AND {is_due} AND {failed_sql(each.sql)} THEN '' END"
+    entry = f"get(filter({marks}, mark -> mark.name = {text_literal(each.column or '')}), 0)"
+    return f"CASE WHEN {own} AND ({is_due} OR {waits}) THEN {entry}.text END"
 
 
 def split(observed: Mapping[str, Any], watched: Sequence[Watched]) -> tuple[dict[str, int], tuple[BatchWarning, ...]]:
