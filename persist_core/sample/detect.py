@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import re
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,8 @@ from typing import Any
 
 from persist_core.config.collection import Format
 from persist_core.config.column import Unit
-from persist_core.sample.files import CODECS, DMS_OP, SampledFile, messages
+from persist_core.errors import InvalidInput
+from persist_core.sample.files import CODECS, DMS_OP, SampledFile, csv_rows, messages
 from persist_core.sample.guess import Guess
 
 _DATES = tuple(
@@ -30,6 +30,8 @@ _DATES = tuple(
 _DATE = "\0"  # in place of a date
 _OPS = {"c", "u", "d", "r", "t", "m"}
 _NAME = re.compile(r"[^\W\d][\w .$-]*")
+_NOT_CSV = re.compile(r"\s*[\[{<]|.*[\0-\x08\r]")  # an array, an object over several lines, XML, bytes, CR as line end
+_SHOWN_CHARS = 80  # of a first line, in an error
 _CONNECT: dict[str, str] = {
     "boolean": "boolean",
     **dict.fromkeys(("int8", "int16", "int32"), "int"),
@@ -117,7 +119,7 @@ class Detected:
 
 
 def detect(files: Sequence[SampledFile], format: Format | None) -> Detected:
-    """The format of a sample that has records; `format` if it is known."""
+    """The format of a sample that has records; `format` if it is known. Raises `InvalidInput` for another one."""
     table = next((each.table for each in files if each.table is not None), None)
     lines = [line for each in files for line in each.lines if line.strip()]
     if table is not None:
@@ -126,7 +128,13 @@ def detect(files: Sequence[SampledFile], format: Format | None) -> Detected:
     elif sample := list(messages(lines[:100])):
         found = _of_json(sample)
     else:
-        found = _of_csv([line.decode("utf-8-sig", "replace").rstrip("\r\n") for line in lines[:100]])
+        texts = [line.decode("utf-8-sig", "replace").rstrip("\r\n") for line in lines[:100]]
+        if format is None and _NOT_CSV.match(texts[0]):
+            raise InvalidInput(
+                f"--from: found neither JSON lines, nor CSV, nor Parquet, but {texts[0][:_SHOWN_CHARS]!r}; write each"
+                " JSON object on a line of its own (jq -c), end lines in LF or CRLF, or say --format"
+            )
+        found = _of_csv(texts)
     if format is None or format == found.format:
         return found
     return Detected(format, "as --format says", found.delimiter, found.header)
@@ -146,7 +154,7 @@ def _of_json(sample: Sequence[Mapping[str, Any]]) -> Detected:
 def _of_csv(lines: Sequence[str]) -> Detected:
     first = lines[0] if lines else ""
     delimiter = max(",;\t|", key=lambda char: first.count(char))
-    rows = list(csv.reader(lines, delimiter=delimiter))
+    rows = list(csv_rows(lines, delimiter))
     names = rows[0] if rows else []
     header = all(map(_NAME.fullmatch, names)) and len({*names}) == len(names) and names[:1] not in (["I"], ["U"], ["D"])
     is_dms = names[:1] == [DMS_OP] if header else {row[0] for row in rows if row} <= {"I", "U", "D"}

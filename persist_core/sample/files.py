@@ -12,7 +12,7 @@ import itertools
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
@@ -28,6 +28,7 @@ from persist_core.sources.root import relative_to
 
 MAX_FILES = 20
 MAX_BYTES = 32 << 20  # of text, decompressed
+csv.field_size_limit(MAX_BYTES)  # Python's own limit, 128 KiB, would end the program at a longer field
 CODECS = {".gz": "gzip", ".gzip": "gzip", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd"}
 _DAMAGED = (OSError, EOFError, zlib.error, pa.ArrowException)
 
@@ -200,10 +201,15 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 def _csv(lines: Sequence[bytes], delimiter: str, names: Sequence[str] | None) -> list[RawRow]:
     texts = [line.decode("utf-8-sig", "replace").rstrip("\r\n") for line in lines if line.strip()]
-    rows = list(csv.reader(texts, delimiter=delimiter))
+    rows = list(csv_rows(texts, delimiter))
     header, rows = (rows[0], rows[1:]) if names is None and rows else (list(names or ()), rows)
     found = (dict(zip(header, (value or None for value in row), strict=False)) for row in rows)
     return [RawRow(row, row) for row in found]
+
+
+def csv_rows(lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
+    """The fields of each line. Python's reader ends at a CR inside of one."""
+    return csv.reader((line.replace("\r", " ") for line in lines), delimiter=delimiter)
 
 
 def value_at(row: Mapping[str, Any], path: Sequence[str]) -> Any:

@@ -14,7 +14,6 @@ DMS) and an empty field is an empty string, or null if the column is not a strin
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +24,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core.config.collection import CollectionConfig
+from persist_core.sample.files import csv_rows
 from persist_core.sources.feed import Feed
 from persist_core.sources.input_file import InputFile
 from persist_spark.decode.encoding import Encoding
@@ -39,7 +39,6 @@ _FIRST_LINE_BYTES = 1 << 20  # of a file, in which its first line must end
 _NO_NULL = "\ufdd2"  # a text that no field has: only an empty field is null
 _UNNAMED = "\ufdd2"  # before the number of a field without a name
 _DMS_NULL = "NULL"
-csv.field_size_limit(_FIRST_LINE_BYTES)  # Python's own limit, 128 KiB, would end the job at a longer field
 _SHOWN_CHARS = 200  # of a header, in a message
 _OPS = ("I", "U", "D")
 UNBALANCED = "an odd number of quotes: a field is not closed; line breaks within quoted fields are not supported"
@@ -108,7 +107,7 @@ def _names(config: CollectionConfig, line: str) -> tuple[str, ...]:
 
     Raises `ArrowInvalid` if records are in that line, or deletes in the file, that no err would show.
     """
-    names = tuple(next(csv.reader([line.replace("\r", " ")], delimiter=config.source.delimiter)))
+    names = tuple(next(csv_rows([line], config.source.delimiter)))
     if not config.source.header:
         names = _positional_names(config, names)
     elif "\r" in line:

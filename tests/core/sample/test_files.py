@@ -14,7 +14,7 @@ import zstandard
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.location.mem import MemBlob
-from persist_core.sample.files import SampledFile, copied, take
+from persist_core.sample.files import SampledFile, copied, raw_rows, take
 from persist_core.sources.feed import LocalFeed
 from persist_core.sources.files import FileSource
 
@@ -72,6 +72,12 @@ def test_a_header_is_no_record(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id\n1\n2\n3\n")
     (found,) = sample(config_of(tmp_path, "*.csv", "csv"), 2, header=True)
     assert found.lines == (b"id\n", b"1\n", b"2\n")
+
+
+def test_odd_fields_of_csv_are_fields(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"id,name\n1,a\rb\n2," + b"x" * 200_000 + b"\n")
+    rows = raw_rows(sample(config_of(tmp_path, "*.csv", "csv"), 2, header=True), "csv")
+    assert [(each.row["id"], len(each.row["name"])) for each in rows] == [("1", 3), ("2", 200_000)]
 
 
 @pytest.mark.parametrize(

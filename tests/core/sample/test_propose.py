@@ -192,6 +192,13 @@ def test_nothing_is_overwritten_and_nothing_comes_of_nothing(place: Path, capsys
         assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ['[{"id": 1}]', '{\n "id": 1\n}', "<a/>", "id,name\r1,a\r", "PK\3\4", "i\0d\0"])
+def test_files_of_no_format_that_is_read(text: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "feed" / "a.txt").write_bytes(text.encode())
+    assert run_command(["init", "--from", "feed/a.txt"]) == 2
+    assert "found neither JSON lines, nor CSV, nor Parquet, but" in capsys.readouterr().err
+
+
 def test_files_that_the_shell_has_expanded(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b"):
         lines(place / "feed" / f"{name}.jsonl", {"id": name})
