@@ -53,8 +53,13 @@ def check_generation(state: ShardState, after: int, known: int | None) -> None:
     `known`: the generation that the reader names; `None` if it only knows the time.
     """
     swaps = state.origin.swaps
-    if not swaps or known == len(swaps) or (known is None and after >= swaps[-1].upper):
+    if known == len(swaps) or (known is None and (not swaps or after >= swaps[-1].upper)):
         return
+    if known is not None and known not in range(len(swaps)):
+        raise GenerationChanged(
+            f"shard {state.shard} has no generation {known!r}; it is in generation {len(swaps)}. A dropped shard begins"
+            " again with 0: take a whole snapshot, and go on from its time"
+        )
     raise GenerationChanged(
         f"shard {state.shard} was rebuilt: generation {len(swaps)} was swapped in at {show_time(swaps[-1].upper)}, and"
         f" the changes asked for begin at {show_time(after)}"

@@ -64,6 +64,7 @@ class ReadHandle:
 
     def register(self, lease_ms: int) -> None:
         """Register this reader's lease (`PersistClient.open_leased_reader` does)."""
+        check_time(lease_ms, what="lease_ms")
         self._apply_lease(
             lambda state, reader: transitions.register_lease(
                 state, reader, now_ms=self._store.clock.now_ms(), duration_ms=lease_ms

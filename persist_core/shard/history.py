@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from persist_core.errors import InvalidInput, NotReadable
 from persist_core.frontier import ZERO, Frontier
 from persist_core.shard.state import Hold, HoldMismatch, Released, ShardState, check_room, expire_leases
-from persist_core.time_text import show_duration
+from persist_core.time_text import check_time, show_duration
 
 HISTORY = "history"  # as the name of a holder: the definition itself
 
@@ -51,8 +51,8 @@ def set_history(state: ShardState, history_ms: int | None) -> tuple[ShardState, 
 
     With a longer history than before, what `since` has passed stays unreadable.
     """
-    if history_ms is not None and history_ms < 0:
-        raise InvalidInput(f"shard {state.shard}: a history of {history_ms} ms; expected 0 or more, or None for all")
+    if history_ms is not None:
+        check_time(history_ms, what="history_ms")
     if history_ms == state.history_ms:
         return state, history_ms
     return replace(state, history_ms=history_ms), state.history_ms

@@ -204,6 +204,9 @@ def test_a_lease_holds_since_and_its_end_is_said() -> None:
     shard = Shard()
     shard.append(0, 10, [(1, "eu", None, None, 0, 1)])
     leased = ReadHandle(shard.client, "s", reader="r1")
+    for wrong in (-1, 1.5):
+        with pytest.raises(InvalidInput, match="lease_ms is"):
+            leased.register(lease_ms=wrong)  # type: ignore[arg-type] # - a mistake
     leased.register(lease_ms=50)
     hold = SinceHandle.open(shard.client, "s", "h")
     hold.downgrade(Frontier(8))

@@ -211,6 +211,9 @@ def test_consumers_of_changes_learn_of_the_generation(shard: Keyed) -> None:
     assert len(shard.client.open_reader(SHARD, generation=1).changes(9)) == 5
     with pytest.raises(GenerationChanged, match="of generation 0"):
         shard.client.open_reader(SHARD, generation=0).changes(30)
+    for unknown in (2, -1, "1"):  # of a life before a drop, or a mistake
+        with pytest.raises(GenerationChanged, match=f"no generation {unknown!r}; it is in generation 1"):
+            shard.client.open_reader(SHARD, generation=unknown).changes(30)  # type: ignore[arg-type] # - a mistake
 
 
 def test_a_dry_run_changes_nothing_and_is_gone_on_with(shard: Keyed) -> None:

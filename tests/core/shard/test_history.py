@@ -112,8 +112,9 @@ def test_what_is_gone_cannot_be_held() -> None:
     longer, before = set_history(state, 50)
     assert (before, moved(longer)) == (10, 90)
     assert set_history(longer, 50)[0] is longer
-    with pytest.raises(InvalidInput, match="expected 0 or more"):
-        set_history(state, -1)
+    for wrong in (-1, 1.5):
+        with pytest.raises(InvalidInput, match=r"history_ms is .*expected an integer"):
+            set_history(state, wrong)  # type: ignore[arg-type] # - a mistake
 
 
 def test_a_lease_is_renewed_after_a_third_of_its_time_only() -> None:
