@@ -145,6 +145,8 @@ class Column:
             raise InvalidName(f"column name {self.name[:80]!r}: expected 1 to {MAX_NAME_CHARS} printable characters")
         if folded(self.name).startswith(RESERVED_PREFIX):
             raise InvalidName(f"column name {self.name!r}: names starting with {RESERVED_PREFIX!r} are reserved")
+        if self.name.startswith("."):  # Arrow takes it for a path, and `.x` for another column, x
+            raise InvalidName(f"column name {self.name!r}: a name cannot start with a dot")
         arrow_type(self.type)
 
 

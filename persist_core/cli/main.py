@@ -10,6 +10,7 @@ for programs (`--json`), and ends with an exit code that says what to do next (`
 
 from __future__ import annotations
 
+import io
 import logging
 import signal
 import sys
@@ -231,6 +232,9 @@ class _Told(logging.Handler):
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script: runs one command and exits with its code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):  # a locale may know few characters; JSON is UTF-8 whatever it knows
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8" if "--json" in given else None, errors="backslashreplace")
     logging.basicConfig(handlers=[_Told()])
     logging.getLogger("persist_core.spark_job").setLevel(logging.INFO)  # a long job says what it does
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))  # so that a running Spark job is ended too

@@ -26,10 +26,10 @@ _OTHER_TYPE_NAMES = {
 
 
 def column_name(name: str, *, at: Sequence[str | int]) -> None:
-    """Check a column's name: visible, in NFC, not reserved. SQL keywords and inner spaces are allowed."""
+    """Check a column's name: visible, in NFC, not reserved, no dot first. SQL keywords and inner spaces are allowed."""
     _visible(name, at=at)
-    if folded(name).startswith(RESERVED_PREFIX):
-        raise refuse(name, f"a name that does not start with {RESERVED_PREFIX}", "rename it; use field: for the"
+    if (start := next((each for each in (RESERVED_PREFIX, ".") if folded(name).startswith(each)), None)) is not None:
+        raise refuse(name, f"a name that does not start with {start}", "rename it; use field: for the"
                      " record's name", at=at)  # fmt: skip
     normal = unicodedata.normalize("NFC", name)
     if normal != name:

@@ -31,6 +31,7 @@ from persist_core.sources.root import join
 MAX_RECORDS = 10_000
 _MARKERS = re.compile(r"(?:__)?(?:op|op_type|operation|change_type|deleted|is_deleted|_action)", re.IGNORECASE)
 _DELETES = ("d", "delete", "deleted", "del", "true", "1")
+_NOT_TAKEN = ("__", "BI_", ".", RESERVED_PREFIX)  # beginnings of names
 _SEQUENCES = re.compile(r"(?:^|_)(?:lsn|scn|seq|sequence|change_no|version|revision|offset|position)$", re.IGNORECASE)
 _CHANGED = re.compile(r"(?:^|[ _])(?:updated|modified|changed)(?:[ _](?:at|on|ts))?$", re.IGNORECASE)
 _IDS = tuple(re.compile(text, re.IGNORECASE) for text in (r"_?id", r".*[ _]id|.*Id", r".*uuid|.*key|.*code|.*[ _]no"))
@@ -214,7 +215,7 @@ def _feed(detected: Detected, raw: Sequence[RawRow]) -> _Feed:
         column = _Column(name, detected.prefix + name, values, _asked(found, values) if is_debezium else found)
         if order is None and detected.format in PLAIN_FORMATS and _SEQUENCES.search(name) and _grows(column):
             order = column
-        elif name.startswith(("__", "BI_", RESERVED_PREFIX)) or not name.isprintable() or len(columns) >= MAX_COLUMNS:
+        elif not name.isprintable() or name.startswith(_NOT_TAKEN) or len(columns) >= MAX_COLUMNS:
             others[name] = f"not taken, by its name; it looks like {found.type}"
         elif name.lower() in {each.name.lower() for each in columns}:
             others[name] = "another column has this name, ignoring case: rename one, with field:"

@@ -19,7 +19,9 @@ def check_compatible(current: CollectionSchema, wanted: CollectionSchema) -> Non
 KEY = (Column("id", "bigint", nullable=False),)
 
 
-@pytest.mark.parametrize("name", ["", "a\x00b", "a\nb", "x" * 256, "_persist_time", "_PERSIST_x"])
+@pytest.mark.parametrize(
+    "name", ["", "a\x00b", "a\nb", "x" * 256, "_persist_time", "_PERSIST_x", "_per\u017fist_x", ".x"]
+)
 def test_bad_column_names(name: str) -> None:
     with pytest.raises(InvalidName):
         Column(name, "int")

@@ -366,6 +366,16 @@ def test_a_reader_that_goes_away_is_no_error(persist: Persist) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+def test_rows_have_characters_that_the_locale_lacks(persist: Persist) -> None:
+    row = (3, "Łódź 😀", None, None, None, None, None, DAY_3, 1)
+    assert isinstance(persist.append(persist.describe(DAY_3, DAY_3 + 1, "c"), [row], []), Committed)
+    environment = {**os.environ, **persist.location.to_env(), "PYTHONIOENCODING": "ascii"}
+    main = [sys.executable, "-c", "from persist_core.cli.main import main; main()", "snapshot", "orders"]
+    table, lines = (subprocess.check_output([*main, *more], env=environment) for more in ([], ["--json"]))
+    assert rb"\u0141\xf3d\u017a \U0001f600" in table
+    assert json.loads(lines.splitlines()[-1])["name"] == row[1]
+
+
 @pytest.mark.parametrize(
     ("text", "time"),
     [("0", 0), ("20260131", 20260131), ("1970-01-02", 86_400_000), ("2026-01-01T01:00:00+01:00", DAY_1),
