@@ -66,9 +66,9 @@ def path_of(paths: Sequence[str]) -> str:
         if text and _DATE not in "".join(common):
             dated, text, split = list(paths), "", [path.split("/") for path in paths]
             common = _shared([parts[:-1] for parts in split])
-        same = [*map(_escaped, common), "**"]
+        same = [*map(escaped, common), "**"]
     else:
-        same = [_escaped(each[0]) if len({*each}) == 1 else _differing(each) for each in zip(*folders, strict=True)]
+        same = [escaped(each[0]) if len({*each}) == 1 else _differing(each) for each in zip(*folders, strict=True)]
     names = [parts[-1] for parts in split]
     return "/".join([*same, _differing(names)]).replace(_DATE, f"{{date:{text}}}")
 
@@ -91,11 +91,11 @@ def _differing(names: Sequence[str]) -> str:
     """`*`, with the ending and the date that all of the names have."""
     if all(_DATE in name for name in names):
         before, after = zip(*(name.split(_DATE, 1) for name in names), strict=True)
-        start = _escaped(before[0]) if len(set(before)) == 1 else "*"
-        return f"{start}{_DATE}{_escaped(after[0]) if len(set(after)) == 1 else _differing(after)}"
+        start = escaped(before[0]) if len(set(before)) == 1 else "*"
+        return f"{start}{_DATE}{escaped(after[0]) if len(set(after)) == 1 else _differing(after)}"
     endings = {_ending(name) for name in names}
     ending = "".join(_shared(sorted(endings)))
-    return f"*{_escaped(ending)}{'*' if len(endings) > 1 and ending else ''}"
+    return f"*{escaped(ending)}{'*' if len(endings) > 1 and ending else ''}"
 
 
 def _ending(name: str) -> str:
@@ -103,7 +103,8 @@ def _ending(name: str) -> str:
     return "".join(suffixes[-2:] if suffixes and suffixes[-1].lower() in CODECS else suffixes[-1:])
 
 
-def _escaped(name: str) -> str:
+def escaped(name: str) -> str:
+    """A glob that names this file or folder alone."""
     return re.sub(r"[*?\[]", lambda found: f"[{found[0]}]", name)
 
 

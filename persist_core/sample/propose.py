@@ -18,7 +18,7 @@ from typing import Any
 from persist_core.config.collection import NEVER_KEYS, PLAIN_FORMATS, CollectionConfig, Format
 from persist_core.config.path_pattern import S3, PathPattern, parse_pattern
 from persist_core.errors import InvalidInput
-from persist_core.sample.detect import Detected, detect, path_of, stated_types
+from persist_core.sample.detect import Detected, detect, escaped, path_of, stated_types
 from persist_core.sample.fields import hints_of, named_fields, rows_of
 from persist_core.sample.files import DMS_OP, RawRow, raw_rows, take, value_at
 from persist_core.sample.guess import Guess, guess
@@ -93,7 +93,7 @@ def found_by(
     Raises `InvalidInput` for files in several stores, and for none; `StorageError`.
     """
     found: dict[str, InputFile] = {}
-    patterns = [parse_pattern(text, str(Path.cwd())) for text in globs]
+    patterns = [parse_pattern(escaped(text) if Path(text).is_file() else text, str(Path.cwd())) for text in globs]
     stores = {each.root.removeprefix(S3).partition("/")[0] if each.root.startswith(S3) else "" for each in patterns}
     if len(stores) > 1:
         raise InvalidInput("--from: found files in several stores; expected one folder tree, or one bucket")

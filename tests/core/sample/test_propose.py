@@ -200,7 +200,7 @@ def test_files_of_no_format_that_is_read(text: str, place: Path, capsys: pytest.
 
 
 def test_files_that_the_shell_has_expanded(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("a", "b"):
+    for name in ("a", "b [1]"):
         lines(place / "feed" / f"{name}.jsonl", {"id": name})
-    _, text = proposed(capsys, "feed/a.jsonl", "feed/b.jsonl")
+    _, text = proposed(capsys, "feed/a.jsonl", "feed/b [1].jsonl")
     assert "from 2 records of 2 of 2 files" in text
