@@ -36,8 +36,8 @@ from persist_core.time_text import MAX_TIME, check_time, show_time
 
 MAX_COPIES = 10_000_000  # of one row in a multiset: a table with more does not fit in memory
 
-# Columns within a read only: the time of a retraction (null for an insertion), and a number for each key.
-_RETRACTED_AT, _SLOT = "_persist_retracted_at", "_persist_slot"
+# Columns within a read only: the time of a retraction (null for an insertion), and numbers of keys and rows.
+_RETRACTED_AT, _SLOT, _ROW = "_persist_retracted_at", "_persist_slot", "_persist_row"
 
 Choose = Callable[[HollowBatch, BatchManifest], Iterable[Piece]]
 
@@ -252,9 +252,9 @@ class ReadHandle:
             is_touched = pc.is_in(run[keys[0]], above[keys[0]].combine_chunks())
         else:
             changed = above.select(keys).group_by(keys).aggregate([])
-            rows = run.select(keys).append_column("row", _numbers(len(run)))
-            touched = rows.join(changed, keys=keys, join_type="left semi")["row"]
-            is_touched = pc.is_in(rows["row"], touched.combine_chunks())
+            rows = run.select(keys).append_column(_ROW, _numbers(len(run)))
+            touched = rows.join(changed, keys=keys, join_type="left semi")[_ROW]
+            is_touched = pc.is_in(rows[_ROW], touched.combine_chunks())
         compared = self._live(pa.concat_tables([run.filter(is_touched), above]), schema.key_names, time, schema)
         return pa.concat_tables([run.filter(pc.invert(is_touched)), compared])
 
@@ -273,12 +273,12 @@ class ReadHandle:
         slots = slots.append_column(_SLOT, _numbers(len(slots)))
         insertions = updates.filter(forward)
         # Only keys and row numbers are joined, so that any type of value column is carried along by `take`.
-        rows = insertions.select([*keys, TIME]).append_column("row", _numbers(len(insertions)))
+        rows = insertions.select([*keys, TIME]).append_column(_ROW, _numbers(len(insertions)))
         joined = rows.join(slots, keys=list(keys), join_type="left outer")
         was_retracted = pc.less(joined[TIME], joined[f"{_RETRACTED_AT}_max"])
         live = joined.filter(pc.invert(pc.fill_null(was_retracted, False)))  # null: the key was never retracted
         self._check_live(slots, live, keys, time)
-        return insertions.take(live["row"])
+        return insertions.take(live[_ROW])
 
     def _check_live(self, slots: pa.Table, live: pa.Table, keys: tuple[str, ...], time: int) -> None:
         """Each key's diffs add up to 0 or 1, and that is how many of its insertions are live."""
@@ -287,8 +287,8 @@ class ReadHandle:
         counts = (len(live), pc.sum(live[f"{DIFF}_sum"]).as_py() or 0, pc.count_distinct(live[_SLOT]).as_py())
         if pc.all(is_a_value).as_py() is not False and counts == (pc.sum(sums).as_py() or 0,) * 3:
             return
-        counted = live.group_by(_SLOT).aggregate([("row", "count")])
-        found = dict(zip(counted[_SLOT].to_pylist(), counted["row_count"].to_pylist(), strict=True))
+        counted = live.group_by(_SLOT).aggregate([(_ROW, "count")])
+        found = dict(zip(counted[_SLOT].to_pylist(), counted[f"{_ROW}_count"].to_pylist(), strict=True))
         for number, total in zip(slots[_SLOT].to_pylist(), sums.to_pylist(), strict=True):
             if total not in (0, 1) or found.get(number, 0) != total:
                 key = slots.slice(number, 1).select(list(keys)).to_pylist()[0]

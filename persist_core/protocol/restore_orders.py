@@ -43,9 +43,10 @@ def with_orders_of_oks(oks: pa.Table, reader: ReadHandle, state: ShardState, aft
         columns,
         lambda batch, manifest: pieces.within(pieces.oks_as_of(batch, manifest, after), ranges),
     )
-    touched = before.append_column("row", pa.array(range(len(before)), pa.int64())).select([*schema.key_names, "row"])
+    numbered = before.append_column("_persist_row", pa.array(range(len(before)), pa.int64()))
+    touched = numbered.select([*schema.key_names, "_persist_row"])
     found = touched.join(keys.group_by(keys.column_names).aggregate([]), keys.column_names, join_type="left semi")
-    return _filled(oks, schema.key_names, before.take(found["row"]), after)
+    return _filled(oks, schema.key_names, before.take(found["_persist_row"]), after)
 
 
 def with_orders_of_errs(errs: pa.Table, reader: ReadHandle, state: ShardState, after: int) -> pa.Table:

@@ -36,7 +36,7 @@ from tests.plain_commit import table_of
 from tests.virtual import ManualClock, SeededIds
 
 SCHEMA = CollectionSchema(
-    key=(Column("id", "bigint", nullable=False), Column("region", "string", nullable=False)),
+    key=(Column("id", "bigint", nullable=False), Column("row", "string", nullable=False)),  # a name of a reader's own
     values=(Column("amount", "decimal(12,2)"), Column("note", "string")),
 )
 Row = tuple[Any, ...]
