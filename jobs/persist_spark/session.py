@@ -72,7 +72,7 @@ FASTER = {
     "spark.sql.hive.filesourcePartitionFileCacheSize": "0",
     "spark.sql.autoBroadcastJoinThreshold": "-1",  # we decide what to broadcast, from the description
     # The JVM compiles no method of more bytes, but interprets it for each row: so were the decoders of text. Now Spark
-    # evaluates the steps of such a stage one by one, in small methods: a fifth less of the processor time of tasks.
+    # evaluates the steps of such a stage one by one, in small methods: a fifth less of the tasks' time for JSON.
     "spark.sql.codegen.hugeMethodLimit": "8000",
 }
 # For a sample of a few records: to compile code for them takes as long as to plan them.
