@@ -107,8 +107,9 @@ def with_failed_checks(
     if not checks:
         return judged
     hidden = {name: f"{RESERVED_PREFIX}raw_{number}" for number, name in enumerate(judged.columns)}
-    used = dict.fromkeys(column for check in checks.values() for column in check.columns)
-    cells = {quoted(name): other for name, other in hidden.items()} | {values[name]: quoted(name) for name in used}
+    cells = {quoted(name): other for name, other in hidden.items()} | {
+        sql: quoted(name) for name, sql in values.items()
+    }
     apart = judged.selectExpr(*[f"{sql} AS {name}" for sql, name in cells.items()])
     failed = f"concat('{CHECK}{ERR_KIND_SEPARATOR}', {first_failed(checks)})"
     is_good = f"{hidden[ERR_KIND]} IS NULL AND {hidden[raw_op]} = '{UPSERT}'"
