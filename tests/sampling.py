@@ -17,7 +17,7 @@ FAMILIES = {
     "kills by a scheduler": 1,
     "kills of tasks": 1,
     "own backfills": 1,
-    "S3 and clusters": 2,
+    "clusters": 1,
     "truncates": 1,
     "values that were not sent": 1,
     "histories": 2,

@@ -145,7 +145,7 @@ def test_a_batch_of_new_keys_reads_no_values(shard: StagedShard, monkeypatch: py
 TYPES = [*[(name,) for name in KEYS], ("string", "bigint"), ("boolean", "date")]
 
 
-@pytest.mark.parametrize("types", sample(TYPES, 4, "few keys of types"))
+@pytest.mark.parametrize("types", sample(TYPES, 2, "few keys of types"))
 def test_few_keys_of_each_type_give_the_same_batch(
     spark: SparkSession,
     tmp_path: Path,
