@@ -104,18 +104,21 @@ def reprocess(
     start = start_for(client, state, request.from_ms)
     where = "the beginning" if start.checkpoint_id is None else f"checkpoint {start.checkpoint_id}"
     say(f"replaying {config.name} from {where} (upper {show_time(start.upper)}) up to {show_time(state.upper.time)}")
+    restored = newest_restore(client, state)
     with _history_held(client, config.name, start, say) as keep:
         for _ in range(MAX_CONFLICTS):
             keep()
             began, state = state, client.state(config.name)
-            is_restored = newest_restore(client, state) > newest_restore(client, began)
-            if state.origin.life != began.origin.life or is_restored:
+            before, restored = restored, newest_restore(client, state)
+            if state.origin.life != began.origin.life or restored > before:
                 raise RunFailed(
                     f"{config.name} was rebuilt, restored or dropped in the meantime; nothing was corrected. Try again"
                 )
             _check_inputs(client, config, state, start, request)
             turns = turns_of(client, config, state, start)
-            life = _fork_of(client, config, state, start, say)
+            # Not by a replay from before a restore: it may have consumed what this has undone.
+            definition = definition_of(config, "reprocess", f"{state.origin.life} {restored}")
+            life = _fork_of(client, config, definition, start, say)
             hidden = replay_config(config)
             replay(client, hidden, turns, write=write, writer=writer, say=say, on_round=keep)
             if start.after != BEGINNING and was_filled(client, state, start.epoch):  # no file says that
@@ -169,12 +172,10 @@ def _history_held(
 
 
 def _fork_of(
-    client: PersistClient, config: CollectionConfig, state: ShardState, start: Start, say: Callable[[str], None]
+    client: PersistClient, config: CollectionConfig, definition: str, start: Start, say: Callable[[str], None]
 ) -> str:
     """The life of the fork that the replay goes on in, made if need be; one that does not fit is given up."""
     shard, hidden = config.name, hidden_of(config.name)
-    # Not by one from before a restore: it may have consumed what this has undone.
-    definition = definition_of(config, "reprocess", f"{state.origin.life} {newest_restore(client, state)}")
     known = client.machine.fetch(hidden)
     if known is not None and (known.commits or known.is_dropped):
         if _goes_on(client, config, start, known, definition):

@@ -24,6 +24,7 @@ from persist_core.shard.state import ShardState
 
 _FLAT = "_persist_order_"  # columns within a restore only: the fields of the order
 _INHERITED = f"{_FLAT}inherited"
+_ROW = "_persist_row"  # the number of a row
 
 
 def with_orders_of_oks(oks: pa.Table, reader: ReadHandle, state: ShardState, after: int) -> pa.Table:
@@ -43,10 +44,10 @@ def with_orders_of_oks(oks: pa.Table, reader: ReadHandle, state: ShardState, aft
         columns,
         lambda batch, manifest: pieces.within(pieces.oks_as_of(batch, manifest, after), ranges),
     )
-    numbered = before.append_column("_persist_row", pa.array(range(len(before)), pa.int64()))
-    touched = numbered.select([*schema.key_names, "_persist_row"])
+    numbered = before.append_column(_ROW, pa.array(range(len(before)), pa.int64()))
+    touched = numbered.select([*schema.key_names, _ROW])
     found = touched.join(keys.group_by(keys.column_names).aggregate([]), keys.column_names, join_type="left semi")
-    return _filled(oks, schema.key_names, before.take(found["_persist_row"]), after)
+    return _filled(oks, schema.key_names, before.take(found[_ROW]), after)
 
 
 def with_orders_of_errs(errs: pa.Table, reader: ReadHandle, state: ShardState, after: int) -> pa.Table:

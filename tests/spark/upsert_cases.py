@@ -119,7 +119,6 @@ INHERITING_DOMAIN = Domain(
 )
 WHOLE_DOMAIN = replace(INHERITING_DOMAIN, values=INHERITING_DOMAIN.values[:3])  # of which nothing is left out
 _DAY, _AT = date(1582, 10, 4), datetime(1900, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
-# Slow with each order of records; tests of Debezium have such values in each run.
 MANY_KEYS_DOMAIN = Domain(
     schema=MANY_KEYS,
     slots=lambda world: [

@@ -95,6 +95,17 @@ def marks_of(
     return [F.when(is_kept & F.coalesce(*entries).isNotNull(), F.array_compact(F.array(*entries))).alias(MARKS)]
 
 
+def hidden(name: str) -> str:
+    """SQL: a column of ours in `beside`."""
+    return quoted(f"{RESERVED_PREFIX}own_{name}")
+
+
+def beside(frame: DataFrame, values: Mapping[str, str]) -> DataFrame:
+    """The user's columns under their names, by SQL over `frame`, whose own columns are `hidden`: for texts of users."""
+    ours = [f"{quoted(name)} AS {hidden(name)}" for name in frame.columns]
+    return frame.selectExpr(*ours, *[f"{sql} AS {quoted(name)}" for name, sql in values.items()])
+
+
 def with_failed_checks(
     config: CollectionConfig, judged: DataFrame, values: Mapping[str, str], raw_op: str
 ) -> DataFrame:
@@ -106,16 +117,12 @@ def with_failed_checks(
     checks = _err_checks(config)
     if not checks:
         return judged
-    hidden = {name: f"{RESERVED_PREFIX}raw_{number}" for number, name in enumerate(judged.columns)}
-    cells = {quoted(name): other for name, other in hidden.items()} | {
-        sql: quoted(name) for name, sql in values.items()
-    }
-    apart = judged.selectExpr(*[f"{sql} AS {name}" for sql, name in cells.items()])
     failed = f"concat('{CHECK}{ERR_KIND_SEPARATOR}', {first_failed(checks)})"
-    is_good = f"{hidden[ERR_KIND]} IS NULL AND {hidden[raw_op]} = '{UPSERT}'"
-    given = {**hidden, ERR_KIND: f"CASE WHEN {is_good} THEN {failed} ELSE {hidden[ERR_KIND]} END"}
+    kind = hidden(ERR_KIND)
+    given = {name: hidden(name) for name in judged.columns}
+    given[ERR_KIND] = f"CASE WHEN {kind} IS NULL AND {hidden(raw_op)} = '{UPSERT}' THEN {failed} ELSE {kind} END"
     with failing(judged.sparkSession):
-        return apart.selectExpr(*[f"{sql} AS {quoted(name)}" for name, sql in given.items()])
+        return beside(judged, values).selectExpr(*[f"{sql} AS {quoted(name)}" for name, sql in given.items()])
 
 
 def check_message(config: CollectionConfig, values: Mapping[str, str], otherwise: str) -> str:

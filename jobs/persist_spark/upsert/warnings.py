@@ -19,10 +19,9 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.contents.batch import BatchDescription
 from persist_core.contents.stats import BatchWarning
 from persist_core.errors import CheckFailed
-from persist_core.schema import RESERVED_PREFIX
 from persist_spark.compat import failing
 from persist_spark.counted import as_json
-from persist_spark.decode.row_checks import failed_sql
+from persist_spark.decode.row_checks import beside, failed_sql, hidden
 from persist_spark.decode.unsent import unavailable_texts
 from persist_spark.frame import quoted, text_literal
 from persist_spark.upsert.arguments import Arguments, Watched
@@ -55,13 +54,10 @@ def observed(ranked: DataFrame, read: Observation, counts: Mapping[str, str], ar
     names = ranked.columns
     users = [*zip(arguments.keys, arguments.schema.key, strict=True)]
     cells = [(f"value.{plain}", c) for plain, c in zip(arguments.values, arguments.schema.values, strict=True)]
-    renamed = ranked.selectExpr(
-        *[f"{name} AS {_hidden(name)}" for name in names],
-        *[f"{plain} AS {quoted(column.name)}" for plain, column in (*users, *cells)],
-    )
+    renamed = beside(ranked, {column.name: plain for plain, column in (*users, *cells)})
     with failing(renamed.sparkSession):
         judged = renamed.selectExpr(
-            *[f"{_hidden(name)} AS {name}" for name in names],
+            *[f"{hidden(name)} AS {name}" for name in names],
             *[f"{_told(each, arguments)} AS told_{number}" for number, each in enumerate(arguments.watched)],
         )
     key = f"to_json(struct({', '.join(f'{plain} AS {quoted(column.name)}' for plain, column in users)}))"
@@ -81,14 +77,10 @@ def counted(number: int, told: str, key: str) -> dict[str, str]:
     }
 
 
-def _hidden(name: str) -> str:
-    return f"{RESERVED_PREFIX}plan_{name}"
-
-
 def _told(each: Watched, arguments: Arguments) -> str:
     """SQL: a text if the row has the warning: the bad one of a column, an empty one of a check."""
     wins, op, err, is_due, waits, is_beaten, marks = map(
-        _hidden, ("wins", "op", "err", "is_due", "waits", "is_beaten", "marks")
+        hidden, ("wins", "op", "err", "is_due", "waits", "is_beaten", "marks")
     )
     own = f"{wins} AND {op} = ascii('u') AND {err} IS NULL" + (f" AND NOT {is_beaten}" if arguments.seen else "")
     if each.sql is not None:
