@@ -43,7 +43,7 @@ from persist_core.cli.session import Session, with_session
 from persist_core.cli.shards import DEFAULT_ROWS, check, checkpoints, commits, conflicts, describe, late_command, shards
 from persist_core.cli.watch import ack_command, alerts_command, metrics
 from persist_core.contents.err_groups import grouped, rows_of_errs
-from persist_core.errors import InvalidInput, PersistError
+from persist_core.errors import InvalidInput, PersistError, StorageError
 from persist_core.handles.limited import LimitedReader, ReadBudget
 from persist_core.handles.read import check_as_of, in_schema
 from persist_core.inspection.rows import (
@@ -246,6 +246,7 @@ def run_command(arguments: Sequence[str]) -> int:
     as_json = "--json" in arguments
     try:
         persist.main(list(arguments), prog_name="persist", standalone_mode=False)
+        sys.stdout.flush()
     except PersistError as error:
         output.print_error(error, as_json=as_json)
         return output.exit_code(error)
@@ -259,6 +260,13 @@ def run_command(arguments: Sequence[str]) -> int:
         return _INTERRUPTED
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
+    except OSError as error:  # of the output: stores, and files that are read, have errors of their own
+        sys.stdout = io.StringIO()  # else Python tries to write the rest when it ends
+        output.print_error(
+            StorageError(f"{error.filename or 'the output'} can't be written: {error.strerror}"),
+            as_json=as_json,
+        )
+        return output.exit_code(StorageError())
     return 0
 
 

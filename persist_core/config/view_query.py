@@ -23,6 +23,7 @@ from sqlglot.optimizer.scope import Scope, ScopeType, traverse_scope
 
 from persist_core.config.problems import nearest
 from persist_core.config.query_rules import DIALECT, BadQuery, place, problems
+from persist_core.schema import folded
 
 MAX_QUERY_CHARS = 100_000  # the parser is recursive
 
@@ -93,7 +94,7 @@ def parse_condition(text: str, columns: Sequence[str]) -> tuple[str, ...]:
         raise problem
     used = set()
     for column in tree.find_all(exp.Column):
-        found = next((name for name in columns if name.lower() == column.name.lower()), None)
+        found = next((name for name in columns if folded(name) == folded(column.name)), None)
         if found is not None and not column.table:
             used.add(found)
         elif column.find_ancestor(exp.Lambda) is None:

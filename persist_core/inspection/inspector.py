@@ -19,7 +19,7 @@ from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.contents.batch import BatchManifest, HollowBatch, SourceFrontier, last_time
 from persist_core.contents.stats import BatchWarning
-from persist_core.errors import CorruptArtifact, Corruption, ShardNotFound
+from persist_core.errors import CorruptArtifact, Corruption, PersistError, ShardNotFound, StorageError
 from persist_core.handles.client import PersistClient
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.inspection import summaries
@@ -59,6 +59,7 @@ MAX_STATES = 8  # remembered whole: the shards that users look at; one of 10,000
 MAX_OBJECTS = 50_000  # of one shard that are listed: 50 requests of S3
 MAX_CHECKED, MAX_CHECKED_OF_ONE = 4, 256  # newest batches whose manifests are read: in a list, and of one shard
 WEEK_MS = 7 * DAY_MS
+_UNREADABLE = (Corruption, StorageError)  # among many shards, one that the reader may not read hides no other
 
 
 class Inspector:
@@ -91,25 +92,25 @@ class Inspector:
         return side_by_side(self.summary, self.client.shards(), threads=self._threads)
 
     def summary(self, shard: str) -> ShardSummary:
-        """One shard. Raises `ShardNotFound`; damage is in `error`."""
+        """One shard. Raises `ShardNotFound`; damage, and what the store refuses, is in `error`."""
         try:
             known = self.contents(shard)
-        except Corruption as error:
+        except _UNREADABLE as error:
             return ShardSummary(shard, "other", attention=("unreadable",), error=_said(error))
         try:
             conflicts = self._recent_conflicts(shard)
-        except Corruption as error:
+        except _UNREADABLE as error:
             known, conflicts = replace(known, error=_said(error)), None
         return summaries.at_time(known, now_ms=self.client.clock.now_ms(), conflicts_7d=conflicts)
 
     def newest_commit(self, shard: str) -> tuple[ShardSummary, CommitFacts | None]:
         """One shard and its newest commit: `None` if no commit exists, or the state can't be read.
 
-        Raises `ShardNotFound`; damage is in `error`.
+        Raises `ShardNotFound`; damage, and what the store refuses, is in `error`.
         """
         try:
             commit = self.state(shard).newest_commit
-        except Corruption:
+        except _UNREADABLE:
             commit = None  # the summary says why
         return self.summary(shard), self._commit_facts(commit) if commit else None
 
@@ -291,7 +292,7 @@ class Inspector:
     def _commit_facts(self, commit: Commit) -> CommitFacts:
         try:
             return summaries.commit_facts(commit, self._manifest(commit))
-        except Corruption as error:
+        except _UNREADABLE as error:
             return summaries.commit_facts(commit, None, _said(error))
 
     def _manifest(self, of: HollowBatch | Commit) -> BatchManifest:
@@ -308,7 +309,7 @@ class Inspector:
         return manifest
 
 
-def _said(error: Corruption) -> str:
+def _said(error: PersistError) -> str:
     return f"{error.kind}: {error}"
 
 

@@ -22,7 +22,7 @@ from persist_core.sample.detect import Detected, detect, escaped, path_of, state
 from persist_core.sample.fields import hints_of, named_fields, rows_of
 from persist_core.sample.files import DMS_OP, RawRow, raw_rows, take, value_at
 from persist_core.sample.guess import Guess, guess
-from persist_core.schema import MAX_COLUMNS, RESERVED_PREFIX
+from persist_core.schema import MAX_COLUMNS, RESERVED_PREFIX, folded
 from persist_core.sources.feed import Feed, LocalFeed, Wanted
 from persist_core.sources.input_file import InputFile
 from persist_core.sources.natural_order import natural_key
@@ -156,10 +156,10 @@ def new_columns(config: CollectionConfig, feed: Feed, files: Sequence[InputFile]
         raise InvalidInput(f"--from: found no record of {source.format} in {len(files)} files")
     found = _feed(Detected(source.format, "", source.delimiter, source.header), raw)
     columns = [*found.columns, *([found.order] if found.order and found.order not in found.columns else [])]
-    taken = {name.lower() for name in config.columns}
+    taken = {folded(name) for name in config.columns}
     lines = [
         Proposed(each.name, None, "another column has this name, ignoring case: rename one, with field:")
-        if each.name.lower() in taken
+        if folded(each.name) in taken
         else Proposed(each.name, _typed(each), each.guess.reason)
         for each in columns
         if each.name not in known
@@ -217,7 +217,7 @@ def _feed(detected: Detected, raw: Sequence[RawRow]) -> _Feed:
             order = column
         elif not name.isprintable() or name.startswith(_NOT_TAKEN) or len(columns) >= MAX_COLUMNS:
             others[name] = f"not taken, by its name; it looks like {found.type}"
-        elif name.lower() in {each.name.lower() for each in columns}:
+        elif folded(name) in {folded(each.name) for each in columns}:
             others[name] = "another column has this name, ignoring case: rename one, with field:"
         else:
             columns.append(column)

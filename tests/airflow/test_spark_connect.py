@@ -325,7 +325,7 @@ def test_a_job_in_the_tasks_process_keeps_its_environment(monkeypatch: pytest.Mo
 def test_a_task_that_is_stopped_stops_its_job_in_the_server_too(server: ConnectServer) -> None:
     """As Airflow stops one: SIGTERM, whose handler raises in the main thread, while the server computes."""
     script = """
-import signal, sys
+import os, signal, sys
 from types import SimpleNamespace
 from persist_airflow.spark_connect import run_connected
 from pyspark.sql import functions as F
@@ -350,7 +350,12 @@ def main(arguments, environment):
 
 signal.signal(signal.SIGTERM, stop)
 sys.modules["persist_spark.__main__"] = SimpleNamespace(main=main)
-run_connected(sys.argv[2:], {"SPARK_REMOTE": sys.argv[1]})
+try:
+    run_connected(sys.argv[2:], {"SPARK_REMOTE": sys.argv[1]})
+except KeyboardInterrupt:
+    # As Airflow ends the process of a task, which waits for no thread. A thread of Spark's client may wait for ever:
+    # an exception that is raised while this thread takes a lock of gRPC's leaves that lock taken.
+    os._exit(1)
 """
     for rows, ends_by_itself in ((10**15, False), (10, True)):  # the first takes all cores, for days
         command = [sys.executable, "-c", script, server.url, str(rows)]

@@ -28,6 +28,7 @@ from persist_core.time_text import (
 NOW = parse_time("2026-03-29T12:34:56.789Z")  # the clocks of Berlin have gone forward today
 BERLIN, NEW_YORK = "Europe/Berlin", "America/New_York"
 HOUR = timedelta(hours=1)
+NEW_YEAR = 1_767_225_600_000  # 2026-01-01T00:00:00Z
 
 
 @pytest.mark.parametrize(
@@ -172,3 +173,21 @@ def test_a_listing_by_date_finds_every_date_of_its_range(zone: str, start: int, 
         name = f"{first + hour * HOUR:{dates}}.csv"
         if start <= (pattern.date_ms(name) or 0) < start + length:
             assert any(name.startswith(prefix) for prefix in prefixes), name
+
+
+@pytest.mark.parametrize(
+    ("text", "time"),
+    [("0", 0), ("20260131", 20260131), ("1970-01-02", 86_400_000), ("2026-01-01T01:00:00+01:00", NEW_YEAR),
+     ("2026-01-01T00:00:00.250Z", NEW_YEAR + 250), (" 2026-01-01 ", NEW_YEAR), (str(2**63 - 1), 2**63 - 1)],
+)  # fmt: skip
+def test_times_as_text(text: str, time: int) -> None:
+    assert parse_time(text) == time
+    assert parse_time(format_time(time)) == time
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-1", "1.5", "2026-13-01", "2026-01-01T00:00:00.0001Z", str(2**63), "١٢", "x" * 999]
+)
+def test_texts_that_are_no_time(text: str) -> None:
+    with pytest.raises(ValueError, match="time is "):
+        parse_time(text)

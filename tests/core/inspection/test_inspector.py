@@ -15,7 +15,7 @@ from persist_core.compaction.due import next_merge
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.contents.batch import BatchDescription
 from persist_core.contents.schema_versions import SchemaVersions
-from persist_core.errors import ShardNotFound
+from persist_core.errors import Determinate, ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.facts import CommitFacts
 from persist_core.inspection.inspector import MAX_COMMITS, WEEK_MS, Inspector
@@ -168,6 +168,30 @@ def test_all_commits_are_found_page_by_page(client: PersistClient) -> None:
     assert kept < total
     assert inspector.commits("orders", limit=kept).older is None
     assert len(inspector.commits("orders", before=total - kept).commits) == 0
+
+
+def test_a_shard_without_rights_hides_no_other(client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader may have rights for some shards of a bucket: lists and metrics name what it may not read."""
+    history(client, 1)
+    commit(client, "secret", KEYED, 5)
+    get = client.blob.get
+
+    def granted(key: str) -> bytes | None:
+        if key.startswith("secret/"):
+            raise Determinate("403 Access Denied; grant the rights")
+        return get(key)
+
+    monkeypatch.setattr(client.blob, "get", granted)
+    orders, secret = Inspector(client).summaries()
+    assert (orders.rows, orders.error) == (1, None)
+    assert (secret.attention, secret.error) == (
+        ("unreadable",),
+        "storage_determinate: 403 Access Denied; grant the rights",
+    )
+    (_, known), (denied, unknown) = Inspector(client).newest_commits(["orders", "secret"])
+    assert known is not None
+    assert known.inserts == 1
+    assert (denied.attention, unknown and unknown.inserts) == (("unreadable",), None)
 
 
 def test_damage_hides_nothing_else(client: PersistClient) -> None:
