@@ -36,8 +36,6 @@ pytestmark = pytest.mark.airflow_2_11
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLED = "killed by SIGKILL"
-# One of them with the points in Spark's part too. A scheduler's tests kill jobs in `log` order as well.
-ORDERS = sample(("log", "sequence"), 1, "kills with Spark, by order")
 # What Spark's part of a task leaves behind does not depend on Airflow's version: there, days without input are enough.
 with_spark = pytest.mark.skipif(
     importlib.metadata.version("apache-airflow").startswith("2") and not is_long(),
@@ -104,7 +102,7 @@ def every_point() -> dict[str, list[str]]:
 
 
 @with_spark
-@pytest.mark.skipif("log" not in ORDERS, reason="`sequence` order by this seed")
+@pytest.mark.family("kills of tasks")
 def test_kills_at_every_point_change_nothing(
     fruit: Fruit, client: PersistClient, location: PersistLocation, tmp_path: Path
 ) -> None:
@@ -124,7 +122,7 @@ def test_kills_at_every_point_change_nothing(
 
 
 KILLS = [
-    pytest.param("sampled", marks=pytest.mark.skipif("sequence" not in ORDERS, reason="`log` order by this seed")),
+    "sampled",
     *(
         pytest.param(which, marks=pytest.mark.skipif(not is_long(), reason="takes minutes (PERSIST_PROFILE=nightly)"))
         for which in ("undisturbed", "all")
@@ -134,6 +132,7 @@ KILLS = [
 
 @with_spark
 @pytest.mark.parametrize("which", KILLS)
+@pytest.mark.family("kills of tasks")
 def test_kills_while_the_orders_of_deleted_keys_change(
     fruit: Fruit,
     client: PersistClient,

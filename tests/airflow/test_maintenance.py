@@ -61,6 +61,7 @@ def rows(client: PersistClient, shard: str) -> int:
     return int(client.open_reader(shard).snapshot().num_rows)
 
 
+@pytest.mark.family("dag runs")
 def test_each_shard_with_debt_has_a_task_of_its_own(
     tmp_path: Path, migrated: Path, location: PersistLocation, client: PersistClient
 ) -> None:

@@ -141,6 +141,7 @@ def test_days_of_23_and_25_hours(up: Up) -> None:
         clocks.check(up.airflow, PersistClient(opened))
 
 
+@pytest.mark.family("kills by a scheduler")
 def test_up_survives_backfills_and_kill_9(up: Up) -> None:
     """Beside all that runs there; at the end `down` stops it."""
     airflow = up.airflow

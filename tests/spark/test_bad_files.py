@@ -66,6 +66,7 @@ BAD: dict[str, Callable[[], bytes]] = {
 }
 
 
+@pytest.mark.family("bad files")
 def test_one_commit_without_bad_files_of_each_kind_and_they_heal(spark: SparkSession, tmp_path: Path) -> None:
     things = Dying(tmp_path)
     for number in range(30):
@@ -109,6 +110,7 @@ def _packed(name: str, data: bytes) -> bytes:
     return PACKERS.get(Path(name).suffix, bytes)(data)
 
 
+@pytest.mark.family("bad files")
 def test_what_a_user_sees_of_one_bad_file_among_500(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -130,6 +132,7 @@ def test_what_a_user_sees_of_one_bad_file_among_500(
 
 
 @pytest.mark.parametrize("format_name", ["parquet", "csv"])
+@pytest.mark.family("bad files")
 def test_files_of_other_formats(spark: SparkSession, tmp_path: Path, format_name: str) -> None:
     things = Dying(tmp_path, source={"path": "in/*", "format": format_name})
     folder = tmp_path / "in"
@@ -146,6 +149,7 @@ def test_files_of_other_formats(spark: SparkSession, tmp_path: Path, format_name
     assert sorted(json.loads(err[ERR_PAYLOAD])["file"][0] for err in things.errors()) == ["b", "c"]
 
 
+@pytest.mark.family("bad files")
 def test_bad_files_of_three_kinds_cost_three_stagings(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,6 +92,7 @@ class Story:
         return [*found, *(f"version {each.seqno}" for each in states if text.encode() in each.data)]
 
 
+@pytest.mark.family("erasures")
 def test_late_records_do_not_bring_an_erased_key_back(
     tmp_path: Path,
     there: list[str],

@@ -113,6 +113,7 @@ def test_a_damaged_index_of_pages_stops_a_small_batch(shard: StagedShard, persis
             shard.write([_record(3, "new", 1)], description)
 
 
+@pytest.mark.family("few keys")
 def test_files_merged_in_python_have_indexes_that_are_verified(shard: StagedShard) -> None:
     for upper in range(10, 90, 10):
         shard.commit([_record(key, f"name {upper}", key) for key in range(1000)], upper)
@@ -145,7 +146,8 @@ def test_a_batch_of_new_keys_reads_no_values(shard: StagedShard, monkeypatch: py
 TYPES = [*[(name,) for name in KEYS], ("string", "bigint"), ("boolean", "date")]
 
 
-@pytest.mark.parametrize("types", sample(TYPES, 2, "few keys of types"))
+@pytest.mark.parametrize("types", sample(TYPES, 1, "few keys of types"))
+@pytest.mark.family("few keys")
 def test_few_keys_of_each_type_give_the_same_batch(
     spark: SparkSession,
     tmp_path: Path,
@@ -173,6 +175,7 @@ def test_few_keys_of_each_type_give_the_same_batch(
 
 
 @pytest.mark.parametrize("domain", [ONE_KEY_DOMAIN, MANY_KEYS_DOMAIN], ids=["one key", "many keys"])
+@pytest.mark.family("few keys")
 def test_to_look_for_stored_keys_changes_no_batch(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, persist_seed: int, domain: Domain
 ) -> None:

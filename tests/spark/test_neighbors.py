@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from subprocess import PIPE
 
+import pytest
+
 from persist_core.spark_job.installation import spark_environment
 from persist_core.spark_job.process import tuned_conf
 
@@ -65,6 +67,7 @@ def a_driver(conf: dict[str, str], log: Path) -> Iterator[tuple[str, Callable[[s
             process.kill()
 
 
+@pytest.mark.family("own Sparks")
 def test_only_who_has_the_secret_talks_to_the_driver_of_a_job(tmp_path: Path) -> None:
     ours = tuned_conf("local[1]", (), tmp_path)
     theirs = {name: ours[name] for name in ("spark.driver.host", "spark.driver.bindAddress")}

@@ -49,6 +49,7 @@ def done(spark: SparkSession, folder: Path) -> Work:
     return work
 
 
+@pytest.mark.family("platforms")
 def test_settings_that_changed_results_do_not(spark: SparkSession, tmp_path: Path) -> None:
     with platform(spark, CHANGED_RESULTS) as odd:
         work = done(odd, tmp_path / "odd")
@@ -56,6 +57,7 @@ def test_settings_that_changed_results_do_not(spark: SparkSession, tmp_path: Pat
         assert work.read(odd) == rows_of(oracle())
 
 
+@pytest.mark.family("platforms")
 def test_a_platforms_parquet_writer_changes_no_file(spark: SparkSession, tmp_path: Path) -> None:
     def shapes(session: SparkSession, folder: Path) -> tuple[list[Any], int]:
         """The rows and encodings of each file by row group; and all bytes, which differ a little by times and ids."""

@@ -76,6 +76,7 @@ time: {source: path, late: lift}
 """
 
 
+@pytest.mark.family("corrections")
 def test_a_wrong_record_with_a_high_order_does_not_win(tmp_path: Path, there: list[str]) -> None:
     """Neither of a row nor of a delete, which is operator state."""
     (tmp_path / "things.yaml").write_text(SEQUENCE)
@@ -131,6 +132,7 @@ CHANGES = (
 
 
 @pytest.mark.parametrize("changes", sample(CHANGES, 2, "changes of a day"))
+@pytest.mark.family("corrections")
 def test_the_day_that_is_not_over_is_left_to_its_run(
     tmp_path: Path, there: list[str], capsys: pytest.CaptureFixture[str], changes: list[str]
 ) -> None:

@@ -123,6 +123,7 @@ def test_a_server_is_asked_once_about_a_text(
 
 
 @pytest.mark.parametrize("mode", sample(["log", "sequence"], 1, "row checks"))
+@pytest.mark.family("rows in two ways")
 def test_a_batch_is_what_plain_python_makes_of_it(spark: SparkSession, tmp_path: Path, mode: str) -> None:
     columns = {**COLUMNS, "n": "bigint"}
     things = things_with(tmp_path, CHECKS, columns=columns, order={"mode": mode, "by": ["n"]})

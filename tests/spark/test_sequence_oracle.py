@@ -301,7 +301,6 @@ def _drain_all(shard: SequenceShard, feed: Feed, batches: Batches, *, has_trunca
 
 
 @pytest.mark.parametrize("domain", sample([ONE_KEY_DOMAIN, WHOLE_DOMAIN], 1, "histories in sequence order"))
-@pytest.mark.family("histories")
 def test_random_history_is_the_oracles(spark: SparkSession, dice: random.Random, domain: Domain) -> None:
     domain = replace(domain, schema=replace(domain.schema, order=(Column("seq", "bigint"),)))
     feed, shard = Feed(domain, dice, 12), SequenceShard(spark, domain, 4)
@@ -379,6 +378,7 @@ def test_the_oracle_answers_the_same_for_any_order_of_its_input(domain: Domain, 
         memory = drained[0].orders or OrderMemory()
 
 
+@pytest.mark.family("orders")
 def test_a_forgotten_tombstone_stays_forgotten(spark: SparkSession) -> None:
     shard = SequenceShard(spark, ONE_KEY_DOMAIN, 1)
     shard.drain([Record(A, TOMBSTONE, None, (9, "a", 0, 0)), Record(B, TOMBSTONE, None, (1, "a", 0, 1))], 0, 2)

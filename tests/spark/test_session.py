@@ -154,6 +154,7 @@ def test_a_job_asks_py4j_for_a_class_of_spark_once(spark: SparkSession, tmp_path
         assert jvm.functions.col is jvm.functions.col
 
 
+@pytest.mark.family("platforms")
 def test_code_for_many_collections_is_compiled_once(spark: SparkSession) -> None:
     own = spark.newSession()
     metrics: Any = own._jvm

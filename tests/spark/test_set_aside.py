@@ -118,6 +118,7 @@ def persist_run(things: Dying) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.family("own Sparks")
 def test_a_file_that_kills_the_driver_is_set_aside_and_heals(spark: SparkSession, tmp_path: Path) -> None:
     things = Dying(tmp_path, limits={"max_record_bytes": 1 << 30})
     for number in (1, 2, 4):

@@ -239,6 +239,7 @@ def test_what_a_restarted_dms_task_loads_again_loses(spark: SparkSession, tmp_pa
     assert stats["late"] == 1, "`persist late` lists it"
 
 
+@pytest.mark.family("restarted numbers")
 def test_a_feed_that_says_no_place_is_a_question(spark: SparkSession, tmp_path: Path) -> None:
     shard = Collection(spark, tmp_path, COLUMNS, "debezium-json")
     lines = [change(1, "x", {"connector": "vitess", "vgtid": "[]"}), '{"id": 7, "__op": "u", "name": "flat"}']

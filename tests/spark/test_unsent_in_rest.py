@@ -32,6 +32,7 @@ def debezium(folder: Path, **more: Any) -> Table:
 
 
 @pytest.mark.usefixtures("there")
+@pytest.mark.family("values that were not sent")
 def test_a_value_left_out_without_a_column_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = debezium(tmp_path)
     table.define({"n": "bigint"})

@@ -135,6 +135,7 @@ def test_values_that_were_not_sent_are_the_oracles(spark: SparkSession, dice: ra
 
 @pytest.mark.parametrize("domain", [ONE_KEY_DOMAIN, WHOLE_DOMAIN], ids=["one key", "all sent"])
 @pytest.mark.parametrize("has_ties", [False, True])
+@pytest.mark.family("log order")
 def test_first_batches_of_one_time_are_the_oracles(
     spark: SparkSession, dice: random.Random, domain: Domain, *, has_ties: bool
 ) -> None:
@@ -164,6 +165,7 @@ def test_truncates_are_the_oracles(spark: SparkSession, dice: random.Random) -> 
     check_collection(shard.updates)
 
 
+@pytest.mark.family("log order")
 def test_ties_are_the_oracles(spark: SparkSession, dice: random.Random) -> None:
     feed, shard = Feed(ONE_KEY_DOMAIN, dice, WORLDS, has_ties=True), Shard(spark, ONE_KEY_DOMAIN)
     outcomes = [
@@ -182,6 +184,7 @@ def test_late_records_are_the_oracles(spark: SparkSession, dice: random.Random, 
         assert (outcome.stats.late_times if late == "error" else outcome.stats.already_persisted) > 0
 
 
+@pytest.mark.family("log order")
 def test_redelivered_records_count_once_for_each_key_and_time(spark: SparkSession, dice: random.Random) -> None:
     feed, shard = Feed(ONE_KEY_DOMAIN, dice, WORLDS), Shard(spark, ONE_KEY_DOMAIN)
     first = feed.records(PER_BATCH, 0, 3)
@@ -225,6 +228,7 @@ def _deliveries(feed: Feed, cuts: tuple[int, ...]) -> tuple[list[Record], list[l
     return records, batches
 
 
+@pytest.mark.family("log order")
 def test_contents_do_not_depend_on_batches_order_or_repetition(spark: SparkSession, dice: random.Random) -> None:
     feed = Feed(ONE_KEY_DOMAIN, dice, WORLDS)
     records, batches = _deliveries(feed, (4, 7, 12))
