@@ -17,7 +17,7 @@ FAMILIES = {
     "kills by a scheduler": 1,
     "kills of tasks": 1,
     "own backfills": 1,
-    "dag runs": 3,
+    "dag runs": 2,
     "jobs in a server": 1,
     "clusters": 1,
     "bundled feed": 1,
@@ -31,7 +31,7 @@ FAMILIES = {
     "restarted numbers": 1,
     "erasures": 1,
     "corrections": 1,
-    "rows in two ways": 1,
+    "rows in two ways": 2,
     "few keys": 1,
     "plans": 2,
     "files of state": 2,
@@ -39,6 +39,10 @@ FAMILIES = {
     "merges by jobs": 1,
     "kills of merges": 1,
     "Parquet's times": 1,
+    "decoders": 4,
+    "versions": 2,
+    "damage": 2,
+    "clocks": 1,
 }
 
 

@@ -135,6 +135,7 @@ def test_up_serves_the_ui_and_reads_dag_files_on_loopback_alone(up: Up) -> None:
 
 
 @pytest.mark.timeout(4 * 3600)
+@pytest.mark.family("clocks")
 def test_days_of_23_and_25_hours(up: Up) -> None:
     """A year at night: see `clocks`."""
     with open_location(up.airflow.location) as opened:

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from tests.sampling import is_long
 from tests.spark.change_histories import World
 
-PLAIN, BY_SPARK = (400, 60) if is_long() else (3, 1)
+PLAIN, BY_SPARK = (400, 60) if is_long() else (2, 1)
 
 
 @pytest.mark.parametrize("number", range(PLAIN))

@@ -73,6 +73,7 @@ def test_every_op_with_and_without_a_schema_wrapper(feed: Feed) -> None:
     assert told(read(feed, plain + wrapped + with_schema)) == wanted * 3
 
 
+@pytest.mark.family("decoders")
 def test_control_records_are_skipped_and_lookalikes_are_not(feed: Feed) -> None:
     control = [
         {"status": "BEGIN", "id": "571:53195829", "ts_ms": 1, "event_count": None, "data_collections": None},
@@ -158,6 +159,7 @@ def test_no_key_and_bad_keys(feed: Feed) -> None:
     assert bytes(rows[0][BAD_KEY]) == bytes(rows[0][ERR_PAYLOAD]) == json.dumps(messages[0]).encode()
 
 
+@pytest.mark.family("decoders")
 def test_composite_keys_and_a_field_in_place_of_the_name(feed: Feed) -> None:
     columns = {"a": "int", "b": "string", "v": {"type": "string", "field": "value"}}
     messages = [
@@ -213,6 +215,7 @@ def test_damaged_envelopes_are_errs_of_their_key(feed: Feed) -> None:
     assert "'x'" in rows[2][ERR_MESSAGE]
 
 
+@pytest.mark.family("decoders")
 def test_source_time_skips_tombstones_and_keeps_truncates(feed: Feed) -> None:
     messages = [
         envelope("c", None, {"id": 1}, ts_ms=1000),
@@ -228,6 +231,7 @@ def test_source_time_skips_tombstones_and_keeps_truncates(feed: Feed) -> None:
     assert rows[4]["id"] == 1
 
 
+@pytest.mark.family("decoders")
 def test_paths_of_order_and_time_start_at_the_envelope(feed: Feed) -> None:
     messages = [envelope("c", None, {"id": i, "version": v}, ts_ms=v) for i, v in ((0, 10), (1, 9), (2, None))]
     rows = read(feed, messages, order={"mode": "log", "by": ["after.version"]}, time={"field": "source.ts_ms"})

@@ -89,6 +89,7 @@ def test_each_day_runs_the_same_generated_code(feed: Feed, kind: str) -> None:
 
 
 @pytest.mark.parametrize("count", sample([1, 3, len(HOSTILE_NAMES)], 1, "names"))
+@pytest.mark.family("decoders")
 def test_files_of_any_name_are_read_and_know_their_place(feed: Feed, count: int) -> None:
     odd = feed.folder / "dir x%20#[1]{a,b}*?=é"
     feed.folder = odd
@@ -154,6 +155,7 @@ def test_a_gzip_file_that_is_cut_off_fails_the_job_by_name(feed: Feed) -> None:
         feed.records("json", COLUMNS)
 
 
+@pytest.mark.family("decoders")
 def test_blocks_of_a_large_file_keep_their_order(feed: Feed) -> None:
     count = 20_000
     feed.write("1.json", "".join(json.dumps({"id": index, "pad": "x" * 50}) + "\n" for index in range(count)))
@@ -164,6 +166,7 @@ def test_blocks_of_a_large_file_keep_their_order(feed: Feed) -> None:
     assert len({row["block"] for row in rows}) > 10
 
 
+@pytest.mark.family("decoders")
 def test_orders_compare_alike_by_operator_sort_and_aggregate(feed: Feed) -> None:
     sources = [{"lsn": 5}, {}, {"lsn": 7}, {"lsn": None}, {"lsn": 6}]
     messages = [{"op": "c", "after": {"id": i}, "source": source} for i, source in enumerate(sources)]

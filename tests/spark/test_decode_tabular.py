@@ -383,6 +383,7 @@ def test_parquet_without_the_key_or_with_names_that_clash(feed: Feed) -> None:
         records(feed, "parquet")
 
 
+@pytest.mark.family("decoders")
 def test_no_files_and_files_without_rows_give_the_same_columns(feed: Feed) -> None:
     for kind in ("json", "csv", "dms-csv", "parquet", "dms-parquet", "dms-json", "debezium-json"):
         empty = feed.frame(kind, COLUMNS)

@@ -127,6 +127,7 @@ def test_a_decimal_is_what_its_schema_or_the_collection_says(feed: Feed, at: int
         assert "source.decimals" in TWO_NUMBERS
 
 
+@pytest.mark.family("decoders")
 def test_a_column_says_what_its_source_does_not(feed: Feed) -> None:
     """As MariaDB's connector with `decimal.handling.mode: string`: decimals as digits, unsigned bigints as base64."""
     columns = {
@@ -173,6 +174,7 @@ def test_an_integer_is_what_its_schema_or_the_collection_says(feed: Feed, settin
         assert "source.decimals" in rows[3][ERR_MESSAGE]
 
 
+@pytest.mark.family("decoders")
 def test_a_key_that_is_the_text_of_a_number_is_that_number(feed: Feed) -> None:
     lines = [f'{{"key":{key},"value":null}}' for key in ("1234", '"1234"', '"-5"')]
     for source in ({}, {"decimals": "precise"}):

@@ -132,6 +132,7 @@ def test_late_records_do_not_bring_an_erased_key_back(
     assert fsck(story.client, "people").is_clean
 
 
+@pytest.mark.family("erasures")
 def test_views_are_named_and_built_again_without_the_key(
     tmp_path: Path,
     there: list[str],
@@ -266,6 +267,7 @@ def test_neither_a_replay_nor_a_rebuild_brings_a_key_back(
     assert story.objects_with(ANN) == []
 
 
+@pytest.mark.family("erasures")
 def test_the_stash_forgets_the_key_and_keeps_all_others(
     tmp_path: Path,
     there: list[str],

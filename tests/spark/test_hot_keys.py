@@ -52,6 +52,7 @@ def test_batches_without_beaten_records_are_the_oracles(
     check_collection(shard.updates)
 
 
+@pytest.mark.family("rows in two ways")
 def test_a_hot_key_of_a_large_batch_is_found(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

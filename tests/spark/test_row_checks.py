@@ -168,6 +168,7 @@ def _is_not_negative(row: Row) -> bool | None:
     return None if row["balance"] is None else row["balance"] >= 0
 
 
+@pytest.mark.family("rows in two ways")
 def test_omitted_values_are_checked_as_they_will_be(spark: SparkSession, tmp_path: Path) -> None:
     source = {"path": "in/*", "format": "json", "missing_field": "unchanged"}
     (tmp_path / "err").mkdir()
