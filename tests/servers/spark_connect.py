@@ -19,11 +19,12 @@ _START_TIMEOUT_MS = 120_000
 
 @dataclass(frozen=True)
 class ConnectServer:
-    """A server that runs. `kill` is how a machine ends it, and starts it again."""
+    """A server that runs. `kill` is how a machine ends it, and starts it again. `pid`: of the process that keeps it."""
 
     port: int
     token: str
     kill: Callable[[], None]
+    pid: Callable[[], int]
 
     @property
     def url(self) -> str:
@@ -66,7 +67,7 @@ def running(conf: Mapping[str, str] | None = None) -> Iterator[ConnectServer]:
         up = f"Spark Connect on port {local.port}"
         wait_until(lambda: accepts_connections(local.port), what=up, timeout_ms=_START_TIMEOUT_MS)
         real_parts.used("Spark Connect server", "local[*], with a token")
-        yield ConnectServer(local.port, json.loads(local.connection())["password"], kill)
+        yield ConnectServer(local.port, json.loads(local.connection())["password"], kill, lambda: started[-1].pid)
     finally:
         end(started[-1], signal.SIGTERM)
         folder.remove()
