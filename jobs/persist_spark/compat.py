@@ -23,6 +23,7 @@ SPARK_VERSION = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
 HAS_TRY_CAST = SPARK_VERSION >= (4, 0)
 HAS_TRIM_CHARACTERS = SPARK_VERSION >= (4, 0)  # `F.ltrim(text, characters)`
 HAS_NEW_SESSION = SPARK_VERSION >= (4, 3)  # `SparkSession.newSession` in Spark Connect
+CLONES_SESSIONS = SPARK_VERSION >= (4, 1)  # `cloneSession` there
 READS_ARROW = SPARK_VERSION >= (4, 0)  # `createDataFrame` of an Arrow table
 PARSES_ONCE = SPARK_VERSION >= (4, 3)  # a filter does not repeat costly expressions below it (SPARK-47672)
 READS_ZSTD_TEXT = SPARK_VERSION >= (4, 3)

@@ -28,12 +28,15 @@ from pyspark.sql import SparkSession
 from persist_core.clock import Clock, SystemClock
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.spark_job.process import ENV_CONNECT_TIMEOUT
-from persist_spark.compat import ENGINE_ERRORS, HAS_NEW_SESSION, SPARK_VERSION, is_connect
+from persist_spark.compat import CLONES_SESSIONS, ENGINE_ERRORS, HAS_NEW_SESSION, SPARK_VERSION, is_connect
 
 CONNECT_TIMEOUT_S = 60.0  # as long as a server needs to start on a busy machine
 _TRY_S = 10.0  # of one try, so that a log shows several
 _FIRST_BACKOFF_MS, _BACKOFF_FACTOR = 50, 4.0  # as in Spark's own policy
 _MAX_TIMEOUT_S = 86_400
+
+# Our sessions bring no classes. With a class loader of its own, each would compile all of its generated code again.
+_OWN_CLASSES = ("spark.sql.artifact.isolation.enabled", "spark.sql.artifact.isolation.alwaysApplyClassloader")
 
 _MAX_CAUSES = 8  # of an error, one below the other
 # Spark's words, in which a server says that it does not know a session, or its client that it cannot reach it.
@@ -122,9 +125,26 @@ def limit_retries(session: SparkSession, timeout_s: float) -> None:
     session.client.set_retry_policies([DefaultPolicy(max_retries=retries, initial_backoff=_FIRST_BACKOFF_MS)])
 
 
-def new_session(spark: SparkSession) -> SparkSession:
-    """A session beside `spark`: settings, temporary views and functions of its own."""
-    if HAS_NEW_SESSION or not is_connect(spark):
+def new_session(spark: SparkSession, timeout_s: float) -> SparkSession:
+    """A session beside `spark`: settings, temporary views and functions of its own. `limit_retries` is done."""
+    if not is_connect(spark):
+        return spark.newSession()
+    own = _fresh(spark)
+    limit_retries(own, timeout_s)
+    if not CLONES_SESSIONS:
+        return own
+    try:  # a session reads these settings in its first call, but its copy has them from the start
+        for name in _OWN_CLASSES:
+            own.conf.set(name, "false")
+        copied: SparkSession = own.cloneSession()  # type: ignore[attr-defined] # - of Connect
+    finally:
+        release(own)
+    limit_retries(copied, timeout_s)
+    return copied
+
+
+def _fresh(spark: SparkSession) -> SparkSession:
+    if HAS_NEW_SESSION:
         return spark.newSession()
     channel = copy.deepcopy(spark.client._builder)
     getattr(channel, "_params" if SPARK_VERSION >= (4, 0) else "params").pop("session_id", None)

@@ -8,12 +8,12 @@ and of mint, append and checkpoint together; the heap in use after a full collec
 processor time of the last day to the third, and heap after the last day to the heap after a tenth of the days.
 
 With `--connect` they run in the Spark Connect server of `make up`, four in a task, as a group's write task runs them: a
-session for the task and one for each job, which end with it. Its metaspace, classes and sessions are printed too.
+session for the task and one for each job, which end with it. Its classes, pieces of compiled code and sessions are
+printed too.
 """
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from persist_airflow.spark_connect import run_connected
 
+from persist_airflow.spark_connect import run_connected
 from persist_core.config.collection import CollectionConfig, load_collection
 from persist_core.handles.client import PersistClient
 from persist_core.keys import manifest_key
@@ -39,12 +39,15 @@ from persist_spark.__main__ import SIDE_BY_SIDE
 from persist_spark.upsert.job import run_write_job
 from tests.benchmarks.groups import COLLECTION, write_feed
 from tests.benchmarks.sessions import session
-from tests.processes import usage
-from tests.servers.lifeline import family
+from tests.processes import live_objects, usage
 from tests.servers.spark_connect import ConnectServer, running
 
 _TYPES = ("int", "string", "double")
-_SESSIONS = ("connect.service.SessionHolder", "classic.SparkSession")
+_COUNTED = (
+    "java.lang.Class",
+    "org.apache.spark.sql.catalyst.expressions.codegen.CodeAndComment",
+    "org.apache.spark.sql.classic.SparkSession",
+)
 FIRST_MS = parse_time("2026-01-01")
 
 
@@ -81,18 +84,9 @@ class Tasks:
 
     def heap(self) -> tuple[int, str]:
         """The bytes in use without garbage, and what else is known."""
-        jvm = str(family(self._server.pid())[-1])
-
-        def ask(*command: str) -> list[list[str]]:
-            answer = subprocess.run(["jcmd", jvm, *command], check=True, capture_output=True, text=True).stdout
-            return [line.split() for line in answer.splitlines() if line]
-
-        for _ in range(2):  # the first one ends what was kept by weak references
-            rows = ask("GC.class_histogram")
-        numbers = {row[3]: int(row[1]) for row in rows[3:-1]}
-        metaspace = next(row[2] for row in ask("GC.heap_info") if row[0] == "Metaspace")
-        sessions = [numbers.get(f"org.apache.spark.sql.{name}", 0) for name in _SESSIONS]
-        return int(rows[-1][2]), f", metaspace {metaspace[:-1]}, {numbers['java.lang.Class']} classes, {sessions} sessions"
+        numbers, held = live_objects(self._server.jvm())
+        found = (f"{numbers.get(name, 0)} {name.rpartition('.')[2]}" for name in _COUNTED)
+        return held, f", {', '.join(found)}"
 
 
 class Commits:

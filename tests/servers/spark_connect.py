@@ -19,12 +19,12 @@ _START_TIMEOUT_MS = 120_000
 
 @dataclass(frozen=True)
 class ConnectServer:
-    """A server that runs. `kill` is how a machine ends it, and starts it again. `pid`: of the process that keeps it."""
+    """A server that runs. `kill` is how a machine ends it, and starts it again. `jvm`: the id of its process."""
 
     port: int
     token: str
     kill: Callable[[], None]
-    pid: Callable[[], int]
+    jvm: Callable[[], int]
 
     @property
     def url(self) -> str:
@@ -67,7 +67,8 @@ def running(conf: Mapping[str, str] | None = None) -> Iterator[ConnectServer]:
         up = f"Spark Connect on port {local.port}"
         wait_until(lambda: accepts_connections(local.port), what=up, timeout_ms=_START_TIMEOUT_MS)
         real_parts.used("Spark Connect server", "local[*], with a token")
-        yield ConnectServer(local.port, json.loads(local.connection())["password"], kill, lambda: started[-1].pid)
+        token = json.loads(local.connection())["password"]
+        yield ConnectServer(local.port, token, kill, jvm=lambda: family(started[-1].pid)[-1])
     finally:
         end(started[-1], signal.SIGTERM)
         folder.remove()
