@@ -21,6 +21,7 @@ _CONNECT = (
     "tests/test_examples.py",
     "tests/test_first_week.py",
     "tests/core/cli/test_feed.py",
+    "tests/airflow/test_compiled_code.py",
     "tests/airflow/test_spark_connect.py",
 )
 _UP = "tests/e2e/test_up.py"
