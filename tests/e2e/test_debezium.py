@@ -63,7 +63,6 @@ def world(request: pytest.FixtureRequest, consumer: Path, logical: PostgresServe
 
 
 @pytest.mark.parametrize("world", sample(["full", "default"], 1, "replica identity"), indirect=True)
-@pytest.mark.family("histories")
 def test_each_day_is_postgresqls(spark: SparkSession, world: World, tmp_path: Path, persist_seed: int) -> None:
     """In the order that a file has by default; a row keeps the values that are not sent."""
     chance, loader = random.Random(persist_seed), Loader(spark, tmp_path / "blobs")
