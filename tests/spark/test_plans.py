@@ -62,15 +62,21 @@ class _Plans:
 
     def newest_reads(self, column: str) -> bool:
         """True if the newest plan reads such a column of a file."""
-        updates = self.made[-1].updates
-        name = "spark.sql.maxMetadataStringLength"
-        updates.sparkSession.conf.set(name, "100000")
-        with contextlib.redirect_stdout(io.StringIO()) as shown:
-            updates.explain("formatted")
-        updates.sparkSession.conf.unset(name)
-        schemas = [line for line in shown.getvalue().splitlines() if line.startswith("ReadSchema: ")]
+        schemas = [line for line in self.newest_text("formatted").splitlines() if line.startswith("ReadSchema: ")]
         assert schemas
         return any(column in schema for schema in schemas)
+
+    def newest_text(self, mode: str) -> str:
+        """The newest plan as Spark shows it, uncut."""
+        updates = self.made[-1].updates
+        names = ("spark.sql.maxMetadataStringLength", "spark.sql.debug.maxToStringFields")
+        for name in names:
+            updates.sparkSession.conf.set(name, "100000")
+        with contextlib.redirect_stdout(io.StringIO()) as shown:
+            updates.explain(mode)
+        for name in names:
+            updates.sparkSession.conf.unset(name)
+        return shown.getvalue()
 
 
 @pytest.fixture
@@ -109,6 +115,14 @@ def test_files_of_a_large_first_batch_share_no_keys(
     with contextlib.redirect_stdout(io.StringIO()) as shown:
         plans.made[-1].updates.explain()
     assert shown.getvalue().count("Exchange ") == 1
+
+
+def test_the_exchange_moves_no_copies_of_a_rows_cells(shard: StagedShard, plans: _Plans) -> None:
+    shard.commit([_record(key, _ok("a"), key) for key in range(500)], 10)
+    shard.commit([_record(key, _ok("b"), key) for key in range(500)], 20)
+    above, below = plans.newest_text("simple").split("Exchange ", 1)
+    assert ("_w0#" in above, "_w0#" in below) == (True, False)  # Spark's name of an argument of a window
+    assert above.count("Sort [") == 1
 
 
 def test_a_truncate_of_a_large_shard_is_written_once(shard: StagedShard, plans: _Plans) -> None:

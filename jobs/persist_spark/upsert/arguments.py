@@ -225,12 +225,17 @@ class Arguments:
         return ["own_time", "ord"] if self.seen is None else ["ord"]
 
     @property
-    def by_rank(self) -> str:
-        """A window over the rows of a slot in order: the last of a time is its winner.
+    def ranks(self) -> list[str]:
+        """The order of a slot's rows: the last of a time is its winner.
 
         `diff` puts a retraction before the insertion that replaced it at the same time.
         """
-        return self.over("time", "diff", *self.decides, *(["canonical"] if self.is_thorough else []))
+        return ["time", "diff", *self.decides, *(["canonical"] if self.is_thorough else [])]
+
+    @property
+    def by_rank(self) -> str:
+        """A window over the rows of a slot in order."""
+        return self.over(*self.ranks)
 
     def over(self, *order: str) -> str:
         """A window over the rows of a slot."""

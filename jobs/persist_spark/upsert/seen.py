@@ -83,32 +83,36 @@ def remembered(arrivals: DataFrame, seen: SeenBefore, stash: DataFrame | None, a
     """
     order = arrivals.schema["ord"].dataType
     assert isinstance(order, T.StructType)
-    floor = _literal(seen.memory.floor[0] if seen.memory.floor else None, order, arguments)
     entry = {"kind": "STRING", "acted": "BIGINT", "ord": order.simpleString(), "is_old": "BOOLEAN"}
     for field in inherited_fields(arguments.schema) if arguments.inherits else ():
         entry["inherited"] = field.dataType.simpleString()
-    below = "ord < floor_before"
-    if arguments.eras:
-        below = f"({below} OR {incomparable('ord', 'floor_before')})"
     given = {
         "entry": f"CAST(NULL AS STRUCT<{', '.join(f'{name}: {kind}' for name, kind in entry.items())}>)",
-        "truncated_by": f"CASE WHEN {below} AND NOT {IS_UNORDERED} THEN floor_before END",
-        "is_beyond": f"coalesce(ord < forgotten AND NOT {IS_UNORDERED}, false)",
+        "truncated_by": f"CAST(NULL AS {order.simpleString()})",
+        "is_beyond": "false",
     }
-    marked = _with_memory(arrivals.withColumn("floor_before", floor), seen, stash, order, arguments).selectExpr(
-        *[f"{given.get(name, name)} AS {name}" for name in arguments.columns]
-    )
+    floor = None if seen.memory.floor is None else _literal(seen.memory.floor[0], order, arguments)
+    if floor is not None:
+        arrivals = arrivals.withColumn("floor_before", floor)
+        below = "ord < floor_before"
+        if arguments.eras:
+            below = f"({below} OR {incomparable('ord', 'floor_before')})"
+        given["truncated_by"] = f"CASE WHEN {below} AND NOT {IS_UNORDERED} THEN floor_before END"
+    if seen.memory.forgotten is not None:
+        arrivals = _with_forgotten(arrivals, seen, stash, order, arguments)
+        given["is_beyond"] = f"coalesce(ord < forgotten AND NOT {IS_UNORDERED}, false)"
+    marked = arrivals.selectExpr(*[f"{given.get(name, name)} AS {name}" for name in arguments.columns])
     if seen.index is None:
         return marked
     known = of_slots(seen.index.where(_OF_SLOTS), arguments.schema, seen.slots, has_bad_keys=seen.memory.has_bad_keys)
     entries = _entries(known, arguments)
-    if seen.memory.floor is not None:
+    if floor is not None:
         entries = entries.withColumn("floor_before", floor)
         entries = entries.where("NOT (kind = 'deleted' AND coalesce(ord <= floor_before, false))")
     return marked.union(entries.selectExpr(*_as_rows(marked, arguments)))
 
 
-def _with_memory(
+def _with_forgotten(
     arrivals: DataFrame, seen: SeenBefore, stash: DataFrame | None, order: T.StructType, arguments: Arguments
 ) -> DataFrame:
     """Arrivals with the highest order forgotten, which the thorough plan finds exactly."""

@@ -131,8 +131,10 @@ def judged(chain: DataFrame, marks: Sequence[str], arguments: Arguments) -> Data
         f"coalesce(min({above}) {before}, {above}) AS first_time",  # of a record at or above the floor
         *([f"max({lacks}) {arguments.whole(arguments.by_rank)} AS lacks"] if arguments.inherits else []),
     )
-    seen = inherited.with_raised(known, arguments).selectExpr("*", f"{_seen(arguments)} AS seen")
-    compared = seen.selectExpr("*", "greatest(seen, highest) AS higher", f"wins AND {ACTS} AS is_judged")
+    seen = _seen(arguments)
+    compared = inherited.with_raised(known, arguments).selectExpr(
+        "*", f"{seen} AS seen", f"greatest({seen}, highest) AS higher", f"wins AND {ACTS} AS is_judged"
+    )
     is_equal = "higher.o <=> ord AND truncated_by IS NULL"
     is_below = f"(truncated_by IS NOT NULL OR coalesce({own} < higher, false))"
     # Without canonical bytes, an equal order may be the same record again: the thorough plan finds out.
