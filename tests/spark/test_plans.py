@@ -117,9 +117,12 @@ def test_files_of_a_large_first_batch_share_no_keys(
     assert shown.getvalue().count("Exchange ") == 1
 
 
-def test_the_exchange_moves_no_copies_of_a_rows_cells(shard: StagedShard, plans: _Plans) -> None:
-    shard.commit([_record(key, _ok("a"), key) for key in range(500)], 10)
-    shard.commit([_record(key, _ok("b"), key) for key in range(500)], 20)
+def test_the_exchange_moves_no_copies_of_orders(spark: SparkSession, tmp_path: Path, plans: _Plans) -> None:
+    schema = replace(ONE_KEY, order=(Column("seq", "bigint"),))
+    shard = StagedShard(spark, tmp_path / "location", schema)
+    for upper in (10, 20):
+        rows = [Record((key,), _ok(f"at {upper}"), None, (upper, "f", 0, key)) for key in range(500)]
+        shard.commit(to_records(spark, schema, rows), upper)
     above, below = plans.newest_text("simple").split("Exchange ", 1)
     assert ("_w0#" in above, "_w0#" in below) == (True, False)  # Spark's name of an argument of a window
     assert above.count("Sort [") == 1

@@ -190,10 +190,11 @@ def persistent_upsert(
     bounds = (schema, lower, upper, floor)
     arguments = Arguments(*bounds, late, may_stash, is_new, is_thorough, inherits, seen, eras, watched, in_rest)
     chain = _chain(records, stash, lower if stash_frontier is None else stash_frontier, state, arguments)
-    # Spark's own exchange and sort would come after the arguments of the first windows: copies of orders and values.
-    exchange = chain.repartitionByRange if by_ranges else chain.repartition
-    chain = chain.coalesce(1) if in_one_task else exchange(*arguments.slot)
-    chain = chain.sortWithinPartitions(*arguments.slot, *arguments.ranks)
+    chain = chain.repartitionByRange(*arguments.slot) if by_ranges else chain.coalesce(1) if in_one_task else chain
+    if seen is not None:
+        # Spark's own exchange and sort would come after the arguments of the first windows: copies of orders and values.
+        chain = chain if by_ranges or in_one_task else chain.repartition(*arguments.slot)
+        chain = chain.sortWithinPartitions(*arguments.slot, *arguments.ranks)
     read, emitted = Observation(), Observation()
     counts = read_counts(is_sequence=seen is not None, has_eras=eras is not None, guesses=arguments.guesses)
     ranked = warnings.observed(_ranked(chain, arguments), read, counts, arguments)
