@@ -192,7 +192,7 @@ def persistent_upsert(
     chain = _chain(records, stash, lower if stash_frontier is None else stash_frontier, state, arguments)
     chain = chain.repartitionByRange(*arguments.slot) if by_ranges else chain.coalesce(1) if in_one_task else chain
     if seen is not None:
-        # Spark's own exchange and sort would come after the arguments of the first windows: copies of orders and values.
+        # Spark's own exchange and sort come after the arguments of the first windows: copies of orders and values.
         chain = chain if by_ranges or in_one_task else chain.repartition(*arguments.slot)
         chain = chain.sortWithinPartitions(*arguments.slot, *arguments.ranks)
     read, emitted = Observation(), Observation()
