@@ -62,13 +62,17 @@ def running(conf: Mapping[str, str] | None = None) -> Iterator[ConnectServer]:
         started[-1].wait()
         start()
 
+    def jvm() -> int:
+        parent = started[-1].pid
+        return next(pid for pid in family(parent) if pid != parent)
+
     start()
     try:
         up = f"Spark Connect on port {local.port}"
         wait_until(lambda: accepts_connections(local.port), what=up, timeout_ms=_START_TIMEOUT_MS)
         real_parts.used("Spark Connect server", "local[*], with a token")
         token = json.loads(local.connection())["password"]
-        yield ConnectServer(local.port, token, kill, jvm=lambda: family(started[-1].pid)[-1])
+        yield ConnectServer(local.port, token, kill, jvm)
     finally:
         end(started[-1], signal.SIGTERM)
         folder.remove()
