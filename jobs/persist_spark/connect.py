@@ -16,6 +16,7 @@ import copy
 import importlib
 import logging
 import math
+import os
 import re
 import warnings
 from collections.abc import Mapping
@@ -125,10 +126,11 @@ def limit_retries(session: SparkSession, timeout_s: float) -> None:
     session.client.set_retry_policies([DefaultPolicy(max_retries=retries, initial_backoff=_FIRST_BACKOFF_MS)])
 
 
-def new_session(spark: SparkSession, timeout_s: float) -> SparkSession:
+def new_session(spark: SparkSession) -> SparkSession:
     """A session beside `spark`: settings, temporary views and functions of its own. `limit_retries` is done."""
     if not is_connect(spark):
         return spark.newSession()
+    timeout_s = connect_timeout_s(os.environ)
     own = _fresh(spark)
     limit_retries(own, timeout_s)
     if not CLONES_SESSIONS:

@@ -142,7 +142,7 @@ def own_session(spark: SparkSession, spec: JobSpec) -> Iterator[SparkSession]:
     """
     if is_connect(spark) and "SPARK_REMOTE" in os.environ:  # it may be starting again
         wait_for_server(os.environ["SPARK_REMOTE"], connect_timeout_s(os.environ))
-    own = new_session(spark, connect_timeout_s(os.environ))
+    own = new_session(spark)
     try:
         if not is_connect(own):
             send_fewer(own)

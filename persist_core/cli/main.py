@@ -262,11 +262,9 @@ def run_command(arguments: Sequence[str]) -> int:
         return end.code if isinstance(end.code, int) else 1
     except OSError as error:  # of the output: stores, and files that are read, have errors of their own
         sys.stdout = io.StringIO()  # else Python tries to write the rest when it ends
-        output.print_error(
-            StorageError(f"{error.filename or 'the output'} can't be written: {error.strerror}"),
-            as_json=as_json,
-        )
-        return output.exit_code(StorageError())
+        full = StorageError(f"{error.filename or 'the output'} can't be written: {error.strerror}")
+        output.print_error(full, as_json=as_json)
+        return output.exit_code(full)
     return 0
 
 
