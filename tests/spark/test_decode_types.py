@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as F
 
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, TIME
+from persist_spark.decode.exact import bits_text, signed_text
 from persist_spark.decode.values import TWO_BYTES, TWO_NUMBERS
 from persist_spark.frame import ORDER
 from tests.sampling import sample
@@ -74,6 +77,29 @@ def values(feed: Feed, kind: Any, messages: list[Any], **source: Any) -> list[Re
 
 def scaled(scale: int) -> dict[str, Any]:
     return {**DECIMAL, "parameters": {"scale": str(scale)}}
+
+
+def test_integers_of_any_width_are_read_from_their_bytes(spark: SparkSession) -> None:
+    rng, rows, last = random.Random(5), [], 10**38 - 1
+    for size in range(1, 17):
+        end = 2 ** (8 * size - 1)
+        for number in (0, 1, -1, end - 1, -end, *(rng.randrange(-end, end) for _ in range(60))):
+            rows.append((number, number.to_bytes(size, "big", signed=True)))
+    for number in (last, last + 1, 10**37, 2**64, 2**64 - 1):
+        rows += [(sign * number, (sign * number).to_bytes(16, "big", signed=True)) for sign in (1, -1)]
+    texts = [(str(number) if abs(number) <= last else None, raw.hex().upper()) for number, raw in rows]
+    found = spark.createDataFrame(texts, "expected string, digits string")
+    found = found.select("*", signed_text(F.col("digits")).alias("found"))
+    assert [row.found for row in found.collect()] == [expected for expected, _ in texts]
+
+
+def test_bits_are_read_from_their_bytes(spark: SparkSession) -> None:
+    raws = [random.Random(size).randbytes(size) for size in range(1, 9)]
+    texts: list[tuple[str | None, str]] = [(str(int.from_bytes(raw, "little")), raw.hex().upper()) for raw in raws]
+    texts += [(None, "00" * 9), (None, "")]
+    found = spark.createDataFrame(texts, "expected string, digits string")
+    found = found.select("*", bits_text(F.col("digits")).alias("found"))
+    assert [row.found for row in found.collect()] == [expected for expected, _ in texts]
 
 
 def test_precise_decimals_are_base64_to_the_last_digit(feed: Feed) -> None:

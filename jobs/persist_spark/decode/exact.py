@@ -41,15 +41,17 @@ def _fits(text: SparkColumn, scale: int) -> SparkColumn:
 def signed_text(digits: SparkColumn) -> SparkColumn:
     """Hex digits of a big-endian two's complement integer of 1 to 16 bytes as decimal digits, else null."""
     size = F.length(digits)
-    short = F.conv(_sign_extended(digits, 16), 16, -10)
-    wide = _wide_text(_sign_extended(digits, _MAX_HEX_DIGITS), digits >= "8")
-    return F.when(size.between(1, 16), short).when(size.between(17, _MAX_HEX_DIGITS), wide)
+    extended = F.when(digits >= "8", F.lpad(digits, 16, "F")).otherwise(F.lpad(digits, 16, "0"))
+    short = F.conv(extended, 16, -10)
+    return F.when(size.between(1, 16), short).when(size.between(17, _MAX_HEX_DIGITS), _wide_text(digits))
 
 
-def _wide_text(digits: SparkColumn, is_negative: SparkColumn) -> SparkColumn:
-    """32 hex digits, two's complement, as decimal digits; null beyond 38 of them. -n is the complement of n, less 1."""
-    flipped = F.when(is_negative, F.translate(digits, "0123456789ABCDEF", "FEDCBA9876543210")).otherwise(digits)
-    one, shift = F.lit("1").cast("decimal(38,0)"), F.lit(str(2**32)).cast("decimal(10,0)")
+def _wide_text(digits: SparkColumn) -> SparkColumn:
+    """17 to 32 hex digits, two's complement, as decimal digits; null beyond 38. -n is the complement of n, less 1."""
+    is_negative = digits >= "8"
+    flipped = F.translate(digits, "0123456789ABCDEF", "FEDCBA9876543210")
+    magnitude = F.lpad(F.when(is_negative, flipped).otherwise(digits), _MAX_HEX_DIGITS, "0")
+    one, shift = F.lit("1").cast("decimal(38,0)"), F.lit(str(2**64)).cast("decimal(20,0)")
 
     def add_word(total: SparkColumn, word: SparkColumn) -> SparkColumn:
         return F.try_add(F.try_multiply(total, shift), F.conv(word, 16, 10).cast("decimal(38,0)")).cast("decimal(38,0)")
@@ -58,15 +60,11 @@ def _wide_text(digits: SparkColumn, is_negative: SparkColumn) -> SparkColumn:
         below_zero = F.concat(F.lit("-"), F.try_add(total, one).cast("string"))
         return F.when(is_negative, below_zero).otherwise(total.cast("string"))
 
-    words = F.array(*[F.substring(flipped, 1 + 8 * index, 8) for index in range(4)])
+    words = F.array(F.substring(magnitude, 1, 16), F.substring(magnitude, 17, 16))
     return F.aggregate(words, F.lit("0").cast("decimal(38,0)"), add_word, signed)
-
-
-def _sign_extended(digits: SparkColumn, size: int) -> SparkColumn:
-    return F.when(digits >= "8", F.lpad(digits, size, "F")).otherwise(F.lpad(digits, size, "0"))
 
 
 def bits_text(digits: SparkColumn) -> SparkColumn:
     """`io.debezium.data.Bits`: up to 64 bits, least significant byte first, as decimal digits."""
-    swapped = F.concat(*[F.substring(F.rpad(digits, 16, "0"), 15 - 2 * index, 2) for index in range(8)])
+    swapped = F.regexp_replace(F.rpad(digits, 16, "0"), "(..)" * 8, "$8$7$6$5$4$3$2$1")
     return F.when(F.length(digits).between(1, 16), F.conv(swapped, 16, 10))
