@@ -53,7 +53,7 @@ READ_OPTIONS = {
 }
 # To pass over pages by their indexes, once `has_indexes` has verified these.
 INDEXED = {"parquet.filter.columnindex.enabled": "true"}
-_NAMED_FILE = re.compile(r"(?:reading file:?|File) (\S.{0,4096}?\.parquet)")
+_NAMED_FILE = re.compile(r"(?:reading file:?|File|Path does not exist:) (\S.{0,4096}?\.parquet)")
 _MAX_ROW_CHARS = 500
 _RAISED = "persist_error"  # the first field of what a plan of ours raises, as JSON: the kind of an error
 REMEDY = "nothing was committed; `persist fsck` lists all damage, then copy the object back from a backup or restore"

@@ -8,6 +8,9 @@
 For each path Spark asks the store whether it is there, and lists what is below it: on S3 three requests. So a folder
 that holds only files to read, which is what most attempts stage, is one path. It is listed here before Spark lists it,
 and again after it: files are written once, so what is the same both times is what Spark has found.
+
+A Spark Connect server lists nothing before a plan runs, which may be long after the listings here: by then GC may have
+deleted some of a folder's files, and nobody would miss their rows. There each file is a path, which has to be there.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from persist_core.errors import CorruptArtifact
 from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
 from persist_spark import s3a
+from persist_spark.compat import is_connect
 from persist_spark.frame import as_written, named
 from persist_spark.read import damage
 
@@ -109,7 +113,7 @@ def _read(
     more: Mapping[str, str],
 ) -> DataFrame:
     """Files of one version. Raises `CorruptArtifact` if one vanishes meanwhile."""
-    whole = _whole_folders(blob, keys)
+    whole = [] if is_connect(spark) else _whole_folders(blob, keys)
     inside = [key for key in keys if posixpath.dirname(key) in whole]
     apart = [key for key in keys if posixpath.dirname(key) not in whole]
     paths = [literal(blob.uri_of(path)) for path in (*whole, *apart)]
