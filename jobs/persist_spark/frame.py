@@ -38,6 +38,7 @@ OP, ORDER, BAD_KEY = core.OP, core.ORDER, core.BAD_KEY
 
 UPSERT, DELETE, TRUNCATE, SKIP = "u", "d", "t", "s"  # what `OP` may hold
 
+_PLACE = "_persist_place"
 _LIVING = "persist.living"  # of `INHERITED` that is read: the ids of the columns that the shard still has
 FIELD_ID = "parquet.field.id"  # of a column's metadata: Spark writes it as the field id of the Parquet column
 
@@ -160,7 +161,8 @@ def with_field_ids(rows: DataFrame, schema: CollectionSchema) -> DataFrame:
 
 
 def as_written(wanted: T.StructType, written: CollectionSchema) -> tuple[T.StructType, list[str]]:
-    """The columns to read of a file of schema version `written`, and SQL texts that make the `wanted` columns of it.
+    """The columns to read of a file of schema version `written`, and SQL texts that make the `wanted` columns of these
+    columns, renamed to `places`: in a user's session, a name in backticks may be a pattern.
 
     A user's column is found by its id, read with its name and type as they were written, then renamed and cast: Spark's
     readers widen no types on 3.5, and read names only. A column that the version does not have is null.
@@ -171,7 +173,7 @@ def as_written(wanted: T.StructType, written: CollectionSchema) -> tuple[T.Struc
         found = columns.get(field.metadata[FIELD_ID]) if FIELD_ID in field.metadata else field
         if found is not None:
             fields.append(found)
-        source = "NULL" if found is None else quoted(found.name)
+        source = "NULL" if found is None else f"{_PLACE}{len(fields) - 1}"
         is_same = found is not None and found.dataType == field.dataType
         value = source if is_same else f"CAST({source} AS {field.dataType.simpleString()})"
         if _LIVING in field.metadata:  # what was inherited by a column that is gone says nothing
@@ -179,6 +181,11 @@ def as_written(wanted: T.StructType, written: CollectionSchema) -> tuple[T.Struc
             value = f"IF(size({kept}) > 0, {kept}, NULL)"
         cells.append(f"{value} AS {quoted(field.name)}")
     return T.StructType(fields), cells
+
+
+def places(fields: T.StructType) -> list[str]:
+    """Names for columns by their places. They need no backticks in SQL."""
+    return [f"{_PLACE}{place}" for place in range(len(fields))]
 
 
 def part_type(schema: CollectionSchema) -> T.StructType:

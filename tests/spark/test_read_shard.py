@@ -175,3 +175,24 @@ def test_reads_outside_the_frontiers_print_both(spark: SparkSession, tmp_path: P
         persist_spark.snapshot(spark, shard.location, SHARD, 6)
     with pytest.raises(OutsideFrontiers, match=gone):
         persist_spark.changes(spark, shard.location, SHARD, 6)
+
+
+def test_a_name_in_backticks_may_be_a_pattern_to_a_session(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("MAX_LOCAL_BYTES", "MAX_LOCAL_RETRACTION_BYTES"):
+        monkeypatch.setattr(read, limit, 0)
+    session = spark.newSession()
+    session.conf.set("spark.sql.parser.quotedRegexColumnNames", "true")
+    key, values = (Column("i`d.*", "string", nullable=False),), (Column("a.b", "int"), Column("axb", "int"))
+    schema = CollectionSchema(key, values, position=FILE_POSITION)
+    shard = StagedShard(spark, tmp_path, schema)
+    shard.commit([Record((name,), (1, 2), None, (None, "f", 0, 1)) for name in "xy"], 10)
+    shard.schema = CollectionSchema(key, (Column("a.b", "bigint"), values[1]), position=FILE_POSITION)
+    shard.commit([Record(("x",), TOMBSTONE, None, (None, "f", 0, 2))], 20)
+    reader = shard.client.open_reader(SHARD)
+    found = persist_spark.snapshot(session, shard.location, SHARD)
+    assert _spark_rows(found) == _rows(reader.snapshot().to_pylist())
+    assert len(_spark_rows(found)) == 1
+    changed = persist_spark.changes(session, shard.location, SHARD, 0)
+    assert _spark_rows(changed) == _rows(reader.changes(0).to_pylist())

@@ -46,7 +46,7 @@ from persist_core.location.settings import PersistLocation
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, TIME, CollectionSchema
 from persist_core.shard.state import ShardState
 from persist_spark.compat import READS_ARROW
-from persist_spark.frame import ERR_COLUMNS, fits, named, part_type, quoted, text_bytes, user_fields
+from persist_spark.frame import ERR_COLUMNS, fits, named, part_type, text_bytes, user_fields
 from persist_spark.read.damage import check_sizes, named_damage, part_sizes, possible_counts
 from persist_spark.read.parts import scan_pieces
 
@@ -87,9 +87,9 @@ def snapshot(
             return reading.frame(insertions, columns)
         timed = reading.frame(insertions, _with_time(columns))
         if ends:
-            keys = [f"{quoted(name)} = _persist_k{place}" for place, name in enumerate(reading.schema.key_names)]
-            ended = F.expr(" AND ".join([*keys, f"{TIME} < {_RETRACTED}"]))
-            timed = timed.join(reading.retracted(ends), ended, "left_anti")
+            names = enumerate(reading.schema.key_names)
+            keys = [named(name) == F.col(f"_persist_k{place}") for place, name in names]
+            timed = timed.join(reading.retracted(ends), [*keys, F.col(TIME) < F.col(_RETRACTED)], "left_anti")
         return timed.drop(TIME)
 
 
@@ -231,7 +231,8 @@ class _Reading:
         if texts is None or not fits(self.retractions, columns, 0):
             return fits(self.retractions, columns, 0)
         with named_damage(self.client.blob, self.client):
-            found = ends.selectExpr(f"sum({texts}) AS texts").collect()
+            plain = texts.replace("`", "")  # which are patterns in some sessions, and our names need none
+            found = ends.selectExpr(f"sum({plain}) AS texts").collect()
         return fits(self.retractions, columns, found[0]["texts"] or 0)
 
     def _newest(self, ends: Sequence[Piece]) -> pa.Table:

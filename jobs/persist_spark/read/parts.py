@@ -31,7 +31,7 @@ from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
 from persist_spark import s3a
 from persist_spark.compat import is_connect
-from persist_spark.frame import as_written, named
+from persist_spark.frame import as_written, named, places
 from persist_spark.read import damage
 
 _READ_OPTIONS = {
@@ -123,7 +123,7 @@ def _read(
         found = spark.read.schema(fields).options(**options).parquet(*paths)
     for folder in set(whole) - set(_whole_folders(blob, inside)):
         raise CorruptArtifact(f"{folder}: files appeared or vanished while Spark listed it; {damage.REMEDY}")
-    return found if fields == schema else found.selectExpr(*cells)
+    return found if fields == schema else found.toDF(*places(fields)).selectExpr(*cells)
 
 
 def _whole_folders(blob: Blob, keys: Iterable[str]) -> list[str]:
