@@ -24,8 +24,10 @@ HAS_TRY_CAST = SPARK_VERSION >= (4, 0)
 HAS_TRIM_CHARACTERS = SPARK_VERSION >= (4, 0)  # `F.ltrim(text, characters)`
 HAS_NEW_SESSION = SPARK_VERSION >= (4, 3)  # `SparkSession.newSession` in Spark Connect
 CLONES_SESSIONS = SPARK_VERSION >= (4, 1)  # `cloneSession` there
+REPARTITIONS_BY_ID = SPARK_VERSION >= (4, 1)  # `DataFrame.repartitionById`
 READS_ARROW = SPARK_VERSION >= (4, 0)  # `createDataFrame` of an Arrow table
 PARSES_ONCE = SPARK_VERSION >= (4, 3)  # a filter does not repeat costly expressions below it (SPARK-47672)
+READS_HALF_FLOATS = SPARK_VERSION >= (4, 0)  # before, it opens no Parquet file that has some
 READS_ZSTD_TEXT = SPARK_VERSION >= (4, 3)
 WRITES_TO_S3 = SPARK_VERSION >= (4, 0)  # on 3.5 the magic committer leaves no report of what it has committed
 

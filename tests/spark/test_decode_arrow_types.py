@@ -11,6 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD
+from persist_spark.compat import READS_HALF_FLOATS
+from persist_spark.decode import parquet
+from persist_spark.decode.parquet import file_schema
 from tests.spark.decode_feed import Feed, Record
 
 if TYPE_CHECKING:
@@ -91,25 +94,37 @@ def test_parquet_times_are_one_text_in_every_unit(feed: Feed) -> None:
 
 
 def test_what_spark_has_no_type_for_is_its_text(feed: Feed) -> None:
-    halves = [1.0, -2.5, 65_504.0, 6e-8, 0.1, float("inf"), float("-inf")]
     table = pa.table(
         {
-            "half": pa.array(halves, pa.float16()),
             "took": pa.array(range(7), pa.duration("us")),
             "uuid": pa.ExtensionArray.from_storage(pa.uuid(), pa.array([bytes(range(16))] * 7, pa.binary(16))),
             "pair": pa.array([[1.0, 2.0]] * 7, pa.list_(pa.float32(), 2)),
         }
     )
-    columns = {"half": "double", "took": "bigint", "uuid": "string", "pair": "json"}
-    rows = records(feed, table, columns)
+    rows = records(feed, table, {"took": "bigint", "uuid": "string", "pair": "json"})
     assert [row[ERR_MESSAGE] for row in rows] == [None] * 7
-    assert [row["half"] for row in rows] == pa.array(halves, pa.float16()).cast(pa.float64()).to_pylist()
     assert [row["took"] for row in rows] == list(range(7))
-    text = "00010203-0405-0607-0809-0a0b0c0d0e0f"
-    assert {(row["uuid"], row["pair"]) for row in rows} == {(text, "[1.0,2.0]")}
+    assert {(row["uuid"], row["pair"]) for row in rows} == {("00010203-0405-0607-0809-0a0b0c0d0e0f", "[1.0,2.0]")}
+
+
+@pytest.mark.skipif(not READS_HALF_FLOATS, reason="this Spark opens no file that has half floats")
+def test_half_floats_are_numbers(feed: Feed) -> None:
+    halves = [1.0, -2.5, 65_504.0, 6e-8, 0.1, float("inf"), float("-inf")]
+    table = pa.table({"half": pa.array(halves, pa.float16())})
+    rows = records(feed, table, {"half": "double"})
+    assert [row[ERR_MESSAGE] for row in rows] == [None] * 7
+    assert [row["half"] for row in rows] == table["half"].cast(pa.float64()).to_pylist()
     rows = records(feed, table, {"half": "binary"})
     assert [row[ERR_KIND] for row in rows] == ["value"] * 7, "a number is not bytes"
-    assert bytes(rows[1][ERR_PAYLOAD]).decode() == f'{{"half":-2.5,"took":1,"uuid":"{text}","pair":[1.0,2.0],"id":1}}'
+    assert bytes(rows[1][ERR_PAYLOAD]).decode() == '{"half":-2.5,"id":1}'
+
+
+def test_a_file_that_spark_cannot_open_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(parquet, "READS_HALF_FLOATS", False)
+    nested = pa.array([[{"half": 1.5}]], pa.list_(pa.struct([("half", pa.float16())])))
+    pq.write_table(pa.table({"id": [1], "list": nested}), tmp_path / "1.parquet")
+    with pytest.raises(pa.ArrowInvalid, match="it has half floats"):
+        file_schema(pq.read_metadata(tmp_path / "1.parquet"))
 
 
 def test_an_interval_and_a_uuid_of_duckdb(feed: Feed) -> None:

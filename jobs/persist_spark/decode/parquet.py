@@ -26,7 +26,7 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.schema import Column
 from persist_core.sources.feed import Feed
 from persist_core.sources.input_file import InputFile
-from persist_spark.compat import HAS_TRY_CAST
+from persist_spark.compat import HAS_TRY_CAST, READS_HALF_FLOATS
 from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.files import BLOCK, BROKEN, LINE, NO_LINES, ROW, ReadableFile, by_store, placed
 from persist_spark.decode.json import MARK, Path
@@ -132,7 +132,8 @@ def _too_long(file: InputFile, footer: pq.FileMetaData, limit: int) -> TooLong |
 
 
 def file_schema(footer: pq.FileMetaData) -> FileSchema:
-    """Spark's columns of a file with this footer. Raises `ValueError` for names that it cannot distinguish."""
+    """Spark's columns of a file with this footer. Raises `ValueError` for names that it cannot distinguish, and for a
+    type with which it cannot open the file."""
     arrow = footer.schema.to_arrow_schema()
     lowered = [name.lower() for name in arrow.names]
     twice = next((name for name in arrow.names if lowered.count(name.lower()) > 1), None)
@@ -142,7 +143,10 @@ def file_schema(footer: pq.FileMetaData) -> FileSchema:
         )
     if "_metadata" in lowered:
         raise pa.ArrowInvalid("it has a column '_metadata', a name that Spark keeps for itself; rename it")
-    leaves = iter([footer.schema.column(index) for index in range(len(footer.schema))])
+    columns = [footer.schema.column(index) for index in range(len(footer.schema))]
+    if not READS_HALF_FLOATS and any(column.logical_type.type == "FLOAT16" for column in columns):
+        raise pa.ArrowInvalid("it has half floats, with which Spark 3.5 opens no file; write floats, or use Spark 4")
+    leaves = iter(columns)
     found = [(each, stored_type(each.type, leaves)) for each in arrow]
     return FileSchema(
         tuple((each.name, kind) for each, kind in found if kind is not None),
