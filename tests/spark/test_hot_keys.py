@@ -14,7 +14,7 @@ from persist_spark.frame import ORDER
 from persist_spark.upsert import batch as upsert_batch
 from persist_spark.upsert import hot_keys
 from persist_spark.upsert.eras import FIELDS, Eras
-from persist_spark.upsert.hot_keys import Beaten, find_beaten
+from persist_spark.upsert.hot_keys import Beaten, find_beaten, take_sample
 from tests.oracle.consolidate import check_collection
 from tests.oracle.upsert import Record
 from tests.sampling import sample
@@ -86,7 +86,7 @@ def test_a_hot_key_of_a_large_batch_is_found(
 
 def test_few_records_of_each_key_are_not_left_out(spark: SparkSession) -> None:
     records = [Record((row // 2,), ("a", None, None), None, (None, "f", 0, row)) for row in range(400)]
-    assert find_beaten(to_records(spark, ONE_KEY, records), ONE_KEY, None) is None
+    assert find_beaten(take_sample(to_records(spark, ONE_KEY, records), ONE_KEY, None)) is None
 
 
 @pytest.mark.usefixtures("all_are_hot")
@@ -95,7 +95,7 @@ def test_names_of_columns_do_not_matter_to_hot_keys(spark: SparkSession) -> None
     values = tuple(replace(column, name=name) for column, name in zip(ONE_KEY.values, names, strict=True))
     schema = replace(ONE_KEY, key=(replace(ONE_KEY.key[0], name="by0"),), values=values)
     records = to_records(spark, schema, [Record((1,), ("a", 1, 1.0), None, (None, "f", 0, row)) for row in range(3)])
-    found = find_beaten(records, schema, None)
+    found = find_beaten(take_sample(records, schema, None))
     assert found is not None
     assert (found.count, found.left_out(records).count()) == (2, 1)
 
@@ -119,6 +119,6 @@ def test_a_beaten_record_hides_no_other_era(
     cells = [f"'{field}', {given.get(name, 'CAST(NULL AS BIGINT)')}" for name, field in FIELDS.items()]
     placed = spark.createDataFrame(orders, "server STRING, number INT, ms INT")
     records = frame.crossJoin(placed).selectExpr(*frame.columns, f"named_struct({', '.join(cells)}) AS {ORDER}")
-    found = find_beaten(records, ONE_KEY, Eras())
+    found = find_beaten(take_sample(records, ONE_KEY, Eras()))
     assert (found.count if found else 0) == count
     assert found is None or found.left_out(records).count() == len(orders) - count

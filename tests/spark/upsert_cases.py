@@ -35,7 +35,7 @@ from persist_core.schema import (
 )
 from persist_spark.frame import BAD_KEY, OP, ORDER, inherited_fields, order_type, part_type, records_type
 from persist_spark.stage import MAX_PLANS
-from persist_spark.upsert.hot_keys import find_beaten
+from persist_spark.upsert.hot_keys import find_beaten, take_sample
 from persist_spark.upsert.outcome import Outcome
 from tests.core.protocol import log_source
 from tests.oracle.consolidate import NOT_SENT, Err, Slot, UpsertDiff, Value, canonical_bytes, canonical_key
@@ -148,7 +148,7 @@ def until_kept(drain: Callable[[bool, bool], Outcome]) -> Outcome:
 
 def without_beaten(frame: DataFrame, schema: CollectionSchema, *, leaves_out: bool) -> tuple[DataFrame, int]:
     """The records of a batch as the normal plan of the write stage takes them, and how many it leaves out."""
-    found = find_beaten(frame, schema, None) if leaves_out else None
+    found = find_beaten(take_sample(frame, schema, None)) if leaves_out else None
     if found is None:
         return frame, 0
     left = found.left_out(frame)

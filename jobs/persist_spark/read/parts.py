@@ -10,7 +10,7 @@ that holds only files to read, which is what most attempts stage, is one path. I
 and again after it: files are written once, so what is the same both times is what Spark has found.
 
 A Spark Connect server lists nothing before a plan runs, which may be long after the listings here: by then GC may have
-deleted some of a folder's files, and nobody would miss their rows. There each file is a path, which has to be there.
+deleted some of a folder's files, and no reader would miss their rows. There each file is a path, which has to be there.
 """
 
 from __future__ import annotations

@@ -29,6 +29,10 @@ and in `sequence` order
     truncated_by  the order of the truncate that the row lies below
     is_beyond     a forgotten tombstone has a higher order
 
+and if the exchange is by ranges of keys that we know (`persistent_upsert`, `cuts`)
+
+    key_range  the number of its range, and of the task after the exchange
+
 `op` is a number, and the last ones of the lists are booleans: strings would cost a seventh of the time of a batch.
 
 So no name of a user's column can clash with ours, or break out of an SQL text.
@@ -72,6 +76,7 @@ SAME_VALUE = " AND ".join(
     + [f"{cell} <=> before.{cell}" for cell in ("err.kind", "err.key", "err.payload")]
 )
 MARKS_TYPE = "ARRAY<STRUCT<name: STRING, text: STRING>>"
+KEY_RANGE = "key_range"
 ACTS = "is_due AND op != ascii('t')"  # the row may change its slot
 _NO_CELLS = "'is_there', true"  # a collection may have a key and nothing else; Spark has no empty structs
 _STATE_COLUMNS = {"op": OP, "ord": ORDER, "bad_key": BAD_KEY}
@@ -115,6 +120,7 @@ class Arguments:
     that no record does, and counts them. `seen`: in `sequence` order; `None`: in `log` order, where a batch has seen
     nothing, so nothing beats a record. `is_new`: no slot holds anything, and each gets at most one record that wins.
     `eras`: of orders that may not be comparable; `None`: they always are. `in_rest`: see `persistent_upsert`.
+    `has_ranges`: rows have the column `key_range`.
     """
 
     schema: CollectionSchema
@@ -130,6 +136,7 @@ class Arguments:
     eras: Eras | None
     watched: tuple[Watched, ...] = ()
     in_rest: Callable[[DataFrame], DataFrame] | None = None
+    has_ranges: bool = False
 
     @property
     def keys(self) -> list[str]:
@@ -147,13 +154,18 @@ class Arguments:
         return [*self.keys, "bad_key"]
 
     @property
+    def partition(self) -> list[str]:
+        """The columns by which windows partition: the slot, and its `key_range`, which follows from the slot."""
+        return [*self.slot, *([KEY_RANGE] if self.has_ranges else [])]
+
+    @property
     def columns(self) -> list[str]:
         """The columns of rows of any origin."""
         more = ["inherited"] if self.inherits else ["is_partial"] if self.guesses else []
         more += ["marks"] if self.has_marks else []
         more += [] if self.seen is None else ["entry", "truncated_by", "is_beyond"]
         booleans = ["is_due", "waits", "is_late", "stashed", "expanded"]
-        return [*self.slot, "time", "own_time", "diff", *booleans, "op", "ord", "value", "err", *more]
+        return [*self.partition, "time", "own_time", "diff", *booleans, "op", "ord", "value", "err", *more]
 
     @property
     def guesses(self) -> bool:
@@ -239,7 +251,7 @@ class Arguments:
 
     def over(self, *order: str) -> str:
         """A window over the rows of a slot."""
-        return f"OVER (PARTITION BY {', '.join(self.slot)} ORDER BY {', '.join(order)})"
+        return f"OVER (PARTITION BY {', '.join(self.partition)} ORDER BY {', '.join(order)})"
 
     @staticmethod
     def so_far(window: str) -> str:

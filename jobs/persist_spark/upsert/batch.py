@@ -17,7 +17,7 @@ from pyspark.storagelevel import StorageLevel
 from persist_core.config.error_limits import ErrorLimits, reached_limit
 from persist_core.contents.batch import STASH_OPERATOR, BatchDescription, BatchManifest, HollowBatch, Part, PartKind
 from persist_core.contents.err_groups import lines_of
-from persist_core.contents.key_range import KeyRange, meets_any
+from persist_core.contents.key_range import KeyRange, Scalar, meets_any
 from persist_core.contents.operator_state import StateArtifact
 from persist_core.contents.part_lists import PartList
 from persist_core.contents.pieces import OKS
@@ -34,11 +34,12 @@ from persist_spark.frame import OP, ORDER, named, slot_names
 from persist_spark.read.damage import check_sizes, named_damage, part_sizes
 from persist_spark.session import ONE_TASK_BYTES, stage_settings, use
 from persist_spark.stage import stage
+from persist_spark.upsert import exchange
 from persist_spark.upsert.arguments import Watched
 from persist_spark.upsert.eras import Eras
 from persist_spark.upsert.erased import without_erased
 from persist_spark.upsert.few_keys import filter_of, key_texts, met, most
-from persist_spark.upsert.hot_keys import LARGE_INPUT_BYTES, Beaten, find_beaten, repeats
+from persist_spark.upsert.hot_keys import LARGE_INPUT_BYTES, Beaten, find_beaten, repeats, take_sample
 from persist_spark.upsert.inherited import placed
 from persist_spark.upsert.look import MAX_LOOK_BYTES, Look, cuts_of, look_at, look_for_truncates
 from persist_spark.upsert.lookup import committed_updates, expected_hits, expects_few_files, stored_slots
@@ -129,7 +130,7 @@ def stage_upserts(
             stack.callback(records.unpersist)
         batch = replace(batch, stash=batch.before.needed_stash(records, may_stash=request.may_stash))
         look = batch.look()
-        batch = replace(batch, beaten=batch.find_beaten(stack))
+        batch = batch.sampled(stack)
         plans: list[PlannedUpsert] = []
 
         def drain(before: Outcome | None) -> PlannedUpsert:
@@ -190,6 +191,7 @@ class _Batch:
     before: StateBefore
     stash: StashBefore = NO_STASH
     beaten: Beaten | None = None
+    cuts: Sequence[Scalar] | None = None
     known: list[Part | StateArtifact] = field(default_factory=list)
 
     @property
@@ -243,18 +245,22 @@ class _Batch:
             waiting = waiting.coalesce(1)  # one stage instead of two
         return look_at(waiting, schema, upper, cuts_of(files) if files else None)
 
-    def find_beaten(self, stack: ExitStack) -> Beaten | None:
-        """The records that hot keys have too many, if the batch is large, and to read its keys costs little or there
-        probably are some. Kept in memory until `stack` ends."""
-        request, is_cheap = self.request, self.request.is_columnar or self.looks
-        if request.description.input_bytes < LARGE_INPUT_BYTES:
-            return None
-        if not is_cheap and not repeats([manifest for _, manifest in self.committed]):
-            return None
-        found = find_beaten(self.records, request.schema, request.eras)
-        if found is not None:
-            stack.callback(found.groups.unpersist)
-        return found
+    def sampled(self, stack: ExitStack) -> _Batch:
+        """With the records that hot keys have too many, if the batch is large, and to read its keys costs little or
+        there probably are some; and with the ranges of the exchange of a first batch. The former are kept in memory
+        until `stack` ends."""
+        request, size_bytes = self.request, self.request.description.input_bytes
+        cuts: list[Scalar] | None = [] if self.committed_bytes == 0 and size_bytes > LARGE_STATE_BYTES else None
+        is_cheap = request.is_columnar or self.looks
+        if size_bytes < LARGE_INPUT_BYTES or not (is_cheap or repeats([manifest for _, manifest in self.committed])):
+            return replace(self, cuts=cuts)
+        sample = take_sample(self.records, request.schema, request.eras)
+        beaten = find_beaten(sample)
+        if beaten is not None:
+            stack.callback(beaten.groups.unpersist)
+        if cuts is not None:
+            cuts = exchange.cuts_of(sample.keys, size_bytes)
+        return replace(self, beaten=beaten, cuts=cuts)
 
     def plan(self, look: Look | None, before: Outcome | None) -> _Plan:
         """The next step after this look, and after a plan whose output was discarded.
@@ -336,7 +342,7 @@ class _Batch:
             is_thorough=plan.is_thorough,
             inherits=plan.inherits,
             in_one_task=slots is None and plan.moved_bytes <= ONE_TASK_BYTES,
-            by_ranges=self.committed_bytes == 0 and description.input_bytes > LARGE_STATE_BYTES,
+            cuts=self.cuts,
             seen=self.before.seen(None if plan.is_thorough else plan.ranges, slots),
             eras=request.eras,
             watched=request.watched,

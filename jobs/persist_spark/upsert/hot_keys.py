@@ -13,7 +13,8 @@ it is beaten by one of its server that is later by both clocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
@@ -21,16 +22,17 @@ from pyspark.sql import functions as F
 
 from persist_core.config.order import SEEN_MS, SERVER, SOURCE_MS
 from persist_core.contents.batch import BatchManifest
+from persist_core.contents.key_range import Scalar
 from persist_core.schema import INHERITED, TIME, CollectionSchema
-from persist_spark.frame import DELETE, OP, ORDER, UPSERT, quoted, slot_names
+from persist_spark.frame import DELETE, OP, ORDER, SCALARS, UPSERT, quoted, slot_names
 from persist_spark.upsert.eras import FIELDS, Eras
 
 LARGE_INPUT_BYTES = 64 << 20  # in a smaller batch, to find hot keys costs more than a long task
 SHARE = 32  # a hot slot has at least this part of the batch's records
-_BUCKETS = 4096
+_BUCKETS = 1 << 14
 LOOKED_AT = 16  # first, one of so many records: the others are read, but neither checked nor decoded
 _REPEATS = 8  # the share of duplicates in a batch from which on the next one is looked at, though that costs a read
-_BEST, _COUNT, _BUCKET = "_persist_best", "_persist_count", "_persist_bucket"
+_BEST, _COUNT, _BUCKET, _KEY = (f"_persist_{name}" for name in ("best", "count", "bucket", "key"))
 
 
 @dataclass(frozen=True)
@@ -57,23 +59,49 @@ def repeats(manifests: Sequence[BatchManifest]) -> bool:
     return bool(raw) and _REPEATS * raw[-1].get("duplicates", 0) >= max(1, raw[-1].get("records_read", 0))
 
 
-def find_beaten(records: DataFrame, schema: CollectionSchema, eras: Eras | None) -> Beaten | None:
-    """The records that hot keys have too many; `None`: none. Runs one job, and two more if keys seem to be hot.
+@dataclass(frozen=True)
+class Sample:
+    """Records of a batch by hashes of their slots and times. `hashed`: all that only their orders decide between, with
+    the hash of `names`. `counts`: how many each hash has, judged by some of them. `keys`: the first key column of one
+    record of each hash, with their number, if its type is in `SCALARS`."""
 
-    `groups` is cached: the caller ends that.
-    """
+    hashed: DataFrame
+    names: Sequence[str]
+    counts: Mapping[int, int]
+    keys: Mapping[Scalar, int]
+    eras: Eras | None
+    schema: CollectionSchema
+
+
+def take_sample(records: DataFrame, schema: CollectionSchema, eras: Eras | None) -> Sample:
+    """Run a job that reads the columns of slots, operations, times and orders."""
     names = [*map(quoted, slot_names(schema)), TIME]
     if eras is not None:
         names.append(f"{ORDER}.{FIELDS[SERVER]}")
     compared = records.where(_compared(records))
-    compared = compared.selectExpr("*", f"pmod(xxhash64({', '.join(names)}), {_BUCKETS}) AS {_BUCKET}")
-    some = compared.where(f"pmod(xxhash64({ORDER}), {LOOKED_AT}) = 0")
-    counts = {row[_BUCKET]: LOOKED_AT * row["count"] for row in some.groupBy(_BUCKET).count().collect()}
-    least = sum(counts.values()) // SHARE
-    hot = [f"{bucket}" for bucket, count in counts.items() if count > least]
+    hashed = compared.selectExpr("*", f"pmod(xxhash64({', '.join(names)}), {_BUCKETS}) AS {_BUCKET}")
+    as_text, scalar = SCALARS.get(schema.key[0].type, ("CAST(NULL AS STRING)", str))
+    key = as_text.format(f"first({quoted(schema.key[0].name)})")
+    some = hashed.where(f"pmod(xxhash64({ORDER}), {LOOKED_AT}) = 0").groupBy(_BUCKET)
+    found = some.agg(F.expr(f"count(1) AS {_COUNT}"), F.expr(f"{key} AS {_KEY}")).collect()
+    counts, keys = {row[_BUCKET]: LOOKED_AT * row[_COUNT] for row in found}, Counter[Scalar]()
+    for row in found:
+        if row[_KEY] is not None:
+            keys[scalar(row[_KEY])] += row[_COUNT]
+    return Sample(hashed, names, counts, keys, eras, schema)
+
+
+def find_beaten(sample: Sample) -> Beaten | None:
+    """The records that hot keys have too many; `None`: none. Runs two jobs if keys seem to be hot.
+
+    `groups` is cached: the caller ends that.
+    """
+    names, schema, eras = sample.names, sample.schema, sample.eras
+    least = sum(sample.counts.values()) // SHARE
+    hot = [f"{bucket}" for bucket, count in sample.counts.items() if count > least]
     if not hot:
         return None
-    found = compared.where(f"{_BUCKET} IN ({', '.join(hot)})")
+    found = sample.hashed.where(f"{_BUCKET} IN ({', '.join(hot)})")
     measured = [f"max({_order(eras, schema)}) AS {_BEST}", f"count(1) AS {_COUNT}"]
     is_hot = f"{_COUNT} > {least // 2}"
     clocks = [] if eras is None else [FIELDS[name] for name in (SOURCE_MS, SEEN_MS)]

@@ -37,13 +37,14 @@ Expressions are SQL texts, since each of a thousand calls of the Column API woul
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 
 from persist_core.contents.batch import PartKind
+from persist_core.contents.key_range import Scalar
 from persist_core.errors import BadBounds, InvariantViolation
 from persist_core.keys import PART
 from persist_core.schema import (
@@ -68,6 +69,7 @@ from persist_spark.frame import (
 from persist_spark.upsert import inherited, rules, sequence, warnings
 from persist_spark.upsert.arguments import ERR_CELLS, SAME_VALUE, Arguments, SeenBefore, Watched
 from persist_spark.upsert.eras import Eras, incomparable
+from persist_spark.upsert.exchange import exchanged
 from persist_spark.upsert.late import with_late_errs
 from persist_spark.upsert.outcome import Outcome, emitted_counts, read_counts
 from persist_spark.upsert.seen import remembered
@@ -156,7 +158,7 @@ def persistent_upsert(
     is_thorough: bool = False,
     inherits: bool = True,
     in_one_task: bool = False,
-    by_ranges: bool = False,
+    cuts: Sequence[Scalar] | None = None,
     seen: SeenBefore | None = None,
     eras: Eras | None = None,
     watched: tuple[Watched, ...] = (),
@@ -173,8 +175,9 @@ def persistent_upsert(
     `may_stash=False` promises that no time lies at or after `upper`, and `has_times=False` that no record has a time of
     its own. `is_thorough`: expand truncates and break ties;
     `state` then has to hold *all* slots. `inherits=False` guesses that no record leaves out a value, and promises that
-    no stored row has inherited one. `in_one_task`: so little that one task does it, without an exchange. `by_ranges`:
-    the exchange is by ranges of keys, for which all is read twice. `seen`: for `sequence` order, with `ORDER` in
+    no stored row has inherited one. `in_one_task`: so little that one task does it, without an exchange. `cuts`:
+    the exchange is by ranges of keys, between these values of the first key column; without one, Spark finds the
+    ranges, for which all is read twice. `None`: by slot. `seen`: for `sequence` order, with `ORDER` in
     `state`. `eras`: of Debezium's `order: auto`, not all comparable. `watched`: `persist_spark.upsert.warnings`.
     `in_rest`: adds `IN_REST` to stored rows (`persist_spark.decode.filled`); `None`: there is no such thing.
 
@@ -190,11 +193,10 @@ def persistent_upsert(
     bounds = (schema, lower, upper, floor)
     arguments = Arguments(*bounds, late, may_stash, is_new, is_thorough, inherits, seen, eras, watched, in_rest)
     chain = _chain(records, stash, lower if stash_frontier is None else stash_frontier, state, arguments)
-    chain = chain.repartitionByRange(*arguments.slot) if by_ranges else chain.coalesce(1) if in_one_task else chain
+    arguments = replace(arguments, has_ranges=bool(cuts))
+    chain = exchanged(chain, cuts, arguments, in_one_task=in_one_task)
     if seen is not None:
-        # Spark's own exchange and sort come after the arguments of the first windows: copies of orders and values.
-        chain = chain if by_ranges or in_one_task else chain.repartition(*arguments.slot)
-        chain = chain.sortWithinPartitions(*arguments.slot, *arguments.ranks)
+        chain = chain.sortWithinPartitions(*arguments.partition, *arguments.ranks)
     read, emitted = Observation(), Observation()
     counts = read_counts(is_sequence=seen is not None, has_eras=eras is not None, guesses=arguments.guesses)
     ranked = warnings.observed(_ranked(chain, arguments), read, counts, arguments)
