@@ -21,6 +21,7 @@ from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.schema import CollectionSchema, Column
 from persist_spark import frame
+from persist_spark.compat import READS_ARROW
 from persist_spark.read import frames as read
 from persist_spark.read.damage import named_damage
 from tests.oracle.consolidate import canonical_bytes
@@ -85,6 +86,19 @@ def test_snapshot_is_the_same_however_its_retractions_are_read(
         assert _spark_rows(persist_spark.snapshot(spark, shard.location, SHARD)) == wanted
         assert len(read._manifests) == 1
     assert len(wanted) == 10
+
+
+@pytest.mark.skipif(not READS_ARROW, reason="Spark reads small shards itself here")
+def test_many_rows_in_small_files_are_read_by_spark(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = StagedShard(spark, tmp_path, ONE_KEY)
+    shard.commit([Record((k,), ("a", k, 0.5), None, (None, "f", 0, k)) for k in range(20)], 10)
+    for most, is_scanned in ((20, False), (19, True)):
+        monkeypatch.setattr(read, "MAX_LOCAL_ROWS", most)
+        found = persist_spark.snapshot(spark, shard.location, SHARD)
+        assert ("parquet" in found._jdf.queryExecution().optimizedPlan().toString()) is is_scanned
+        assert found.count() == 20
 
 
 def test_retractions_with_wide_keys_are_not_broadcast(

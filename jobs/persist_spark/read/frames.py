@@ -50,7 +50,8 @@ from persist_spark.frame import ERR_COLUMNS, fits, named, part_type, text_bytes,
 from persist_spark.read.damage import check_sizes, named_damage, part_sizes, possible_counts
 from persist_spark.read.parts import scan_pieces
 
-MAX_LOCAL_BYTES = 4 << 20  # of files that this process reads for a DataFrame: some 40 MB of rows at most
+MAX_LOCAL_BYTES = 4 << 20  # of files that this process reads for a DataFrame: mostly some 40 MB of rows
+MAX_LOCAL_ROWS = 200_000  # in them: texts that repeat take next to nothing in a file
 MAX_LOCAL_RETRACTION_BYTES = 1 << 20  # of retractions; above it a scan by Spark takes less time
 MANIFESTS_KEPT = 256  # in memory, by digest, from one read to the next: some tens of kB each
 Location = PersistLocation | OpenLocation
@@ -293,7 +294,8 @@ def _manifests_of(client: PersistClient, batches: Sequence[HollowBatch]) -> list
 
 
 def _is_small(pieces: Sequence[Piece], max_bytes: int) -> bool:
-    return READS_ARROW and sum(piece.part.size_bytes for piece in pieces) <= max_bytes
+    rows, size_bytes = sum(piece.part.rows or 0 for piece in pieces), sum(piece.part.size_bytes for piece in pieces)
+    return READS_ARROW and rows <= MAX_LOCAL_ROWS and size_bytes <= max_bytes
 
 
 def _with_time(columns: T.StructType) -> T.StructType:

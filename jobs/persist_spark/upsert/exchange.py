@@ -21,18 +21,18 @@ RANGE_BYTES = 32 << 20  # of the batch's input
 _MAX_RANGES = 1024
 
 
-def cuts_of(sample: Mapping[Scalar, int], size_bytes: int) -> list[Scalar]:
+def cuts_of(sample: Mapping[Scalar | None, int], size_bytes: int) -> list[Scalar]:
     """Where the ranges of so much input begin, but for the first: about equally many records are in each. `sample`:
-    values of the first key column, each with its number of records.
+    values of the first key column, `None` for keys that are not known, each with its number of records.
 
-    Empty if a value has more records than a range, as ranges then begin at values of other key columns too; or if Spark
+    Empty if one has more records than a range, as ranges then begin at values of other key columns too; or if Spark
     cannot send rows to a task by its number.
     """
     share = sum(sample.values()) / min(max(2, size_bytes // RANGE_BYTES), _MAX_RANGES)
     if not REPARTITIONS_BY_ID or max(sample.values(), default=0) > share:
         return []
-    cuts, below = list[Scalar](), 0
-    for value, records in sorted(sample.items()):
+    cuts, below = list[Scalar](), sample.get(None, 0)
+    for value, records in sorted((value, records) for value, records in sample.items() if value is not None):
         if below >= share * (len(cuts) + 1):
             cuts.append(value)
         below += records

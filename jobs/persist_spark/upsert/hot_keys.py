@@ -63,12 +63,12 @@ def repeats(manifests: Sequence[BatchManifest]) -> bool:
 class Sample:
     """Records of a batch by hashes of their slots and times. `hashed`: all that only their orders decide between, with
     the hash of `names`. `counts`: how many each hash has, judged by some of them. `keys`: the first key column of one
-    record of each hash, with their number, if its type is in `SCALARS`."""
+    record of each hash, with their number; `None` if its type is not in `SCALARS`."""
 
     hashed: DataFrame
     names: Sequence[str]
     counts: Mapping[int, int]
-    keys: Mapping[Scalar, int]
+    keys: Mapping[Scalar | None, int]
     eras: Eras | None
     schema: CollectionSchema
 
@@ -84,10 +84,9 @@ def take_sample(records: DataFrame, schema: CollectionSchema, eras: Eras | None)
     key = as_text.format(f"first({quoted(schema.key[0].name)})")
     some = hashed.where(f"pmod(xxhash64({ORDER}), {LOOKED_AT}) = 0").groupBy(_BUCKET)
     found = some.agg(F.expr(f"count(1) AS {_COUNT}"), F.expr(f"{key} AS {_KEY}")).collect()
-    counts, keys = {row[_BUCKET]: LOOKED_AT * row[_COUNT] for row in found}, Counter[Scalar]()
+    counts, keys = {row[_BUCKET]: LOOKED_AT * row[_COUNT] for row in found}, Counter[Scalar | None]()
     for row in found:
-        if row[_KEY] is not None:
-            keys[scalar(row[_KEY])] += row[_COUNT]
+        keys[None if row[_KEY] is None else scalar(row[_KEY])] += row[_COUNT]
     return Sample(hashed, names, counts, keys, eras, schema)
 
 
