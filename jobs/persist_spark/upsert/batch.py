@@ -254,7 +254,7 @@ class _Batch:
         is_cheap = request.is_columnar or self.looks
         if size_bytes < LARGE_INPUT_BYTES or not (is_cheap or repeats([manifest for _, manifest in self.committed])):
             return replace(self, cuts=cuts)
-        sample = take_sample(self.records, request.schema, request.eras)
+        sample = take_sample(self.records, request.schema, request.eras, with_keys=cuts is not None)
         beaten = find_beaten(sample)
         if beaten is not None:
             stack.callback(beaten.groups.unpersist)

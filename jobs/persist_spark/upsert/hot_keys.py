@@ -73,14 +73,15 @@ class Sample:
     schema: CollectionSchema
 
 
-def take_sample(records: DataFrame, schema: CollectionSchema, eras: Eras | None) -> Sample:
-    """Run a job that reads the columns of slots, operations, times and orders."""
+def take_sample(records: DataFrame, schema: CollectionSchema, eras: Eras | None, *, with_keys: bool = False) -> Sample:
+    """Run a job that reads the columns of slots, operations, times and orders. Without keys, all are `None`."""
     names = [*map(quoted, slot_names(schema)), TIME]
     if eras is not None:
         names.append(f"{ORDER}.{FIELDS[SERVER]}")
     compared = records.where(_compared(records))
     hashed = compared.selectExpr("*", f"pmod(xxhash64({', '.join(names)}), {_BUCKETS}) AS {_BUCKET}")
-    as_text, scalar = SCALARS.get(schema.key[0].type, ("CAST(NULL AS STRING)", str))
+    # A key per hash makes the aggregate sort.
+    as_text, scalar = SCALARS.get(schema.key[0].type if with_keys else "", ("CAST(NULL AS STRING)", str))
     key = as_text.format(f"first({quoted(schema.key[0].name)})")
     some = hashed.where(f"pmod(xxhash64({ORDER}), {LOOKED_AT}) = 0").groupBy(_BUCKET)
     found = some.agg(F.expr(f"count(1) AS {_COUNT}"), F.expr(f"{key} AS {_KEY}")).collect()
