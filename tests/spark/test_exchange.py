@@ -153,15 +153,20 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[PlannedUpsert]:
 
 
 def _first(shard: StagedShard, records: list[Record], **options: Any) -> BatchManifest:
-    return shard.write(records, shard.description(10, input_bytes=5000), is_columnar=True, has_times=False, **options)
+    return shard.write(records, shard.description(10, input_bytes=5000), has_times=False, **options)
 
 
+@pytest.mark.parametrize("is_columnar", [True, False], ids=["Parquet", "text"])
 def test_a_large_first_batch_is_sampled_once(
-    spark: SparkSession, tmp_path: Path, plans: list[PlannedUpsert], capsys: pytest.CaptureFixture[str]
+    spark: SparkSession,
+    tmp_path: Path,
+    plans: list[PlannedUpsert],
+    capsys: pytest.CaptureFixture[str],
+    is_columnar: bool,
 ) -> None:
     shard = StagedShard(spark, tmp_path / "location", ONE_KEY)
     rows = [Record((key * 7 % 500,), (f"{key}", None, None), None, (None, "f", 0, key)) for key in range(500)]
-    manifest = _first(shard, rows)
+    manifest = _first(shard, rows, is_columnar=is_columnar)
     files = sorted((part.keys.first or (), part.keys.last or (), part.rows or 0) for part in manifest.parts)
     assert all(low[1] < high[0] for low, high in itertools.pairwise(files))
     assert [90 < rows < 110 for *_, rows in files] == [True] * 5

@@ -251,14 +251,15 @@ class _Batch:
         until `stack` ends."""
         request, size_bytes = self.request, self.request.description.input_bytes
         cuts: list[Scalar] | None = [] if self.committed_bytes == 0 and size_bytes > LARGE_STATE_BYTES else None
-        is_cheap = request.is_columnar or self.looks
+        has_cuts = cuts is not None and exchange.has_cuts(request.schema.key[0])
+        is_cheap = request.is_columnar or self.looks or has_cuts
         if size_bytes < LARGE_INPUT_BYTES or not (is_cheap or repeats([manifest for _, manifest in self.committed])):
             return replace(self, cuts=cuts)
-        sample = take_sample(self.records, request.schema, request.eras, with_keys=cuts is not None)
+        sample = take_sample(self.records, request.schema, request.eras, with_keys=has_cuts)
         beaten = find_beaten(sample)
         if beaten is not None:
             stack.callback(beaten.groups.unpersist)
-        if cuts is not None:
+        if has_cuts:
             cuts = exchange.cuts_of(sample.keys, size_bytes)
         return replace(self, beaten=beaten, cuts=cuts)
 

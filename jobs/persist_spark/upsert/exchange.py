@@ -14,22 +14,26 @@ from pyspark.sql import DataFrame
 from persist_core.contents.key_range import Scalar
 from persist_core.schema import Column
 from persist_spark.compat import REPARTITIONS_BY_ID
-from persist_spark.frame import literal
+from persist_spark.frame import SCALARS, literal
 from persist_spark.upsert.arguments import KEY_RANGE, Arguments
 
 RANGE_BYTES = 32 << 20  # of the batch's input
 _MAX_RANGES = 1024
 
 
+def has_cuts(column: Column) -> bool:
+    """True if a sample knows the values of this first key column, and Spark sends rows to a task by its number."""
+    return REPARTITIONS_BY_ID and column.type in SCALARS
+
+
 def cuts_of(sample: Mapping[Scalar | None, int], size_bytes: int) -> list[Scalar]:
     """Where the ranges of so much input begin, but for the first: about equally many records are in each. `sample`:
     values of the first key column, `None` for keys that are not known, each with its number of records.
 
-    Empty if one has more records than a range, as ranges then begin at values of other key columns too; or if Spark
-    cannot send rows to a task by its number.
+    Empty if one has more records than a range, as ranges then begin at values of other key columns too.
     """
     share = sum(sample.values()) / min(max(2, size_bytes // RANGE_BYTES), _MAX_RANGES)
-    if not REPARTITIONS_BY_ID or max(sample.values(), default=0) > share:
+    if max(sample.values(), default=0) > share:
         return []
     cuts, below = list[Scalar](), sample.get(None, 0)
     for value, records in sorted((value, records) for value, records in sample.items() if value is not None):

@@ -63,7 +63,7 @@ def repeats(manifests: Sequence[BatchManifest]) -> bool:
 class Sample:
     """Records of a batch by hashes of their slots and times. `hashed`: all that only their orders decide between, with
     the hash of `names`. `counts`: how many each hash has, judged by some of them. `keys`: the first key column of one
-    record of each hash, with their number; `None` if its type is not in `SCALARS`."""
+    record of each hash, with their number."""
 
     hashed: DataFrame
     names: Sequence[str]
@@ -74,14 +74,15 @@ class Sample:
 
 
 def take_sample(records: DataFrame, schema: CollectionSchema, eras: Eras | None, *, with_keys: bool = False) -> Sample:
-    """Run a job that reads the columns of slots, operations, times and orders. Without keys, all are `None`."""
+    """Run a job that reads the columns of slots, operations, times and orders. Without keys, all are `None`; with
+    them, the type of the first key column is in `SCALARS`."""
     names = [*map(quoted, slot_names(schema)), TIME]
     if eras is not None:
         names.append(f"{ORDER}.{FIELDS[SERVER]}")
     compared = records.where(_compared(records))
     hashed = compared.selectExpr("*", f"pmod(xxhash64({', '.join(names)}), {_BUCKETS}) AS {_BUCKET}")
     # A key per hash makes the aggregate sort.
-    as_text, scalar = SCALARS.get(schema.key[0].type if with_keys else "", ("CAST(NULL AS STRING)", str))
+    as_text, scalar = SCALARS[schema.key[0].type] if with_keys else ("CAST(NULL AS STRING)", str)
     key = as_text.format(f"first({quoted(schema.key[0].name)})")
     some = hashed.where(f"pmod(xxhash64({ORDER}), {LOOKED_AT}) = 0").groupBy(_BUCKET)
     found = some.agg(F.expr(f"count(1) AS {_COUNT}"), F.expr(f"{key} AS {_KEY}")).collect()
