@@ -23,7 +23,7 @@ def local_spark(app_name: str, scratch: Path, master: str = "local[2]") -> Spark
     """
     from pyspark.sql import SparkSession
 
-    from persist_spark.session import FASTER, REQUIRED, STATIC, use
+    from persist_spark.session import FASTER, METHOD_LIMIT, REQUIRED, STATIC, method_limit, use
 
     logging.getLogger("py4j").setLevel(logging.WARNING)  # it logs while it is collected, after the log has closed
     session = (
@@ -43,5 +43,5 @@ def local_spark(app_name: str, scratch: Path, master: str = "local[2]") -> Spark
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")
-    use(session, {**FASTER, **REQUIRED})
+    use(session, {**FASTER, **REQUIRED, METHOD_LIMIT: method_limit(session)})
     return session

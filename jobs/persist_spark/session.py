@@ -17,7 +17,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from persist_core.location.blob import Blob
-from persist_core.spark_job.installation import OF_MANY_JOBS
+from persist_core.spark_job.installation import HUGE_METHODS, OF_MANY_JOBS
 from persist_core.spark_job.spec import JobSpec
 from persist_spark import progress, s3a
 from persist_spark.compat import SPARK_VERSION, is_connect
@@ -71,10 +71,8 @@ FASTER = {
     # No file is listed twice by one plan, and the cache belongs to all sessions: a server would keep every listing.
     "spark.sql.hive.filesourcePartitionFileCacheSize": "0",
     "spark.sql.autoBroadcastJoinThreshold": "-1",  # we decide what to broadcast, from the description
-    # The JVM compiles no method of more bytes, but interprets it for each row: so were the decoders of text. Now Spark
-    # evaluates the steps of such a stage one by one, in small methods: a fifth less of the tasks' time for JSON.
-    "spark.sql.codegen.hugeMethodLimit": "8000",
 }
+METHOD_LIMIT = "spark.sql.codegen.hugeMethodLimit"
 # For a sample of a few records: to compile code for them takes as long as to plan them.
 _INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 # For plans that are ours alone. Inferred filters skip nothing in them, and to search for them took a tenth of the time
@@ -148,7 +146,7 @@ def own_session(spark: SparkSession, spec: JobSpec) -> Iterator[SparkSession]:
             send_fewer(own)
         apply_conf(own, spec.spark_conf)
         _forget(own)
-        use(own, {**FASTER, **REQUIRED, **(_INTERPRETED if spec.is_sample else {})})
+        use(own, {**FASTER, **REQUIRED, METHOD_LIMIT: method_limit(own), **(_INTERPRETED if spec.is_sample else {})})
         title = f"{spec.description.shard} {spec.description.interval}"
         if is_connect(own):
             own.addTag(f"persist {title}".replace(",", " "))
@@ -156,6 +154,17 @@ def own_session(spark: SparkSession, spec: JobSpec) -> Iterator[SparkSession]:
             yield own
     finally:
         release(own)
+
+
+def method_limit(session: SparkSession) -> str:
+    """The bytes up to which a stage may be one method; the steps of a larger one are done one by one, and copy rows.
+
+    Without `HUGE_METHODS` a JVM compiles no method of more than 8,000 bytes, but interprets it for each row: so were
+    the decoders of text.
+    """
+    side = "driver" if (session.conf.get("spark.master", "") or "").startswith("local") else "executor"
+    options = [session.conf.get(f"spark.{side}.{kind}JavaOptions", "") or "" for kind in ("default", "extra")]
+    return "20000" if HUGE_METHODS in " ".join(options).split() else "8000"
 
 
 @contextmanager

@@ -31,6 +31,8 @@ OF_MANY_JOBS = {
     "spark.connect.ui.retainedStatements": "50",
     "spark.sql.codegen.cache.maxEntries": "2000",
 }
+# A JVM compiles methods of more than 8,000 bytes too. Spark writes such methods for the steps of a stage.
+HUGE_METHODS = "-XX:-DontCompileHugeMethods"
 
 
 def find_spark_submit(environment: Mapping[str, str]) -> Path:

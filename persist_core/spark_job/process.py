@@ -34,6 +34,7 @@ from persist_core.spark_job.calls import Calls
 from persist_core.spark_job.causes import CauseFinder
 from persist_core.spark_job.handover import hand_over, location_environment, properties_file, spark_defaults
 from persist_core.spark_job.installation import (
+    HUGE_METHODS,
     archive_flags,
     find_spark_submit,
     job_path,
@@ -50,7 +51,7 @@ ENV_CONNECT_TIMEOUT = "PERSIST_SPARK_CONNECT_TIMEOUT"  # seconds, for the job: u
 ENV_LOG_FIELDS = "PERSIST_JOB_LOG_FIELDS"  # set: a job logs in lines of JSON
 _LOOK_S = 1.0  # between two looks at the log of a job
 # With one compiler the JVM keeps 48 MB for code: full after 80 commits, from where on nothing more was compiled.
-SMALL_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
+SMALL_JVM = (HUGE_METHODS, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
 JOB_TIMEOUT_MS = 24 * 3_600_000  # a bound, not an expectation
 _STOP_SECONDS = 10  # between asking a job to stop and killing it
 _TAIL_LINES, _TAIL_CHARS = 200, 8_000  # of the job's log, shown if it left no failure record
@@ -185,7 +186,7 @@ def tuned_conf(master: str, items: Sequence[JobSpec], scratch: str | Path) -> di
     """
     conf = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     if is_local(master):
-        flags = SMALL_JVM if _is_small(items) else ()
+        flags = SMALL_JVM if _is_small(items) else (HUGE_METHODS,)
         conf["spark.driver.extraJavaOptions"] = " ".join([*flags, *archive_flags(os.environ), "-Xshare:auto"])
         conf["spark.authenticate"] = "true"  # other users of the machine reach 127.0.0.1 too; Spark makes the secret
         conf["spark.local.dir"] = str(scratch)  # shuffle files are for all to read: mode 0644

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 
-from persist_spark.session import FASTER, REQUIRED, STATIC, use
+from persist_core.spark_job.installation import HUGE_METHODS
+from persist_spark.session import FASTER, METHOD_LIMIT, REQUIRED, STATIC, method_limit, use
 
 _Result = TypeVar("_Result")
 
@@ -21,6 +22,7 @@ def session(cores: int, memory: str = "6g", conf: Mapping[str, str] | None = Non
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": memory,
+        "spark.driver.extraJavaOptions": HUGE_METHODS,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": str(cores),
@@ -30,7 +32,7 @@ def session(cores: int, memory: str = "6g", conf: Mapping[str, str] | None = Non
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    use(spark, {**FASTER, **REQUIRED})
+    use(spark, {**FASTER, **REQUIRED, METHOD_LIMIT: method_limit(spark)})
     return spark
 
 

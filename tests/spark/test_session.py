@@ -6,7 +6,8 @@ import importlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from pyspark.sql import functions as F
@@ -19,12 +20,13 @@ from persist_core.location.settings import PersistLocation
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted
 from persist_core.shard.state import Committed
+from persist_core.spark_job.installation import HUGE_METHODS
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.compat import SPARK_VERSION
 from persist_spark.connect import quiet_client
 from persist_spark.decode.formats import decode
 from persist_spark.messages import names_set, send_fewer
-from persist_spark.session import own_session
+from persist_spark.session import METHOD_LIMIT, method_limit, own_session
 from persist_spark.upsert import job
 from persist_spark.upsert.job import run_write_job
 from tests.spark.view_shards import BY_COLOUR, ITEMS, ViewShards, texts
@@ -99,6 +101,29 @@ def test_two_concurrent_jobs_leave_a_users_session_as_it_was(
             staged.result()
     assert [found.times(spec) for spec in specs] == [["1970-01-01T12:00:00+00:00"]] * 2
     assert settings_of(of_user) == before
+
+
+@pytest.mark.parametrize(
+    ("master", "name", "limit"),
+    [
+        ("local", "driver.extra", "20000"),
+        ("local[2]", "driver.default", "20000"),
+        ("local[2]", "executor.extra", "8000"),
+        ("spark://localhost:7077", "driver.extra", "8000"),
+        ("yarn", "executor.extra", "20000"),
+        ("k8s://host", "executor.default", "20000"),
+    ],
+)
+def test_large_methods_if_the_jvms_of_tasks_compile_them(master: str, name: str, limit: str) -> None:
+    conf = {"spark.master": master, f"spark.{name}JavaOptions": f"-XX:+UseSerialGC {HUGE_METHODS}"}
+    assert method_limit(cast("SparkSession", SimpleNamespace(conf=conf))) == limit
+    conf[f"spark.{name}JavaOptions"] = "-XX:+DontCompileHugeMethods"
+    assert method_limit(cast("SparkSession", SimpleNamespace(conf=conf))) == "8000"
+
+
+def test_a_job_of_a_jvm_of_ours_has_large_methods(spark: SparkSession, tmp_path: Path) -> None:
+    with own_session(spark, Collections(tmp_path).spec("things")) as own:
+        assert own.conf.get(METHOD_LIMIT) == "20000"
 
 
 def test_a_view_does_not_read_a_users_temporary_view(of_user: SparkSession, tmp_path: Path) -> None:

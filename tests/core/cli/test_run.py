@@ -26,7 +26,7 @@ from persist_core.protocol.conflicts import list_conflicts
 from persist_core.sources.frozen import load_frozen
 from persist_core.sources.input_file import FrozenInput
 from persist_core.spark_job.answer import error_of_kind
-from persist_core.spark_job.installation import find_spark_submit, job_path, spark_environment
+from persist_core.spark_job.installation import HUGE_METHODS, find_spark_submit, job_path, spark_environment
 from persist_core.spark_job.launch import write_batch
 from persist_core.spark_job.process import SparkProcess, _Running, tuned_conf
 from persist_core.spark_job.spec import JobSpec
@@ -207,9 +207,9 @@ def test_start_up_is_tuned_for_small_local_jobs_only() -> None:
     sizes = (10, 1 << 40)
     items = [JobSpec(replace(DESCRIPTION, input_bytes=each), CONFIG, "attempt") for each in sizes]
     small, large = (tuned_conf("local[2]", [item], "/s") for item in items)
-    for flag in ("TieredStopAtLevel=1", "ReservedCodeCacheSize=240m"):  # one goes with the other
+    for flag in (HUGE_METHODS, "TieredStopAtLevel=1", "ReservedCodeCacheSize=240m"):  # the last two go together
         assert flag in small["spark.driver.extraJavaOptions"]
-    assert "TieredStopAtLevel" not in large["spark.driver.extraJavaOptions"]
+    assert [flag in large["spark.driver.extraJavaOptions"] for flag in ("Tiered", HUGE_METHODS)] == [False, True]
     assert "spark.driver.extraJavaOptions" not in tuned_conf("yarn", items[:1], "/s")
 
 
