@@ -16,7 +16,7 @@ import zstandard
 from persist_core.errors import InvalidInput
 from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemBlob
-from persist_core.schema import TIME
+from persist_core.schema import ERR_POSITION, TIME
 from persist_core.sources.input_file import InputFile
 from persist_core.sources.natural_order import natural_key
 from persist_core.time_text import parse_time
@@ -116,6 +116,23 @@ def test_compressed_files_are_read_by_their_suffix(feed: Feed) -> None:
         feed.write(f"7.json.{suffix}", b"")
     rows = feed.records("json", COLUMNS)
     assert [row["id"] for row in rows] == [0, 1, 10, 11, 20, 21, 30, 31, 40, 41, 50, 51, 60, 61]
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_small_files_share_a_task_and_keep_their_lines(feed: Feed, is_packed: bool) -> None:
+    suffix = ".gz" if is_packed else ""
+    padding = os.urandom(600_000 if is_packed else 1_500_000).hex()  # which gzip makes half as long
+    for index in range(6):
+        data = f'{{"id":{10 * index}}}\n\n{{"id":{10 * index + 1},"pad":"{padding}"}}\nodd\n'.encode()
+        feed.write(f"{index}.json{suffix}", gzip.compress(data) if is_packed else data)
+    frame = feed.frame("json", COLUMNS)
+    assert frame._jdf.rdd().getNumPartitions() == (4 if is_packed else 3), "18 MB of text, 29 of packed text"
+    rows = frame.collect()
+    ids = sorted((row["id"], row[ORDER]["file"], row[ORDER]["row"]) for row in rows if row["id"] is not None)
+    files = sorted({row[ORDER]["file"] for row in rows})
+    assert ids == [(10 * index + row // 2, file, row) for index, file in enumerate(files) for row in (0, 2)]
+    errs = sorted(row[ERR_POSITION] for row in rows if row["id"] is None)
+    assert errs == [f"{index}.json{suffix}, line 4" for index in range(6)]
 
 
 def test_a_line_length_of_the_platform_drops_no_record(feed: Feed) -> None:

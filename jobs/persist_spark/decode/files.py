@@ -6,13 +6,14 @@
 Position. Comparing (FILE, BLOCK, ROW) is the order of lines in a file, since lines of one block are read by one task,
 one after the other, and blocks of a file start at ascending offsets. ROW counts lines within a task, blank ones too.
 Records of different files are compared by FILE alone, so it does not matter there. A redelivered description gives the
-same comparisons. A task reads one block of one file if the batch has few files (`kept_apart`): then ROW is the number
-of a line, from 0 on.
+same comparisons. A partition of lines is one block of one file if the batch has few files (`kept_apart`): then ROW is
+the number of a line, from 0 on. Small partitions share a task after the rows are counted (`_in_fewer_tasks`).
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import os
 import shutil
 import unicodedata
@@ -30,6 +31,7 @@ from pyspark.sql import types as T
 from persist_core.errors import InvalidInput, StorageError
 from persist_core.keys import input_copy
 from persist_core.location.blob import Blob, FileTaker
+from persist_core.sample.files import CODECS
 from persist_core.sources.feed import Feed
 from persist_core.sources.input_file import InputFile
 from persist_spark import s3a
@@ -49,6 +51,8 @@ _BLANK_BYTES = 256  # a longer line is parsed without a check whether it is blan
 _FOLDED_FILES = 8  # up to this many, a literal costs less than a broadcast join
 _APART_FILES = 64  # up to this many, each is read by tasks of its own
 _APART_BYTES = 16 << 20  # of a file, by one task, if they are
+_TASK_BYTES = 8 << 20  # small files of a batch share a task up to about this: each task generates code of its own
+_UNPACKED = 8  # bytes of text for one of a compressed file, about
 _ROW_BITS = 33  # of monotonically_increasing_id: below these, the number of the task
 _ZSTD = (".zst", ".zstd")
 _CHUNK_BYTES = 4 << 20
@@ -169,11 +173,21 @@ def text_lines(spark: SparkSession, files: Sequence[ReadableFile], options: Mapp
         found = spark.read.options(**_ALL_LINES, **how).text(paths)
         path, block = F.col("_metadata.file_path").alias("path"), F.col("_metadata.file_block_start").alias(BLOCK)
         frames.append(found.select(value, path, block, row))
-    lines = functools.reduce(DataFrame.union, frames).where((F.octet_length(value) > _BLANK_BYTES) | value.rlike(r"\S"))
+    counted = _in_fewer_tasks(functools.reduce(DataFrame.union, frames), files)
+    lines = counted.where((F.octet_length(value) > _BLANK_BYTES) | value.rlike(r"\S"))
     line = F.when(value.endswith("\r"), value.substr(F.lit(1), F.length(value) - 1)).otherwise(value)
     known = placed(spark, lines, files)
     broken = (~is_valid_utf8(value)).alias(BROKEN)
     return known.select(line.alias(LINE), DATE_MS, NAME, broken, FILE, BLOCK, ROW)
+
+
+def _in_fewer_tasks(lines: DataFrame, files: Sequence[ReadableFile]) -> DataFrame:
+    """Lines of a batch of few files, in as many tasks as their bytes need: `kept_apart` gave each file one or more."""
+    if len(files) > _APART_FILES:
+        return lines
+    is_packed = {each.path: Path(each.path).suffix.lower() in CODECS for each in files}
+    size = sum(each.file.size_bytes * (_UNPACKED if is_packed[each.path] else 1) for each in files)
+    return lines.coalesce(math.ceil(size / _TASK_BYTES))
 
 
 def by_store(files: Sequence[ReadableFile], options: Mapping[str, str]) -> Iterator[tuple[list[str], dict[str, str]]]:

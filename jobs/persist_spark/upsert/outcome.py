@@ -62,18 +62,31 @@ _EMITTED_OF_SEQUENCE = {
     "index_rows": f"diff IS NULL AND part = '{ORDER_INDEX_OPERATOR}'",
     "late_rows": f"diff IS NULL AND part = '{LATE_OPERATOR}'",
 }
+# Where no slot holds anything, nothing waits, and records have no times. An aggregate costs the same if it counts none.
+_NONE_IF_NEW = dict.fromkeys(
+    [
+        *("stash_before", "truncated", "already_persisted", "stashed", "late_times", "broken"),
+        *("updates", "deletes", "kept", "retractions", "err_retractions", "stash_rows"),
+    ],
+    "0L",
+)
 
 
-def read_counts(*, is_sequence: bool, has_eras: bool, guesses: bool = False) -> dict[str, str]:
-    """Aggregates over every row after the exchange, by name."""
+def read_counts(*, is_sequence: bool, has_eras: bool, guesses: bool = False, is_new: bool = False) -> dict[str, str]:
+    """Aggregates over every row after the exchange, by name. `is_new`: as of `Arguments`."""
     of_sequence = _READ_OF_SEQUENCE if is_sequence else {}
     of_guess = {"unsent": "is_partial"} if guesses else {}
-    return tally(_READ | of_sequence | (_READ_OF_ERAS if has_eras else {}) | of_guess)
+    return _tallied(_READ | of_sequence | (_READ_OF_ERAS if has_eras else {}) | of_guess, is_new)
 
 
-def emitted_counts(*, is_sequence: bool) -> dict[str, str]:
+def emitted_counts(*, is_sequence: bool, is_new: bool = False) -> dict[str, str]:
     """Aggregates over every row written, by name. `digest_*`: the sums of two hashes of each update."""
-    return tally(_EMITTED | (_EMITTED_OF_SEQUENCE if is_sequence else {})) | digest_sums()
+    return _tallied(_EMITTED | (_EMITTED_OF_SEQUENCE if is_sequence else {}), is_new) | digest_sums()
+
+
+def _tallied(conditions: Mapping[str, str], is_new: bool) -> dict[str, str]:
+    counts = tally(conditions)
+    return {name: _NONE_IF_NEW.get(name, count) for name, count in counts.items()} if is_new else counts
 
 
 @dataclass(frozen=True)

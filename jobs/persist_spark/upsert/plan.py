@@ -198,10 +198,12 @@ def persistent_upsert(
     if seen is not None:
         chain = chain.sortWithinPartitions(*arguments.partition, *arguments.ranks)
     read, emitted = Observation(), Observation()
-    counts = read_counts(is_sequence=seen is not None, has_eras=eras is not None, guesses=arguments.guesses)
+    counts = read_counts(
+        is_sequence=seen is not None, has_eras=eras is not None, guesses=arguments.guesses, is_new=is_new
+    )
     ranked = warnings.observed(_ranked(chain, arguments), read, counts, arguments)
     written = _written(_compared(ranked, arguments), arguments)
-    written = written.observe(emitted, as_json(emitted_counts(is_sequence=seen is not None)))
+    written = written.observe(emitted, as_json(emitted_counts(is_sequence=seen is not None, is_new=is_new)))
     planned = (_published(written, arguments), is_thorough, arguments, chain, (read, emitted), stash_rows, beaten)
     return PlannedUpsert(*planned)
 
