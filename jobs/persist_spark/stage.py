@@ -45,7 +45,6 @@ from persist_spark.digests import staged_digests
 from persist_spark.footers import Footer, footers_of, inserted_errs, read_rows
 from persist_spark.frame import with_field_ids
 from persist_spark.order_memory import MEMORY_COLUMNS, facts_of
-from persist_spark.read.damage import named_damage
 
 MAX_PLANS = 3  # each does more than the one before it: a plan may have registers, and may be thorough
 # Rows of a page at most: what a look-up of one key reads of each column (docs/benchmarks.md, "Pages").
@@ -166,8 +165,8 @@ def stage(
     `plan(None)` plans the batch. If its output must be discarded, `plan` gets what it counted, for another plan.
     `kept` gives, of each operator that the batch saves in full, the files that stand for its state before the batch.
     `schema` is the shard's, with ids. `check` gets what the action counted, after all input was read. `noticed`
-    are warnings about no row. `attempt` must be unused. Raises what `check` raises, `InvariantViolation`, and
-    `CorruptArtifact` for a damaged part that was read; no manifest is written then.
+    are warnings about no row. `attempt` must be unused. Raises what `check` raises, `InvariantViolation`, and errors of
+    Spark (see `persist_spark.read.damage.named_damage`); no manifest is written then.
     """
     files, _, outcome = stage_files(blob, description.shard, attempt, schema, plan, check=check)
     kinds = {kind.value for kind in PartKind}
@@ -221,7 +220,7 @@ def _write(
         planned = plan(outcome)
         updates = with_field_ids(planned.updates, schema)
         progress.enter("write")
-        with s3a.jars_present(), named_damage(blob):
+        with s3a.jars_present():
             updates.write.partitionBy(PART).mode("append").options(**options).parquet(blob.uri_of(prefix))
         outcome = planned.outcome()
         if not outcome.is_discarded:

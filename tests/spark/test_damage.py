@@ -27,7 +27,7 @@ from persist_core.schema import TIME
 from persist_spark.compat import ENGINE_ERRORS, READS_ARROW
 from persist_spark.footers import digests_of
 from persist_spark.frame import part_type
-from persist_spark.read import damage, frames
+from persist_spark.read import damage, frames, parts
 from persist_spark.read.frames import named_failures, snapshot
 from persist_spark.read.parts import scan
 from tests.oracle.upsert import Record
@@ -243,8 +243,35 @@ def test_a_folder_is_one_path_if_all_its_files_are_read(shard: StagedShard, monk
         return found
 
     monkeypatch.setattr(shard.blob, "list_keys_and_metadata", vanishing)
-    with pytest.raises(CorruptArtifact, match="files appeared or vanished"):
+    with pytest.raises(CorruptArtifact, match=r"part-0\.parquet: appeared or vanished"):
         paths_and_rows(9)
+
+
+def test_a_file_that_vanishes_while_spark_lists_is_missed(shard: StagedShard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark looks whether a path is there, and then lists it: of one that went in between it reads nothing."""
+    key, _ = _insertions(shard, shard.commit([_record(key, "a", key) for key in range(20)], 10))
+    monkeypatch.setattr(parts, "files_found", lambda _: [])
+    with pytest.raises(CorruptArtifact, match=f"{key}: appeared or vanished"):
+        snapshot(shard.spark, shard.location, SHARD)
+
+
+def test_a_folder_that_lost_files_is_not_read_as_before(shard: StagedShard) -> None:
+    """To Spark reads of one path and equal options are one, in its cache and within a plan."""
+    key, data = _insertions(shard, shard.commit([_record(key, "a", key) for key in range(20)], 10))
+    folder = posixpath.dirname(key).replace(shard.attempt, shard.client.ids.uuid7())
+    files = [f"{folder}/part-{number}.parquet" for number in range(10)]
+    for file in files:
+        shard.blob.set(file, data)
+    old = scan(shard.spark, shard.blob, [(file, ONE_KEY) for file in files], part_type(ONE_KEY)).cache()
+    try:
+        assert old.count() == 200
+        shard.blob.delete(files[0])
+        new = scan(shard.spark, shard.blob, [(file, ONE_KEY) for file in files[1:]], part_type(ONE_KEY))
+        assert new.count() == 180
+    finally:
+        old.unpersist()
+    with pytest.raises(ENGINE_ERRORS):
+        old.groupBy("id").count().union(new.groupBy("id").count()).collect()
 
 
 def test_a_damaged_carried_file_is_found_without_its_manifest(shard: StagedShard) -> None:

@@ -15,12 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import persist_spark
-from persist_core.errors import UnreadableFiles
+from persist_core.errors import CorruptArtifact, SourceChanged, UnreadableFiles
 from persist_spark.compat import ENGINE_ERRORS
+from persist_spark.frame import part_type
+from persist_spark.read.parts import scan
 from tests.sampling import is_long
 from tests.spark.platform_work import CHANGED_RESULTS, DAY_MS, Work, oracle, rows_of
 
@@ -47,6 +50,30 @@ def done(spark: SparkSession, folder: Path) -> Work:
     work = Work(spark, folder)
     work.all()
     return work
+
+
+@pytest.mark.parametrize("form", ["json", "parquet"])
+def test_a_path_filter_of_the_platform_hides_nothing(spark: SparkSession, tmp_path: Path, form: str) -> None:
+    """Spark applies it to every file that it lists, and does not say which it leaves out."""
+    work = Work(spark, tmp_path)
+    log = work.config("log", form, {"id": "int", "pad": "string"}, key="id", order="log")
+    rows = [{"id": number, "pad": "x" * 100} for number in range(20)]
+    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    for name in ("a.x", "b.x"):  # the filter lets names without a suffix through
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "log" / name)
+        if form == "json":
+            (tmp_path / "log" / name).write_bytes(text)
+    work.run(log, DAY_MS)
+    (tmp_path / "log" / "c.x").write_bytes((tmp_path / "log" / "a.x").read_bytes())
+    key = work.client.manifests(work.client.state("log").batches)[0].parts[0].key
+    schema = work.client.state("log").schemas.placed(log.collection_schema())
+    filtered = {"mapreduce.input.pathFilter.class": "org.apache.spark.ml.image.SamplePathFilter", "sampleRatio": "0.0"}
+    with platform(spark, filtered) as odd:
+        work.spark = odd
+        with pytest.raises(SourceChanged, match=r"Spark found 0 of 1 input files.*pathFilter"):
+            work.run(log, 2 * DAY_MS)
+        with pytest.raises(CorruptArtifact, match=rf"{key}: .*pathFilter"):
+            scan(odd, work.location.blob, [(key, schema)], part_type(schema))
 
 
 @pytest.mark.family("platforms")

@@ -28,7 +28,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from persist_core.errors import InvalidInput, StorageError
+from persist_core.errors import InvalidInput, SourceChanged, StorageError
 from persist_core.keys import input_copy
 from persist_core.location.blob import Blob, FileTaker
 from persist_core.sample.files import CODECS
@@ -39,8 +39,8 @@ from persist_spark.compat import READS_ZSTD_TEXT, is_valid_utf8
 from persist_spark.decode.long_records import TooLong, copy_without
 from persist_spark.feed_access import FeedAccess
 from persist_spark.frame import passed
-from persist_spark.read.damage import LOUD_OPTIONS
-from persist_spark.read.parts import literal
+from persist_spark.read.damage import LOUD_OPTIONS, PATH_FILTER
+from persist_spark.read.parts import files_found, literal
 from persist_spark.session import use
 
 LINE, DATE_MS, NAME = "line", "date_ms", "file_name"
@@ -170,7 +170,7 @@ def text_lines(spark: SparkSession, files: Sequence[ReadableFile], options: Mapp
     # A row's number in its task, which a union of tasks does not change: one projection less than after it.
     row = F.monotonically_increasing_id().bitwiseAND(F.lit((1 << _ROW_BITS) - 1)).alias(ROW)
     for paths, how in by_store(files, options):
-        found = spark.read.options(**_ALL_LINES, **how).text(paths)
+        found = all_found(spark.read.options(**_ALL_LINES, **how).text(paths), paths)
         path, block = F.col("_metadata.file_path").alias("path"), F.col("_metadata.file_block_start").alias(BLOCK)
         frames.append(found.select(value, path, block, row))
     counted = _in_fewer_tasks(functools.reduce(DataFrame.union, frames), files)
@@ -199,6 +199,18 @@ def by_store(files: Sequence[ReadableFile], options: Mapping[str, str]) -> Itera
         for is_pattern, more in ((False, {}), (True, {_GLOBS: "true"})):
             if some := [literal(path) for path in paths if (literal(path) != path) == is_pattern]:
                 yield some, {**how, **more}
+
+
+def all_found(found: DataFrame, paths: Sequence[str]) -> DataFrame:
+    """A plain read of these paths. Raises `SourceChanged` if Spark has listed less: it passes over a file that goes in
+    that moment."""
+    listed = files_found(found)
+    if listed is not None and len(listed) != len(paths):
+        raise SourceChanged(
+            f"Spark found {len(listed)} of {len(paths)} input files, {paths[0]} the first of them: the others vanished,"
+            f" or the platform has a {PATH_FILTER} that hides them. Nothing was committed"
+        )
+    return found
 
 
 def placed(spark: SparkSession, rows: DataFrame, files: Sequence[ReadableFile]) -> DataFrame:

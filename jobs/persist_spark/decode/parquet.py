@@ -28,7 +28,7 @@ from persist_core.sources.feed import Feed
 from persist_core.sources.input_file import InputFile
 from persist_spark.compat import HAS_TRY_CAST, READS_HALF_FLOATS
 from persist_spark.decode.encoding import Encoding, Field
-from persist_spark.decode.files import BLOCK, BROKEN, LINE, NO_LINES, ROW, ReadableFile, by_store, placed
+from persist_spark.decode.files import BLOCK, BROKEN, LINE, NO_LINES, ROW, ReadableFile, all_found, by_store, placed
 from persist_spark.decode.json import MARK, Path
 from persist_spark.decode.long_records import TooLong
 from persist_spark.decode.parquet_types import SHOWN, cell, has_bad_text, read_type, stored_type
@@ -206,7 +206,7 @@ def _rows(
         return spark.createDataFrame([], NO_LINES)
     wanted = T.StructType([T.StructField(name, read_type(kind)) for name, kind in schema.columns])
     frames = [
-        spark.read.schema(wanted).options(**how, **_READ_OPTIONS).parquet(*paths)
+        all_found(spark.read.schema(wanted).options(**how, **_READ_OPTIONS).parquet(*paths), paths)
         for paths, how in by_store(files, options)
     ]
     wanted_columns = [named(name).alias(f"c{index}") for index, (name, _) in enumerate(schema.columns)]

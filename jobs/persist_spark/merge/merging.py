@@ -21,7 +21,7 @@ from persist_core.location.open import OpenLocation
 from persist_core.spark_job.spec import JobSpec, MergeInputs
 from persist_spark import progress
 from persist_spark.merge.versions import Merged, plan_merge
-from persist_spark.read.damage import check_sizes, part_sizes
+from persist_spark.read.damage import check_sizes, named_damage, part_sizes
 from persist_spark.session import listing, own_session, stage_settings, use
 from persist_spark.stage import stage_files
 
@@ -68,10 +68,11 @@ def stage_merge(spark: SparkSession, client: PersistClient, merge: Merge, attemp
     ranges = math.ceil(merge.rows / file_rows) or 1
     files = RunFiles(client, merge.shard, attempt, schema, file_rows)
     use(spark, {**stage_settings(merge.size_bytes), **listing(blob)})
-    planned = plan_merge(spark, blob, merge, ranges=ranges)
-    if planned is not None:
-        staged, _, merged = stage_files(blob, merge.shard, attempt, schema, lambda _: planned, check=check)
-        files.adopt([file.part() for file in staged], merged.counts)
+    with named_damage(blob, client):
+        planned = plan_merge(spark, blob, merge, ranges=ranges)
+        if planned is not None:
+            staged, _, merged = stage_files(blob, merge.shard, attempt, schema, lambda _: planned, check=check)
+            files.adopt([file.part() for file in staged], merged.counts)
     manifest = finished(client, merge, files)
     stage_manifest(blob, manifest, attempt)
     return manifest

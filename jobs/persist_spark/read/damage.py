@@ -41,6 +41,7 @@ from persist_spark.compat import ENGINE_ERRORS
 from persist_spark.footers import THREADS, digests_of, end_digests_of
 
 LOUD_OPTIONS = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}  # of every read: a session may say true
+PATH_FILTER = "mapreduce.input.pathFilter.class"  # in Hadoop's configuration: of all files, what Spark lists
 READ_OPTIONS = {
     **LOUD_OPTIONS,
     "parquet.page.verify-checksum.enabled": "true",
@@ -164,7 +165,9 @@ def named_damage(
             raise ReadTooSlow(too_slow(owner_of(key), f"{key} is gone")) from error
         file = named or _named_beside(blob, key)
         if file is not None and _is_damaged(blob, file):
-            raise CorruptArtifact(f"{key} is damaged: its manifest has another digest; {REMEDY}") from error
+            is_there = key in stored_sizes(blob, [key])
+            wrong = "is damaged: its manifest has another digest" if is_there else "is gone; its manifest names it"
+            raise CorruptArtifact(f"{key} {wrong}; {REMEDY}") from error
         raise
 
 

@@ -273,7 +273,8 @@ def _open(
             manifests = _manifests_of(client, batches)
             check_sizes(opened.blob, part_sizes(manifests))
             pairs = list(zip(batches, manifests, strict=True))
-            yield _Reading(spark, client, state, schema_of(state), pairs, low, high)
+            with named_damage(opened.blob, client):
+                yield _Reading(spark, client, state, schema_of(state), pairs, low, high)
     finally:
         if opened is not location:
             opened.close()

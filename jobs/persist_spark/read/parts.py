@@ -6,8 +6,8 @@
 `scan` reads every file of a shard, in the schema version that it was written in (`persist_spark.frame.as_written`).
 
 For each path Spark asks the store whether it is there, and lists what is below it: on S3 three requests. So a folder
-that holds only files to read, which is what most attempts stage, is one path. It is listed here before Spark lists it,
-and again after it: files are written once, so what is the same both times is what Spark has found.
+that holds only files to read, which is what most attempts stage, is one path. Spark passes over a file that goes
+between the two. So the files that it has found are compared with the files to read (`files_found`).
 
 A Spark Connect server lists nothing before a plan runs, which may be long after the listings here: by then GC may have
 deleted some of a folder's files, and no reader would miss their rows. There each file is a path, which has to be there.
@@ -16,10 +16,13 @@ deleted some of a folder's files, and no reader would miss their rows. There eac
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+from urllib.parse import unquote
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -114,16 +117,33 @@ def _read(
 ) -> DataFrame:
     """Files of one version. Raises `CorruptArtifact` if one vanishes meanwhile."""
     whole = [] if is_connect(spark) else _whole_folders(blob, keys)
-    inside = [key for key in keys if posixpath.dirname(key) in whole]
     apart = [key for key in keys if posixpath.dirname(key) not in whole]
     paths = [literal(blob.uri_of(path)) for path in (*whole, *apart)]
-    options = {**_READ_OPTIONS, **s3a.access_options(blob.uri, os.environ), **more}
+    # Spark takes reads of equal paths and options for one, in its cache and in a plan; a folder may have lost files.
+    same = {"persist.files": hashlib.sha256("\n".join(sorted(keys)).encode()).hexdigest()}
+    options = {**_READ_OPTIONS, **s3a.access_options(blob.uri, os.environ), **more, **same}
     fields, cells = as_written(schema, written)
     with s3a.jars_present():
         found = spark.read.schema(fields).options(**options).parquet(*paths)
-    for folder in set(whole) - set(_whole_folders(blob, inside)):
-        raise CorruptArtifact(f"{folder}: files appeared or vanished while Spark listed it; {damage.REMEDY}")
+    listed = files_found(found)
+    if listed is not None and (odd := {damage.key_in(blob, unquote(path)) for path in listed} ^ {*keys}):
+        raise CorruptArtifact(
+            f"{min(map(str, odd))}: appeared or vanished while Spark listed it, or the platform has a"
+            f" {damage.PATH_FILTER} that hides it; {damage.REMEDY}"
+        )
     return found if fields == schema else found.toDF(*places(fields)).selectExpr(*cells)
+
+
+def files_found(found: DataFrame) -> list[str] | None:
+    """The URIs of all files of a plain `spark.read`, which it has listed; `None` of a Connect server's: it has not."""
+    if is_connect(found.sparkSession):
+        return None
+    relation = found._jdf.queryExecution().analyzed()
+    is_v2 = relation.getClass().getSimpleName() == "DataSourceV2Relation"  # as the user's session may want it
+    index = relation.table().fileIndex() if is_v2 else relation.relation().location()
+    jvm = cast(Any, found.sparkSession)._jvm
+    files = str(jvm.org.apache.hadoop.util.StringUtils.join("\n", index.inputFiles()))  # one message for all
+    return files.split("\n") if files else []
 
 
 def _whole_folders(blob: Blob, keys: Iterable[str]) -> list[str]:
