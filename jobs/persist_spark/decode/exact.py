@@ -51,17 +51,10 @@ def _wide_text(digits: SparkColumn) -> SparkColumn:
     is_negative = digits >= "8"
     flipped = F.translate(digits, "0123456789ABCDEF", "FEDCBA9876543210")
     magnitude = F.lpad(F.when(is_negative, flipped).otherwise(digits), _MAX_HEX_DIGITS, "0")
-    one, shift = F.lit("1").cast("decimal(38,0)"), F.lit(str(2**64)).cast("decimal(20,0)")
-
-    def add_word(total: SparkColumn, word: SparkColumn) -> SparkColumn:
-        return F.try_add(F.try_multiply(total, shift), F.conv(word, 16, 10).cast("decimal(38,0)")).cast("decimal(38,0)")
-
-    def signed(total: SparkColumn) -> SparkColumn:
-        below_zero = F.concat(F.lit("-"), F.try_add(total, one).cast("string"))
-        return F.when(is_negative, below_zero).otherwise(total.cast("string"))
-
-    words = F.array(F.substring(magnitude, 1, 16), F.substring(magnitude, 17, 16))
-    return F.aggregate(words, F.lit("0").cast("decimal(38,0)"), add_word, signed)
+    first, second = (F.conv(F.substring(magnitude, at, 16), 16, 10).cast("decimal(20,0)") for at in (1, 17))
+    more = second + F.when(is_negative, F.lit("1").cast("decimal(1,0)")).otherwise(F.lit("0").cast("decimal(1,0)"))
+    size = F.try_add(F.try_multiply(first, F.lit(str(2**64)).cast("decimal(20,0)")), more).cast("decimal(38,0)")
+    return F.concat(F.when(is_negative, F.lit("-")).otherwise(F.lit("")), size.cast("string"))
 
 
 def bits_text(digits: SparkColumn) -> SparkColumn:

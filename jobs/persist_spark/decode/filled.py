@@ -75,7 +75,7 @@ def filled(config: CollectionConfig, rows: DataFrame, more: Sequence[str]) -> tu
             **{f"{BAD}{field.raw}": F.when(is_bad(field), shown_text(field.raw)) for field in lenient},
         }
     )
-    left = rest_text(F.col("found"), lambda name, _: ~F.array_contains(F.col("gone"), name))
+    left = rest_text(F.col("found"), "NOT array_contains(gone, name)")
     after = {field.raw: was[field.raw] for field in fields.all}
     after |= {field.raw: F.coalesce(was[field.raw], F.col(field.value)) for field in taken}
     after |= {rest.raw: F.when(F.size("gone") > 0, left).otherwise(was[rest.raw])}

@@ -9,7 +9,7 @@ gets a mark of its own first.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F
@@ -20,6 +20,7 @@ from persist_spark.decode.encoding import Field
 from persist_spark.decode.json import MARK, Path, exact_numbers
 from persist_spark.decode.records import Fields, record_path
 from persist_spark.decode.unsent import fields_in
+from persist_spark.frame import text_literal
 
 _TEXT = "\ufdd3"  # before a string: a noncharacter, as `MARK` is
 # What stands between two values that are strings: anything else, and names, which a colon follows.
@@ -50,26 +51,25 @@ def rest_of_json(config: CollectionConfig, fields: Fields, row: SparkColumn) -> 
     field = rest_field(config, fields)
     if field is None:
         return {}
-    known = F.array(*[F.lit(name) for name in sorted(named_fields(config))])
-    is_debezium = config.source.format == "debezium-json"  # unwrapped records: __op, __deleted, ...
-
-    def is_rest(name: SparkColumn, _: SparkColumn) -> SparkColumn:
-        is_new = ~F.array_contains(known, name)
-        return is_new & ~name.startswith("__") if is_debezium else is_new
-
+    known = ", ".join(map(text_literal, sorted(named_fields(config))))
+    is_rest = f"NOT array_contains(array({known}), name)"
+    if config.source.format == "debezium-json":  # unwrapped records: __op, __deleted, ...
+        is_rest = f"{is_rest} AND NOT startswith(name, '__')"
     return {field.raw: rest_text(fields_in(row), is_rest)}
 
 
-def rest_text(found: SparkColumn, is_rest: Callable[[SparkColumn, SparkColumn], SparkColumn]) -> SparkColumn:
-    """JSON of the fields (of `fields_in`, in text of `all_marked`) for which `is_rest` is true; null without any."""
-    entries = F.map_entries(F.map_filter(found, is_rest))
+def rest_text(found: SparkColumn, is_rest: str) -> SparkColumn:
+    """JSON of the fields (of `fields_in`, in text of `all_marked`) for which the SQL `is_rest` over their `name` is
+    true; null without any.
+
+    The arguments of Python's lambdas would get other names in each batch, and Spark writes these into generated code.
+    """
+    kept = F.call_function("map_filter", found, F.expr(f"(name, leaf) -> {is_rest}"))
     # Of a field that occurs twice the last one stays the last.
-    placed = F.transform(
-        entries, lambda each, place: F.struct(each["key"].alias("key"), place, each["value"].alias("value"))
-    )
-    cells = F.transform(
-        F.array_sort(placed), lambda each: F.concat(_quoted(each["key"]), F.lit(":"), _value(each["value"]))
-    )
+    entry = F.expr("(each, place) -> named_struct('key', each.key, 'place', place, 'value', each.value)")
+    placed = F.call_function("transform", F.map_entries(kept), entry)
+    text = F.expr(f"each -> concat({_quoted('each.key')}, ':', {_value('each.value')})")
+    cells = F.call_function("transform", F.array_sort(placed), text)
     return F.when(F.size(cells) > 0, F.concat(F.lit("{"), F.array_join(cells, ","), F.lit("}")))
 
 
@@ -102,15 +102,17 @@ def all_marked(text: SparkColumn) -> SparkColumn:
     return F.regexp_replace(exact_numbers(text), _STRING, f'$1"{_TEXT}$2"')
 
 
-def _value(leaf: SparkColumn) -> SparkColumn:
-    """A leaf of `all_marked` as the JSON that it was."""
-    nested = F.regexp_replace(F.regexp_replace(leaf, _NUMBER, "$1"), _MARKED, '"')
-    number, text = leaf.substr(F.lit(3), F.length(leaf)), leaf.substr(F.lit(2), F.length(leaf))
-    marked = F.when(leaf.startswith(_TEXT + MARK), number).when(leaf.startswith(_TEXT), _quoted(text))
-    return F.coalesce(marked.otherwise(nested), F.lit("null"))
+def _value(leaf: str) -> str:
+    """SQL: a leaf of `all_marked` as the JSON that it was."""
+    nested = f"regexp_replace({leaf}, {text_literal(_NUMBER)}, {text_literal('$1')})"
+    nested = f"regexp_replace({nested}, {text_literal(_MARKED)}, {text_literal(chr(34))})"
+    is_number, is_text = (f"startswith({leaf}, {text_literal(mark)})" for mark in (_TEXT + MARK, _TEXT))
+    quoted = _quoted(f"substring({leaf}, 2)")
+    return f"""coalesce(CASE WHEN {is_number} THEN substring({leaf}, 3) WHEN {is_text} THEN {quoted} ELSE {nested} END,
+        'null')"""
 
 
-def _quoted(text: SparkColumn) -> SparkColumn:
-    """A text as JSON."""
-    array = F.to_json(F.array(text))
-    return array.substr(F.lit(2), F.length(array) - 2)
+def _quoted(text: str) -> str:
+    """SQL: a text as JSON."""
+    array = f"to_json(array({text}))"
+    return f"substring({array}, 2, length({array}) - 2)"
