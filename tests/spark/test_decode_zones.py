@@ -203,6 +203,14 @@ def test_a_parquet_time_not_adjusted_to_utc_is_local(feed: Feed, tmp_path: Path)
         assert good[TIME] == ms(wanted.replace(tzinfo=UTC))
 
 
+def test_an_infinite_local_time_does_not_name_clocks(feed: Feed, tmp_path: Path) -> None:
+    at = pa.array([2**63 - 1, 1 - 2**63, 0], pa.int64()).cast(pa.timestamp("us"))
+    pq.write_table(pa.table({"id": pa.array([1, 2, 3], pa.int32()), "at": at}), tmp_path / "in" / "a.parquet")
+    found = feed.records("parquet", {"id": "int", "at": "timestamp"}, timezone=BERLIN)
+    assert [row[ERR_KIND] for row in found] == ["value", "value", None]
+    assert not any("clocks" in row[ERR_MESSAGE] for row in found[:2])
+
+
 def test_another_time_zone_database_in_java_is_refused(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     check_zone(spark, "UTC")
     check_zone(spark, BERLIN)
