@@ -86,7 +86,7 @@ def describe(session: Session, shard: str) -> None:
     found = Inspector(session.client).description(shard)
     if _is_correctable(found):
         kept = [each for each in starts(session.client, session.client.state(shard)) if each.checkpoint_id]
-        found = replace(found, reprocess_from=kept[-1].upper if kept else None)
+        found = replace(found, reprocess_from=kept[-1].inputs_end if kept else None)
     if session.as_json:
         output.print_json(asdict(found))
         return

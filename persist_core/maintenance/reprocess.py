@@ -101,7 +101,7 @@ def reprocess(
     """
     state = client.state(config.name)
     state.schemas.placed(config.collection_schema())
-    start = start_for(client, state, request.from_ms)
+    start = start_for(client, config, state, request.from_ms)
     where = "the beginning" if start.checkpoint_id is None else f"checkpoint {start.checkpoint_id}"
     say(f"replaying {config.name} from {where} (upper {show_time(start.upper)}) up to {show_time(state.upper.time)}")
     restored = newest_restore(client, state)

@@ -46,12 +46,16 @@ Turn = tuple[int, HoldBack]
 
 @dataclass(frozen=True)
 class Start:
-    """Where a replay begins: after time `after`, with this progress. `checkpoint_id` is `None` for the beginning."""
+    """Where a replay begins: after time `after`, with this progress. `checkpoint_id` is `None` for the beginning.
+
+    `inputs_end`: no input of that time or later was consumed. After a restore or a correction the upper may be later.
+    """
 
     checkpoint_id: str | None
     after: int
     progress: SourceFrontier | None
     epoch: int = 0
+    inputs_end: int = 0
 
     @property
     def upper(self) -> int:
@@ -65,12 +69,15 @@ def starts(client: PersistClient, state: ShardState) -> Iterator[Start]:
     Not one that a later correction or restore has gone back behind: it holds what was undone.
     """
     gone_back = [
-        (epoch, restored.watermark or 0 if restored.correction is None else restored.correction.start_ms)
-        for epoch, restored in restores(client, state)
+        (epoch, each.checkpoint_id, each.watermark or 0)
+        if each.correction is None
+        else (epoch, None, each.correction.start_ms)
+        for epoch, each in restores(client, state)
     ]
     for each in _points(client, state):
         if each.checkpoint_id is None or not any(
-            each.epoch < epoch and each.upper > upper for epoch, upper in gone_back
+            each.epoch < epoch and each.upper > upper and each.checkpoint_id != back_to
+            for epoch, back_to, upper in gone_back
         ):
             yield each
 
@@ -84,12 +91,16 @@ def _points(client: PersistClient, state: ShardState) -> Iterator[Start]:
             continue
         offsets = manifest.source_offsets.get(FILES)
         progress = SourceFrontier(offsets.source_type, offsets.offsets) if offsets else None
-        yield Start(manifest.checkpoint_id, last_time(upper), progress, manifest.epoch)
+        end = upper if manifest.restored_from is None or manifest.watermark is None else manifest.watermark
+        yield Start(manifest.checkpoint_id, last_time(upper), progress, manifest.epoch, end)
     yield Start(None, BEGINNING, None)
 
 
-def start_for(client: PersistClient, state: ShardState, from_ms: int) -> Start:
-    """The newest point before any input of `from_ms` or later was consumed. `InvalidInput` if `from_ms` is too late."""
+def start_for(client: PersistClient, config: CollectionConfig, state: ShardState, from_ms: int) -> Start:
+    """The newest point before any input of `from_ms` or later was consumed. `InvalidInput` if `from_ms` is too late.
+
+    Its upper may be later than `from_ms`: a commit that is a change moves the upper and takes in no input of that day.
+    """
     upper = state.upper.time
     if upper is None or upper == MAX_TIME or upper <= FIRST_UPPER or state.schema is None:
         raise InvalidInput(f"shard {state.shard} is closed or empty (upper {state.upper}): there is nothing to correct")
@@ -98,7 +109,39 @@ def start_for(client: PersistClient, state: ShardState, from_ms: int) -> Start:
             f"--from is {show_time(from_ms)}; expected a time before the upper of shard {state.shard},"
             f" {show_time(state.upper.time)}: later input has not been consumed, and the next run takes it as it is"
         )
-    return next(each for each in starts(client, state) if each.checkpoint_id is None or each.upper <= from_ms)
+    files, ends = CollectionSource(client, config).files, _inputs_ends(client, state)
+
+    def is_before(point: Start) -> bool:
+        if point.checkpoint_id is None or point.upper <= from_ms:
+            return True
+        if ends.get(point.epoch, point.inputs_end) > from_ms:
+            return False
+        dates = (facts[2] for facts in files.consumed(point.progress).values())
+        return all(date_ms is None or date_ms < from_ms for date_ms in dates)
+
+    return next(filter(is_before, starts(client, state)))
+
+
+def _inputs_ends(client: PersistClient, state: ShardState) -> dict[int, int]:
+    """`Start.inputs_end` by the epochs of the commits that are still known: of changes in a row it is the run's before.
+
+    A correction takes in what the shard had consumed, and files of days that were over. Any other restore goes to a
+    point that may be newer than the commit before it, so only its watermark counts.
+    """
+    restored = dict(restores(client, state))
+    ends: dict[int, int] = {}
+    end: int | None = None
+    for commit in state.commits:
+        lower, upper = commit.lower, MAX_TIME if commit.upper is None else commit.upper
+        before = lower if end is None else end
+        if (origin := restored.get(commit.epoch)) is not None:
+            end = upper if origin.watermark is None else origin.watermark
+            if origin.correction is not None and end <= lower:
+                end = min(before, end)
+        else:
+            end = before if commit.is_change else upper
+        ends[commit.epoch] = end
+    return ends
 
 
 def replay_config(config: CollectionConfig, hidden: str | None = None) -> CollectionConfig:

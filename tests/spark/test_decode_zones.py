@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import functions as F
 
 from persist_core.errors import ConfigError, InvalidTime
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, TIME
@@ -89,7 +90,10 @@ TEXTS = [  # text, its instant in Berlin: none if the clocks skip or repeat it
     ("2026-10-25 02:30:00", None),
     ("2026-10-25 02:30:00+01:00", "2026-10-25T01:30:00"),
     ("2026-10-25 03:00:00", "2026-10-25T02:00:00"),
-    ("9999-12-31 00:00:00", None),
+    ("9999-12-31", "9999-12-30T23:00:00"),
+    ("9999-12-31 00:00:00", "9999-12-30T23:00:00"),
+    ("9999-12-31T23:59:59", "9999-12-31T22:59:59"),
+    ("9999-03-28 02:30:00", None),
 ]
 
 
@@ -110,6 +114,43 @@ def test_a_text_without_an_offset_is_local_time(feed: Feed, kind: str) -> None:
             )
         else:
             assert (row[ERR_KIND], row["at"].astimezone(UTC).replace(tzinfo=None).isoformat()) == (None, wanted), text
+
+
+LAST = 2**63 - 1 - 7 * 86_400_000_000  # the last local time, in microseconds, of which an instant is computed
+EPOCH = datetime(1970, 1, 1)
+
+
+@pytest.mark.parametrize("zone", sample([BERLIN, "America/St_Johns", "Pacific/Apia", "Asia/Manila"], 2, "far times"))
+def test_far_times_equal_what_the_clocks_show(spark: SparkSession, zone: str) -> None:
+    """Each instant near a local time is shown by Spark itself; the rules of the last known year hold in later ones."""
+    hour = 3_600_000_000
+    known = [(text - EPOCH) // timedelta(microseconds=1) for text in (datetime.min, datetime.max, datetime(1, 1, 2))]
+    half_hours = [(12_000 - 1970) * 8766 * hour + step * hour // 2 for step in range(2 * 8766)]
+    frame = spark.createDataFrame([(micros,) for micros in (*known, LAST, -LAST, *half_hours)], "local bigint")
+    found = frame.withColumn("found", F.unix_micros(instant_of(F.timestamp_micros("local"), zone)))
+    shown = F.unix_micros(F.from_utc_timestamp(F.timestamp_micros("at"), zone))
+    near = frame.select(
+        "local", F.explode(F.expr(f"transform(sequence(-36, 36, 12), h -> local + h * {hour})")).alias("at")
+    )
+    tries = near.select("local", (F.col("local") - (shown - F.col("at"))).alias("at")).distinct()
+    right = tries.where(shown == F.col("local")).groupBy("local").agg(F.collect_list("at").alias("instants"))
+    rows = found.join(right, "local", "left").collect()
+    assert len(rows) == 5 + len(half_hours)
+    for row in rows:
+        instants = row.instants or []
+        assert row.found == (instants[0] if len(instants) == 1 else None), (zone, row.local)
+    assert all(row.found is not None for row in rows if row.local in (*known, LAST, -LAST))
+    beyond = [LAST + 1, -LAST - 1, 2**63 - 1, -(2**63)]
+    frame = spark.createDataFrame([(micros,) for micros in beyond], "local bigint")
+    far = frame.select(instant_of(F.timestamp_micros("local"), zone).isNull().alias("is_null"))
+    assert [row.is_null for row in far.collect()] == [True] * len(beyond)
+
+
+def test_a_text_beyond_the_range_does_not_name_clocks(feed: Feed) -> None:
+    texts = ["+294247-01-09 00:00:00", "-290308-01-01 00:00:00", "+300000-01-01 00:00:00"]
+    lines = [f'{{"id": {n}, "at": "{text}"}}' for n, text in enumerate(texts)]
+    found = feed.lines("json", lines, {"id": "int", "at": "timestamp"}, timezone=BERLIN)
+    assert [(row[ERR_KIND], "clocks" in row[ERR_MESSAGE]) for row in found] == [("value", False)] * len(texts)
 
 
 def test_counts_are_utc_and_bad_texts_do_not_name_clocks(feed: Feed) -> None:
@@ -160,6 +201,14 @@ def test_a_parquet_time_not_adjusted_to_utc_is_local(feed: Feed, tmp_path: Path)
     for time, wanted in (("utc", noon), ("local", noon - timedelta(hours=2))):
         good, _ = feed.records("parquet", untyped, timezone=BERLIN, time={"field": time})
         assert good[TIME] == ms(wanted.replace(tzinfo=UTC))
+
+
+def test_an_infinite_local_time_does_not_name_clocks(feed: Feed, tmp_path: Path) -> None:
+    at = pa.array([2**63 - 1, 1 - 2**63, 0], pa.int64()).cast(pa.timestamp("us"))
+    pq.write_table(pa.table({"id": pa.array([1, 2, 3], pa.int32()), "at": at}), tmp_path / "in" / "a.parquet")
+    found = feed.records("parquet", {"id": "int", "at": "timestamp"}, timezone=BERLIN)
+    assert [row[ERR_KIND] for row in found] == ["value", "value", None]
+    assert not any("clocks" in row[ERR_MESSAGE] for row in found[:2])
 
 
 def test_another_time_zone_database_in_java_is_refused(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:

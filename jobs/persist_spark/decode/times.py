@@ -20,6 +20,7 @@ _MICROS: dict[Unit, int] = {"s": 1_000_000, "ms": 1_000, "us": 1, "days": 86_400
 _WEEK, _FIRST_CHECKED, _LAST_CHECKED = 7 * 86_400, 946_684_800, 2_145_916_800  # in seconds
 _CHECKED: set[tuple[str, str]] = set()  # servers, each with a zone that `check_zone` has accepted there
 _DAY_MICROS = _MICROS["days"]
+_LAST_COMPUTABLE = 2**63 - 1 - 7 * _DAY_MICROS
 _INTEGER = r"^\s*[+-]?\d{1,19}\s*$"
 _DATE = r"^([+-]?\d{4,7}-\d{2}-\d{2})(?:[T ]00:00(?::00(?:\.0++)?+)?)?Z?$"
 _ZONE = r"(?: ?(?:Z|UTC|[+-]\d{2}(?::?\d{2})?))?"
@@ -66,16 +67,21 @@ def _in_zone(text: SparkColumn, iso: SparkColumn, zone: str) -> SparkColumn:
 def instant_of(local: SparkColumn, zone: str) -> SparkColumn:
     """The instant at which the clocks of `zone` show what `local` shows in UTC.
 
-    Null if they skip or repeat that time, and outside of the years 1 to 9999. Of the two readings of a repeated time
-    Spark takes the earlier one. The later one has the offset that holds a day after: clocks do not change twice a day.
+    Null if they skip or repeat that time, and unless `is_computable`. Of the two readings of a repeated time Spark
+    takes the earlier one. The later one has the offset that holds a day after: clocks do not change twice a day.
     """
     first = F.unix_micros(F.to_utc_timestamp(local, zone))
     next_day = first + F.lit(_DAY_MICROS)
-    second = F.unix_micros(local) + next_day - F.unix_micros(F.from_utc_timestamp(F.timestamp_micros(next_day), zone))
+    offset = F.unix_micros(F.from_utc_timestamp(F.timestamp_micros(next_day), zone)) - next_day
+    second = F.unix_micros(local) - offset  # a sum of two times may overflow
     is_skipped = F.from_utc_timestamp(F.timestamp_micros(first), zone) != local
     is_repeated = (second != first) & (F.from_utc_timestamp(F.timestamp_micros(second), zone) == local)
-    is_known = local.between(F.lit("0001-01-02").cast("timestamp_ltz"), F.lit("9999-12-30").cast("timestamp_ltz"))
-    return F.when(is_known, F.when(~is_skipped & ~is_repeated, F.timestamp_micros(first)))
+    return F.when(is_computable(local), F.when(~is_skipped & ~is_repeated, F.timestamp_micros(first)))
+
+
+def is_computable(local: SparkColumn) -> SparkColumn:
+    """True if it is a week away from the first and the last time that Spark can hold: offsets are of hours."""
+    return F.unix_micros(local).between(F.lit(-_LAST_COMPUTABLE), F.lit(_LAST_COMPUTABLE))
 
 
 def finite(found: SparkColumn, type_name: str) -> SparkColumn:

@@ -21,7 +21,7 @@ from persist_spark.compat import try_cast, try_cast_integer
 from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.exact import MAX_CHARS, bits_text, bounded, exact_decimal, signed_text
 from persist_spark.decode.json import is_number, without_mark
-from persist_spark.decode.times import date_of, finite, instant_of, iso_timestamp, timestamp_of
+from persist_spark.decode.times import date_of, finite, instant_of, is_computable, iso_timestamp, timestamp_of
 
 _FLOAT = r"(?i)^\s*+[+-]?(?:(?:\d++\.?\d*+|\.\d++)(?:e[+-]?\d++)?+|nan|inf|infinity)\s*+$"
 _INFINITE = r"(?i)inf"
@@ -146,7 +146,10 @@ def remedy(field: Field, encoding: Encoding) -> SparkColumn:
         is_open = F.col(f"hex_{field.raw}").isNotNull() & ~raw.startswith("{")  # not a VariableScaleDecimal
         found = F.when(is_open, F.lit(f"; {TWO_NUMBERS}")).otherwise(found)
     if field.column.type == "timestamp" and encoding.zone != UTC_ZONE:
-        is_time = F.col(field.raw if field.is_typed or field.is_local else field.iso).isNotNull()
+        if field.is_local and not field.is_typed:
+            is_time = raw.isNotNull()
+        else:  # the first and the last time that can be stored mean infinity
+            is_time = is_computable(try_cast(raw, "timestamp") if field.is_typed else F.col(field.iso))
         found = F.when(is_time, F.lit(f"; {NO_SUCH_TIME.format(zone=encoding.zone)}")).otherwise(found)
     return found
 

@@ -1,0 +1,123 @@
+"""Where a correction begins if earlier ones lie at the boundary of its day: it reads no file of an earlier day again.
+
+A file that keeps its bytes and stands for other records plays a mapping that was corrected since.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from persist_core.config.collection import CollectionConfig
+from persist_core.protocol.replay import restores, start_for
+from persist_core.shard import invariants
+from persist_core.shard import state as transitions
+from persist_core.time_text import parse_time
+from tests.core.maintenance.test_reprocess import corrected, replace_file
+from tests.core.maintenance.test_reprocess_faults import names, ok
+from tests.core.protocol.restored_shard import SHARD, Collection
+
+
+def day(number: int) -> int:
+    return parse_time(f"2023-01-{number:02}")
+
+
+def file_of(number: int) -> str:
+    return f"2023-01-{number:02}.txt"
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Collection:
+    """Days 1 to 3, and a correction of day 2 at the boundary of day 4."""
+    shard = Collection(tmp_path)
+    source = {"path": "{date:%Y-%m-%d}.txt", "format": "json"}
+    shard.config = CollectionConfig.model_validate({**shard.config.model_dump(mode="json"), "source": source})
+    for number in (1, 2, 3):
+        take(shard, number)
+    correct_day_two(shard, "right")
+    return shard
+
+
+def take(shard: Collection, number: int) -> str:
+    shard.drop(file_of(number), [ok(("eu", number), "old")])
+    return shard.run(day(number + 1))
+
+
+def correct_day_two(shard: Collection, name: str) -> None:
+    replace_file(shard, file_of(2), (ok(("eu", 2), name),))
+    assert corrected(shard, day(2)).commit is not None
+
+
+def map_anew(shard: Collection) -> None:
+    for number, name in enumerate(sorted(shard.feed), 1):
+        shard.feed[name] = (ok(("eu", number), "new"),)
+
+
+def numbered(shard: Collection) -> list[str]:
+    return [name for _, name in sorted(names(shard).items())]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_earlier_days_stay_after_corrections_before(shard: Collection, count: int) -> None:
+    for number in range(1, count):
+        correct_day_two(shard, f"right {number}")
+    right = f"right {count - 1}" if count > 1 else "right"
+    take(shard, 4)
+    take(shard, 5)
+    map_anew(shard)
+    found = corrected(shard, day(4))
+    assert (found.start.upper, found.found.total) == (day(4) + count, 2)
+    assert numbered(shard) == ["old", right, "old", "new", "new"]
+    assert not corrected(shard, day(4)).is_needed
+    shard.check()
+
+
+def test_with_forgotten_commits_a_checkpoint_tells(shard: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((transitions, "MAX"), (transitions, "MIN"), (invariants, "MIN")):
+        monkeypatch.setattr(module, f"{name}_COMMITS_KEPT", 2)
+    for number in (4, 5, 6):
+        take(shard, number)
+    assert not restores(shard.client, shard.client.state(SHARD))
+    map_anew(shard)
+    assert corrected(shard, day(4)).start.upper == day(4) + 1
+    assert numbered(shard) == ["old", "right", "old", "new", "new", "new"]
+
+
+def test_a_restore_of_a_correction_is_a_start_too(shard: Collection) -> None:
+    newest = shard.client.state(SHARD).commits[-1].checkpoint_id
+    take(shard, 4)
+    shard.go_back(newest)
+    shard.run(day(6))
+    map_anew(shard)
+    assert corrected(shard, day(4)).start.upper == day(5) + 1
+    assert numbered(shard) == ["old", "right", "old", "new"]
+
+
+def test_a_restore_that_goes_forward_is_no_start(shard: Collection) -> None:
+    """It brings back input of the day, though the commit before it had none."""
+    early, late = shard.client.state(SHARD).commits[-1].checkpoint_id, take(shard, 4)
+    shard.go_back(early)
+    shard.go_back(late)
+    take(shard, 5)
+    map_anew(shard)
+    assert corrected(shard, day(4)).start.upper == day(4) + 1
+    assert numbered(shard) == ["old", "right", "old", "new", "new"]
+
+
+def test_a_correction_that_has_read_the_day_is_no_start(shard: Collection) -> None:
+    take(shard, 4)
+    correct_day_two(shard, "better")
+    take(shard, 5)
+    state = shard.client.state(SHARD)
+    assert start_for(shard.client, shard.config, state, day(4)).upper == day(2)  # it went back behind day 4
+    assert start_for(shard.client, shard.config, state, day(5)).upper == day(5) + 1
+    for inside in (day(5) - 1, day(4) + 1):
+        assert start_for(shard.client, shard.config, state, inside).upper == day(2)
+
+
+def test_a_day_that_was_not_read_needs_no_correction(shard: Collection) -> None:
+    map_anew(shard)
+    found = corrected(shard, day(4))
+    assert (found.is_needed, found.start.upper) == (False, day(4) + 1)
+    assert numbered(shard) == ["old", "right", "old"]
