@@ -309,4 +309,5 @@ def _print_run(session: Session, config: ShardConfig, report: RunReport) -> None
         for line in lines_of(done.err_groups):
             output.print_line(f"  {line}")
     if not report.rounds:
-        output.print_line(f"{report.shard} is up to date: {report.reason}")
+        state = "is up to date" if report.pending == 0 else "has nothing to run yet"
+        output.print_line(f"{report.shard} {state}: {report.reason}")

@@ -66,12 +66,14 @@ Run = Generator[BatchDescription, str | None, _Result]
 
 @dataclass(frozen=True)
 class RunReport:
-    """The result of a run: its rounds in order, why it ended, and how many appends it lost."""
+    """The result of a run: its rounds in order, why it ended, how many appends it lost, and how many inputs wait for a
+    later run (`None`: they can't be listed)."""
 
     shard: str
     rounds: tuple[Round, ...]
     reason: str
     conflicts: int
+    pending: int | None
 
 
 def rounds(
@@ -245,7 +247,7 @@ def _run_of(
         is_forced=wanted.is_forced,
     )
     if isinstance(last, NothingToDo):
-        return RunReport(config.name, tuple(done), last.reason, len(conflicts))
+        return RunReport(config.name, tuple(done), last.reason, len(conflicts), last.pending)
     if isinstance(last, Round):
         raise RunFailed(
             f"shard {config.name}: {MAX_ROUNDS} commits in one run, and there is more input. The commits are valid;"

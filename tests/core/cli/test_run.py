@@ -290,18 +290,18 @@ def test_the_command(world: World, capsys: pytest.CaptureFixture[str], monkeypat
     world.drop("a.txt", 1, 2, 3)
     world.write_config()
     assert run_command(["run", "orders", "--collections", str(world.folder), "--until", str(UNTIL), "--json"]) == 0
-    captured = capsys.readouterr()
-    body = json.loads(captured.out)
+    body = json.loads((captured := capsys.readouterr()).out)
     assert (body["status"], body["commits"][0]["input_files"], body["commits"][0]["upper"]) == ("committed", 1, UNTIL)
     assert "minted 0 -> 1000" in captured.err
     monkeypatch.setenv("PERSIST_COLLECTIONS", str(world.folder))
     assert run_command(["run", "orders", "--until", str(UNTIL)]) == 0
     assert capsys.readouterr().out.startswith("orders is up to date")
     world.drop("b.txt", 4)
+    assert run_command(["run", "orders", "--until", str(UNTIL)]) == 0
+    assert capsys.readouterr().out.startswith("orders has nothing to run yet")
     world.spark_will("fail", "too_many_errors")
     assert run_command(["run", str(world.folder / "orders.yaml"), "--json"]) == 5
-    captured = capsys.readouterr()
-    assert captured.out == ""
+    assert (captured := capsys.readouterr()).out == ""
     assert json.loads(captured.err.splitlines()[-1])["error"]["kind"] == "too_many_errors"
     world.spark_will("fail", "unexpected")  # a later failure of another kind hides nothing
     assert run_command(["run", str(world.folder / "orders.yaml"), "--json"]) == 5
