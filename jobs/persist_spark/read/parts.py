@@ -10,7 +10,8 @@ that holds only files to read, which is what most attempts stage, is one path. S
 between the two. So the files that it has found are compared with the files to read (`files_found`).
 
 A Spark Connect server lists nothing before a plan runs, which may be long after the listings here: by then GC may have
-deleted some of a folder's files, and no reader would miss their rows. There each file is a path, which has to be there.
+deleted some of a folder's files, and no reader would miss their rows. There each file is a path, which has to be there
+when the plan begins.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def files_found(found: DataFrame) -> list[str] | None:
     """The URIs of all files of a plain `spark.read`, which it has listed; `None` of a Connect server's: it has not."""
     if is_connect(found.sparkSession):
         return None
-    relation = found._jdf.queryExecution().analyzed()
+    relation = found._jdf.queryExecution().analyzed().collectLeaves().head()
     is_v2 = relation.getClass().getSimpleName() == "DataSourceV2Relation"  # as the user's session may want it
     index = relation.table().fileIndex() if is_v2 else relation.relation().location()
     jvm = cast(Any, found.sparkSession)._jvm
