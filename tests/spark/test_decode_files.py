@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 
@@ -138,6 +140,27 @@ def test_small_files_share_a_task_and_keep_their_lines(feed: Feed, is_packed: bo
     assert ids == [(10 * index + row // 2, file, row) for index, file in enumerate(files) for row in (0, 2)]
     errs = sorted(row[ERR_POSITION] for row in rows if row["id"] is None)
     assert errs == [f"{index}.json{suffix}, line 4" for index in range(6)]
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+def test_a_file_in_anothers_place_is_not_read_from_a_cache(feed: Feed, kind: str) -> None:
+    """All jobs of an application share Spark's cache, in which a job keeps its records."""
+
+    def write(name: str) -> None:
+        if kind == "json":
+            feed.write("a", json.dumps({"id": 1, "name": name}))
+        else:
+            pq.write_table(pa.table({"id": [1], "name": [name]}), feed.folder / "a")
+
+    columns = COLUMNS | {"name": "string"}
+    write("before")
+    kept = feed.frame(kind, columns).persist()
+    try:
+        assert [row["name"] for row in kept.collect()] == ["before"]
+        write("beside")
+        assert [row["name"] for row in feed.frame(kind, columns).collect()] == ["beside"]
+    finally:
+        kept.unpersist()
 
 
 def test_a_line_length_of_the_platform_drops_no_record(feed: Feed) -> None:

@@ -40,7 +40,7 @@ from persist_spark.decode.long_records import TooLong, copy_without
 from persist_spark.feed_access import FeedAccess
 from persist_spark.frame import passed
 from persist_spark.read.damage import LOUD_OPTIONS, PATH_FILTER
-from persist_spark.read.parts import files_found, literal
+from persist_spark.read.parts import files_found, literal, only_of
 from persist_spark.session import use
 
 LINE, DATE_MS, NAME = "line", "date_ms", "file_name"
@@ -192,8 +192,9 @@ def _in_fewer_tasks(lines: DataFrame, files: Sequence[ReadableFile]) -> DataFram
 
 def by_store(files: Sequence[ReadableFile], options: Mapping[str, str]) -> Iterator[tuple[list[str], dict[str, str]]]:
     """The paths in folders and on S3, each with the options to read them."""
+    only = only_of([each.file for each in files])
     # Hadoop looks for a path without a scheme where the platform says, which may be HDFS.
-    for scheme, how in (("file://", INPUT_OPTIONS), ("", {**_LITERAL, **options})):
+    for scheme, how in (("file://", {**INPUT_OPTIONS, **only}), ("", {**_LITERAL, **options, **only})):
         paths = [f"{scheme}{file.path}" for file in files if file.path.startswith("/") == bool(scheme)]
         # Of a path with a `[` that is to be no pattern, Spark makes all paths once more: each file would be read again.
         for is_pattern, more in ((False, {}), (True, {_GLOBS: "true"})):

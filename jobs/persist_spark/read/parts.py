@@ -120,9 +120,7 @@ def _read(
     whole = [] if is_connect(spark) else _whole_folders(blob, keys)
     apart = [key for key in keys if posixpath.dirname(key) not in whole]
     paths = [literal(blob.uri_of(path)) for path in (*whole, *apart)]
-    # Spark takes reads of equal paths and options for one, in its cache and in a plan; a folder may have lost files.
-    same = {"persist.files": hashlib.sha256("\n".join(sorted(keys)).encode()).hexdigest()}
-    options = {**_READ_OPTIONS, **s3a.access_options(blob.uri, os.environ), **more, **same}
+    options = {**_READ_OPTIONS, **s3a.access_options(blob.uri, os.environ), **more, **only_of(sorted(keys))}
     fields, cells = as_written(schema, written)
     with s3a.jars_present():
         found = spark.read.schema(fields).options(**options).parquet(*paths)
@@ -133,6 +131,13 @@ def _read(
             f" {damage.PATH_FILTER} that hides it; {damage.REMEDY}"
         )
     return found if fields == schema else found.toDF(*places(fields)).selectExpr(*cells)
+
+
+def only_of(files: Sequence[object]) -> dict[str, str]:
+    """An option that no read of other files has. To Spark reads of equal paths and options have equal rows, in a query
+    and in its cache, which all sessions of an application share. But a folder may have lost files, and another file may
+    have taken the place of one."""
+    return {"persist.files": hashlib.sha256(repr(files).encode()).hexdigest()}
 
 
 def files_found(found: DataFrame) -> list[str] | None:
