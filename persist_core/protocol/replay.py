@@ -13,8 +13,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.config.collection import FILES, CollectionConfig
@@ -68,18 +68,20 @@ def starts(client: PersistClient, state: ShardState) -> Iterator[Start]:
 
     Not one that a later correction or restore has gone back behind: it holds what was undone.
     """
+    restored = dict(restores(client, state))
     gone_back = [
         (epoch, each.checkpoint_id, each.watermark or 0)
         if each.correction is None
         else (epoch, None, each.correction.start_ms)
-        for epoch, each in restores(client, state)
+        for epoch, each in restored.items()
     ]
+    ends = _inputs_ends(state, restored)
     for each in _points(client, state):
         if each.checkpoint_id is None or not any(
             each.epoch < epoch and each.upper > upper and each.checkpoint_id != back_to
             for epoch, back_to, upper in gone_back
         ):
-            yield each
+            yield replace(each, inputs_end=ends.get(each.epoch, each.inputs_end))
 
 
 def _points(client: PersistClient, state: ShardState) -> Iterator[Start]:
@@ -109,12 +111,12 @@ def start_for(client: PersistClient, config: CollectionConfig, state: ShardState
             f"--from is {show_time(from_ms)}; expected a time before the upper of shard {state.shard},"
             f" {show_time(state.upper.time)}: later input has not been consumed, and the next run takes it as it is"
         )
-    files, ends = CollectionSource(client, config).files, _inputs_ends(client, state)
+    files = CollectionSource(client, config).files
 
     def is_before(point: Start) -> bool:
         if point.checkpoint_id is None or point.upper <= from_ms:
             return True
-        if ends.get(point.epoch, point.inputs_end) > from_ms:
+        if point.inputs_end > from_ms:
             return False
         dates = (facts[2] for facts in files.consumed(point.progress).values())
         return all(date_ms is None or date_ms < from_ms for date_ms in dates)
@@ -122,13 +124,12 @@ def start_for(client: PersistClient, config: CollectionConfig, state: ShardState
     return next(filter(is_before, starts(client, state)))
 
 
-def _inputs_ends(client: PersistClient, state: ShardState) -> dict[int, int]:
+def _inputs_ends(state: ShardState, restored: Mapping[int, Restored]) -> dict[int, int]:
     """`Start.inputs_end` by the epochs of the commits that are still known: of changes in a row it is the run's before.
 
     A correction takes in what the shard had consumed, and files of days that were over. Any other restore goes to a
     point that may be newer than the commit before it, so only its watermark counts.
     """
-    restored = dict(restores(client, state))
     ends: dict[int, int] = {}
     end: int | None = None
     for commit in state.commits:

@@ -185,8 +185,7 @@ def _in_fewer_tasks(lines: DataFrame, files: Sequence[ReadableFile]) -> DataFram
     """Lines of a batch of few files, in as many tasks as their bytes need: `kept_apart` gave each file one or more."""
     if len(files) > _APART_FILES:
         return lines
-    is_packed = {each.path: Path(each.path).suffix.lower() in CODECS for each in files}
-    size = sum(each.file.size_bytes * (_UNPACKED if is_packed[each.path] else 1) for each in files)
+    size = sum(each.file.size_bytes * (_UNPACKED if Path(each.path).suffix.lower() in CODECS else 1) for each in files)
     return lines.coalesce(math.ceil(size / _TASK_BYTES))
 
 
@@ -194,12 +193,12 @@ def by_store(files: Sequence[ReadableFile], options: Mapping[str, str]) -> Itera
     """The paths in folders and on S3, each with the options to read them."""
     only = only_of([each.file for each in files])
     # Hadoop looks for a path without a scheme where the platform says, which may be HDFS.
-    for scheme, how in (("file://", {**INPUT_OPTIONS, **only}), ("", {**_LITERAL, **options, **only})):
+    for scheme, how in (("file://", INPUT_OPTIONS), ("", {**_LITERAL, **options})):
         paths = [f"{scheme}{file.path}" for file in files if file.path.startswith("/") == bool(scheme)]
         # Of a path with a `[` that is to be no pattern, Spark makes all paths once more: each file would be read again.
         for is_pattern, more in ((False, {}), (True, {_GLOBS: "true"})):
             if some := [literal(path) for path in paths if (literal(path) != path) == is_pattern]:
-                yield some, {**how, **more}
+                yield some, {**how, **more, **only}
 
 
 def all_found(found: DataFrame, paths: Sequence[str]) -> DataFrame:

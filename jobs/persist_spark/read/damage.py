@@ -161,11 +161,11 @@ def named_damage(
             raise
         named = next((file for file in known if file.key == key), None)
         named = named or (_named_now(client, key) if client else _named_beside(blob, key))
-        if named is None and key not in stored_sizes(blob, [key]):
+        is_there = key in stored_sizes(blob, [key])
+        if named is None and not is_there:
             raise ReadTooSlow(too_slow(owner_of(key), f"{key} is gone")) from error
         file = named or _named_beside(blob, key)
-        if file is not None and _is_damaged(blob, file):
-            is_there = key in stored_sizes(blob, [key])
+        if file is not None and (not is_there or _is_damaged(blob, file)):
             wrong = "is damaged: its manifest has another digest" if is_there else "is gone; its manifest names it"
             raise CorruptArtifact(f"{key} {wrong}; {REMEDY}") from error
         raise

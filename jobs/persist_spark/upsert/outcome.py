@@ -63,13 +63,10 @@ _EMITTED_OF_SEQUENCE = {
     "late_rows": f"diff IS NULL AND part = '{LATE_OPERATOR}'",
 }
 # Where no slot holds anything, nothing waits, and records have no times. An aggregate costs the same if it counts none.
-_NONE_IF_NEW = dict.fromkeys(
-    [
-        *("stash_before", "truncated", "already_persisted", "stashed", "late_times", "broken"),
-        *("updates", "deletes", "kept", "retractions", "err_retractions", "stash_rows"),
-    ],
-    "0L",
-)
+_NONE_IF_NEW = {
+    *("stash_before", "truncated", "already_persisted", "stashed", "late_times", "broken"),
+    *("updates", "deletes", "kept", "retractions", "err_retractions", "stash_rows"),
+}
 
 
 def read_counts(*, is_sequence: bool, has_eras: bool, guesses: bool = False, is_new: bool = False) -> dict[str, str]:
@@ -85,8 +82,7 @@ def emitted_counts(*, is_sequence: bool, is_new: bool = False) -> dict[str, str]
 
 
 def _tallied(conditions: Mapping[str, str], is_new: bool) -> dict[str, str]:
-    counts = tally(conditions)
-    return {name: _NONE_IF_NEW.get(name, count) for name, count in counts.items()} if is_new else counts
+    return {name: "0L" if is_new and name in _NONE_IF_NEW else sql for name, sql in tally(conditions).items()}
 
 
 @dataclass(frozen=True)
