@@ -89,7 +89,7 @@ def lines_of(groups: Sequence[ErrGroup], *, has_payloads: bool = True) -> list[s
     """A line for each of the first groups: how many, what is wrong, and where the first one is."""
     return [
         f"{group.count} {group.kind}: {group.message}"
-        + (f"; the first: {group.position or 'a record that was good by itself'}" if group.message != _OTHERS else "")
+        + (f"; the first: {group.position}" if group.position else "")
         + (f", {group.payload!r}" if group.payload and has_payloads else "")
         for group in groups[:MAX_GROUPS]
     ]

@@ -35,11 +35,14 @@ _DAMAGED = (OSError, EOFError, zlib.error, pa.ArrowException)
 
 @dataclass(frozen=True)
 class SampledFile:
-    """The start of a file: its `lines` (with line ends), or the `table` of a Parquet file. `problem`: why it ends."""
+    """The start of a file: its `lines` (with line ends; `header`: the first names fields), or the `table` of a Parquet
+    file. `problem`: why it ends.
+    """
 
     file: InputFile
     lines: tuple[bytes, ...] = ()
     table: pa.Table | None = None
+    header: bool = False
     is_whole: bool = False
     problem: str | None = None
 
@@ -50,8 +53,9 @@ class SampledFile:
 
     @property
     def records(self) -> int:
-        """The number of lines that are not blank, or rows."""
-        return sum(bool(line.strip()) for line in self.lines) if self.table is None else len(self.table)
+        """The number of lines that are not blank, without the header, or rows."""
+        lines = sum(bool(line.strip()) for line in self.lines)
+        return max(lines - self.header, 0) if self.table is None else len(self.table)
 
 
 def take(feed: Feed, files: Sequence[InputFile], limit: int, *, header: bool = False) -> tuple[SampledFile, ...]:
@@ -66,13 +70,13 @@ def take(feed: Feed, files: Sequence[InputFile], limit: int, *, header: bool = F
         if left <= 0 or bytes_left <= 0:
             break
         taken = _start_of(feed, file, min(share, left), header, bytes_left)
-        left, bytes_left = left - max(taken.records - header, 0), bytes_left - taken.size_bytes
+        left, bytes_left = left - taken.records, bytes_left - taken.size_bytes
         found.append(taken)
     return tuple(sorted(found, key=lambda each: each.file.order))
 
 
 def _start_of(feed: Feed, file: InputFile, limit: int, header: bool, max_bytes: int) -> SampledFile:
-    empty = SampledFile(file)
+    empty = SampledFile(file, header=header)
     try:
         with feed.opened(file) as source:
             if source.read(4) == b"PAR1":

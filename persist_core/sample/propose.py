@@ -114,7 +114,7 @@ def propose(given: FoundFiles, *, folder: Path | None, format: Format | None = N
     Raises `InvalidInput` if no record is found in them.
     """
     files, pattern = given.files, path_of([each.path for each in given.files])
-    found = take(given.feed, files, MAX_RECORDS, header=True)
+    found = take(given.feed, files, MAX_RECORDS)
     problems = [f"{each.file.path}: {each.problem}" for each in found if each.problem]
     if not any(each.records for each in found):
         raise InvalidInput(f"--from: found no record in {len(files)} files. {' '.join(problems[:1])}".strip())

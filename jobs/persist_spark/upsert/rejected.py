@@ -52,8 +52,8 @@ def _rejected(err: Mapping[str, Any]) -> RejectedRecord:
 def show_samples(samples: Sequence[RejectedRecord]) -> str:
     """Samples for a message: kind, reason, key, payload and position of each on a line of its own."""
     lines = [
-        f"{each.kind}: {each.message}; key {_shown(each.key)}; payload {_shown(each.payload)};"
-        f" from {each.position or 'a record that was good by itself'}"
+        f"{each.kind}: {each.message}; key {_shown(each.key)}; payload {_shown(each.payload)}"
+        + (f"; from {each.position}" if each.position else "")
         for each in samples
     ]
     return "\n".join(["The first:", *(f"  {line}" for line in lines)]) if lines else ""

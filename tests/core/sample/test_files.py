@@ -71,7 +71,7 @@ def test_the_oldest_and_the_newest_files_share_the_limit(tmp_path: Path) -> None
 def test_a_header_is_no_record(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id\n1\n2\n3\n")
     (found,) = sample(config_of(tmp_path, "*.csv", "csv"), 2, header=True)
-    assert found.lines == (b"id\n", b"1\n", b"2\n")
+    assert (found.lines, found.records) == ((b"id\n", b"1\n", b"2\n"), 2)
 
 
 def test_odd_fields_of_csv_are_fields(tmp_path: Path) -> None:
