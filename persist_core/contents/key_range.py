@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -216,9 +217,17 @@ def _parsed(text: str, column: Column) -> Scalar:
     try:
         if column.type == "binary":
             return bytes.fromhex(text).hex()
-        return _scalar(pa.chunked_array([pa.array([text]).cast(arrow_type(column.type))]), column)
+        return _scalar(pa.chunked_array([_cast(pa.array([text]), arrow_type(column.type))]), column)
     except (ValueError, pa.ArrowException) as error:
-        raise InvalidInput(f"key column {column.name}: found {text!r}; expected a {column.type}: {error}") from error
+        raise InvalidInput(f"key column {column.name}: found {text!r}; expected a value of type {column.type}") from error
+
+
+def _cast(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Times without a zone are in UTC."""
+    if pa.types.is_timestamp(wanted):
+        with suppress(pa.ArrowInvalid):
+            return texts.cast(pa.timestamp(wanted.unit)).cast(wanted)
+    return texts.cast(wanted)
 
 
 def _arrow(scalar: Scalar, column: Column) -> pa.Scalar:

@@ -194,7 +194,7 @@ def test_snapshot_as_json_keeps_every_value(persist: Persist) -> None:
     assert {row["id"] for row in persist("changes", "orders", "--after", "0", "--key", "1", "--json").json} == {1}
     refused = persist("snapshot", "orders", "--key", "one")
     assert refused.code == 2
-    assert "key column id: found 'one'; expected a bigint" in refused.err
+    assert "key column id: found 'one'; expected a value of type bigint" in refused.err
 
 
 @pytest.mark.parametrize("command", [["snapshot"], ["changes", "--after", "0"], ["errors"], ["describe"]])

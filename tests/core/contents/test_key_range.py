@@ -122,7 +122,12 @@ def test_keys_as_users_type_them() -> None:
     texts = ["-5", "1.5", "1970-01-02", "1970-01-01 00:00:00.000001Z", "FF00", "true", "ü"]
     assert parse_key(texts, key) == (-5, 150, 1, 1, "ff00", True, "ü")
     assert parse_key(texts[:1], key) == (-5,)
-    with pytest.raises(InvalidInput, match="key column k0: found 'x'; expected a bigint"):
+    at = key_columns("timestamp")  # without a zone in UTC, as they are shown
+    for text, days in (("1970-01-02", 1), ("1970-01-02 00:00:00", 1), ("1970-01-02T02:00:00+02:00", 1)):
+        assert parse_key([text], at) == (days * 86_400_000_000,)
+    with pytest.raises(InvalidInput, match="found '2026-01-02T25:00'; expected a value of type timestamp$"):
+        parse_key(["2026-01-02T25:00"], at)
+    with pytest.raises(InvalidInput, match="key column k0: found 'x'; expected a value of type bigint"):
         parse_key(["x"], key)
     with pytest.raises(InvalidInput, match="found 2 key values; expected 1 to 1: k0"):
         parse_key(["1", "2"], key_columns("int"))
