@@ -219,7 +219,9 @@ def _parsed(text: str, column: Column) -> Scalar:
             return bytes.fromhex(text).hex()
         return _scalar(pa.chunked_array([_cast(pa.array([text]), arrow_type(column.type))]), column)
     except (ValueError, pa.ArrowException) as error:
-        raise InvalidInput(f"key column {column.name}: found {text!r}; expected a value of type {column.type}") from error
+        raise InvalidInput(
+            f"key column {column.name}: found {text!r}; expected a value of type {column.type}"
+        ) from error
 
 
 def _cast(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
