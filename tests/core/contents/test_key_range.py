@@ -125,7 +125,7 @@ def test_keys_as_users_type_them() -> None:
     at = key_columns("timestamp")  # without a zone in UTC, as they are shown
     for text, days in (("1970-01-02", 1), ("1970-01-02 00:00:00", 1), ("1970-01-02T02:00:00+02:00", 1)):
         assert parse_key([text], at) == (days * 86_400_000_000,)
-    with pytest.raises(InvalidInput, match="found '2026-01-02T25:00'; expected a value of type timestamp$"):
+    with pytest.raises(InvalidInput, match=r"found .2026-01-02T25:00.; expected a value of type timestamp$"):
         parse_key(["2026-01-02T25:00"], at)
     with pytest.raises(InvalidInput, match="key column k0: found 'x'; expected a value of type bigint"):
         parse_key(["x"], key)
