@@ -9,7 +9,7 @@ earlier generation, and takes in what came since; the file has its definition ag
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from persist_core.checkpoint.publish import publish_and_retain
@@ -29,7 +29,16 @@ from persist_core.protocol.delta import BEGINNING
 from persist_core.protocol.difference import Differences
 from persist_core.protocol.fork import fork
 from persist_core.protocol.living import is_clipped, living
-from persist_core.protocol.replay import Start, Turn, WriteOf, newest_restore, replay, replay_config, turns_of
+from persist_core.protocol.replay import (
+    Start,
+    Turn,
+    WriteOf,
+    has_missed,
+    newest_restore,
+    replay,
+    replay_config,
+    turns_of,
+)
 from persist_core.protocol.restore_point import FIRST_UPPER
 from persist_core.protocol.run import MAX_CONFLICTS
 from persist_core.protocol.swap import kept_name, swap, swap_token
@@ -106,9 +115,9 @@ def rebuild(
     for _ in range(MAX_CONFLICTS):
         gone = _gone(client, config, state, known, request)
         definition = _definition(client, config, state, known)
-        _begin(client, config, state, known, definition, say)
-        say(f"building {hidden} up to {show_time(state.upper.time)}")
         turns, beside = _turns(client, config, state, known, say), replay_config(config, hidden)
+        _begin(client, config, state, known, definition, turns, say)
+        say(f"building {hidden} up to {show_time(state.upper.time)}")
         replay(client, beside, turns, write=write, writer=definition, say=say, on_round=lambda: None)
         theirs, state = alive(client, hidden), client.state(config.name)
         if (state.origin.life, state.erased) != (began.origin.life, began.erased) or theirs is None:
@@ -233,6 +242,7 @@ def _begin(
     state: ShardState,
     known: Kept | None,
     definition: str,
+    turns: Sequence[Turn],
     say: Callable[[str], None],
 ) -> None:
     """Begin, or go on. Give up an earlier rebuild that does not fit: by another definition, or of files that have
@@ -240,7 +250,7 @@ def _begin(
     hidden = hidden_of(config.name, REBUILD)
     begun = alive(client, hidden, or_dropped=True)
     if begun is not None:
-        if _is_by(client, begun, definition) and _is_as_read(client, config, begun, known):
+        if _is_by(client, begun, definition) and _is_as_read(client, config, begun, known, turns):
             say(f"going on with the rebuild that reached {show_time(begun.upper.time)}")
             return
         say(
@@ -254,14 +264,21 @@ def _begin(
         fork(client, known.state.shard, known.state.newest_commit.checkpoint_id, hidden, writer=definition)
 
 
-def _is_as_read(client: PersistClient, config: CollectionConfig, state: ShardState, known: Kept | None) -> bool:
-    """True if the files that the shard has consumed, since it was that generation, are there as they were."""
+def _is_as_read(
+    client: PersistClient,
+    config: CollectionConfig,
+    state: ShardState,
+    known: Kept | None,
+    turns: Sequence[Turn] = (),
+) -> bool:
+    """True if the files that the shard has consumed, since it was that generation, are there as they were; and no other
+    that the turns up to its upper would have taken."""
     earlier = known.state.sources.get(FILES) if known else None
     try:
         now = CollectionSource(client, config).files.inputs_now(state.sources.get(FILES), earlier)
     except ConfigError:  # other files
         return False
-    return not now.replaced and not now.gone
+    return not (now.replaced or now.gone or has_missed(turns, state.upper.time or 0, now.waiting))
 
 
 def _is_by(client: PersistClient, known: ShardState, definition: str) -> bool:

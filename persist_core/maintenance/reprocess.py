@@ -9,7 +9,7 @@ The report comes before the commit, and a person confirms what changes more rows
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,7 +28,9 @@ from persist_core.protocol.difference import Differences, differences
 from persist_core.protocol.fork import fork, fork_token
 from persist_core.protocol.replay import (
     Start,
+    Turn,
     WriteOf,
+    has_missed,
     newest_restore,
     replay,
     replay_config,
@@ -118,7 +120,7 @@ def reprocess(
             turns = turns_of(client, config, state, start)
             # Not by a replay from before a restore: it may have consumed what this has undone.
             definition = definition_of(config, "reprocess", f"{state.origin.life} {restored}")
-            life = _fork_of(client, config, definition, start, say)
+            life = _fork_of(client, config, definition, start, turns, say)
             hidden = replay_config(config)
             replay(client, hidden, turns, write=write, writer=writer, say=say, on_round=keep)
             if start.after != BEGINNING and was_filled(client, state, start.epoch):  # no file says that
@@ -172,13 +174,18 @@ def _history_held(
 
 
 def _fork_of(
-    client: PersistClient, config: CollectionConfig, definition: str, start: Start, say: Callable[[str], None]
+    client: PersistClient,
+    config: CollectionConfig,
+    definition: str,
+    start: Start,
+    turns: Sequence[Turn],
+    say: Callable[[str], None],
 ) -> str:
     """The life of the fork that the replay goes on in, made if need be; one that does not fit is given up."""
     shard, hidden = config.name, hidden_of(config.name)
     known = client.machine.fetch(hidden)
     if known is not None and (known.commits or known.is_dropped):
-        if _goes_on(client, config, start, known, definition):
+        if _goes_on(client, config, start, known, definition, turns):
             say(f"going on with the replay that reached {show_time(known.upper.time)}")
             return known.origin.life or ""
         say("an earlier replay began elsewhere, or its files have changed since: it is given up")
@@ -193,8 +200,15 @@ def definition_of(config: CollectionConfig, purpose: str, life: str) -> str:
     return f"{purpose}/{digest[:16]}"
 
 
-def _goes_on(client: PersistClient, config: CollectionConfig, start: Start, known: ShardState, definition: str) -> bool:
-    """True if the fork began at this start, by this file, and has consumed files as they are now."""
+def _goes_on(
+    client: PersistClient,
+    config: CollectionConfig,
+    start: Start,
+    known: ShardState,
+    definition: str,
+    turns: Sequence[Turn],
+) -> bool:
+    """True if the fork began at this start, by this file, and has consumed the files that there are, as they are."""
     if known.origin.life is None or known.is_dropped:
         return False
     try:
@@ -210,7 +224,7 @@ def _goes_on(client: PersistClient, config: CollectionConfig, start: Start, know
     ):
         return False
     now = CollectionSource(client, config).files.inputs_now(known.sources.get(FILES), start.progress)
-    return not now.replaced and not now.gone
+    return not (now.replaced or now.gone or has_missed(turns, known.upper.time or 0, now.waiting))
 
 
 def _check_inputs(

@@ -244,6 +244,19 @@ def turns_of(
     ]
 
 
+def has_missed(turns: Sequence[Turn], upper: int, waiting: Mapping[str, int | None]) -> bool:
+    """True if a replay up to this upper would have taken one of the files that wait, had it been there.
+
+    `waiting`: names, each with its date (ms). To go on would make such a file late, or pass over it.
+    """
+    begun = [turn for turn, before in zip(turns, [(0, None), *turns], strict=False) if before[0] < upper]
+    return any(
+        not holds_back(name, date_ms) and (until <= upper if date_ms is None else date_ms < min(until, upper))
+        for until, holds_back in begun
+        for name, date_ms in waiting.items()
+    )
+
+
 def _held(known: Collection[str], later: Collection[str], due: int) -> HoldBack:
     return lambda name, date_ms: name in later or (name not in known and (date_ms is None or date_ms >= due))
 

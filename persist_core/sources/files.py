@@ -98,13 +98,15 @@ class Freeze:
 
 @dataclass(frozen=True)
 class InputsNow:
-    """The files that were consumed since an earlier progress, as they are now: with other bytes, or gone.
+    """The files that were consumed since an earlier progress, as they are now: with other bytes, or gone; and those
+    that wait to be consumed.
 
     Each has the date in its path (ms).
     """
 
     replaced: Mapping[str, int | None]
     gone: Mapping[str, int | None]
+    waiting: Mapping[str, int | None]
 
 
 HoldBack = Callable[[str, int | None], bool]
@@ -240,7 +242,8 @@ class FileSource:
             for name, facts in since.items()
             if name in found and (found[name].size_bytes, found[name].mtime_ms) != facts[:2]
         }
-        return InputsNow(replaced, {name: facts[2] for name, facts in since.items() if name not in found})
+        gone = {name: facts[2] for name, facts in since.items() if name not in found}
+        return InputsNow(replaced, gone, {name: found[name].date_ms for name in found.keys() - known.keys()})
 
     def has_other_place(self, consumed: SourceFrontier | None) -> bool:
         """True if `source.path` starts at another folder than when `consumed` was committed."""

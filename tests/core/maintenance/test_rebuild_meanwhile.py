@@ -27,6 +27,16 @@ def test_a_restore_after_a_dry_run_is_not_undone(tmp_path: Path) -> None:
     assert names(shard) == {A: "one", B: "b"}
 
 
+def test_a_file_that_came_back_since_a_dry_run_is_read(tmp_path: Path) -> None:
+    shard = made(tmp_path)
+    (tmp_path / "0.txt").rename(tmp_path / "aside")
+    assert rebuilt(shard, is_dry_run=True, takes_back_gone=True).gone == ("0.txt",)
+    (tmp_path / "aside").rename(tmp_path / "0.txt")
+    assert rebuilt(shard).gone == ()
+    assert names(shard) == {A: "one", B: "b", C: "three"}
+    shard.check()
+
+
 def test_a_restore_after_a_dry_swap_back_is_not_undone(tmp_path: Path) -> None:
     shard = made(tmp_path, is_swapped=True)
     shard.define(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from persist_core.maintenance.maintain import maintain
 from persist_core.maintenance.reprocess import Reprocessed, Request, reprocess
 from persist_core.protocol.difference import KIND
 from persist_core.protocol.stages import Minted, mint
+from persist_core.time_text import DAY_MS
 from tests.core.maintenance.test_reprocess import HIDDEN, replace_file
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.dying_store import Crash, DyingStore
@@ -32,6 +34,20 @@ A, B, C = ("eu", 1), ("eu", 2), ("", 0)
 MAX_CALLS = 400
 KILLS = 6
 Wrap = Callable[[BatchDescription], None]
+
+
+class Dated(Collection):
+    """The names of its files say the times of their records."""
+
+    def __init__(self, folder: Path, location: OpenLocation | None = None, shard: str = SHARD) -> None:
+        super().__init__(folder, location, shard)
+        dated = {"source": {"path": "{date:%Y-%m-%d}*.txt", "format": "json"}, "time": "path"}
+        self.config = CollectionConfig.model_validate({**self.config.model_dump(mode="json"), **dated})
+
+    def beside(self, shard: str) -> Dated:
+        other = Dated(self.folder, self.location, shard)
+        other.feed, other.stashed, other.client.ids = self.feed, self.stashed, self.client.ids
+        return other
 
 
 def ok(slot: tuple[str, int], name: str, row: int = 0) -> Record:
@@ -185,6 +201,27 @@ def test_what_changed_since_a_dry_run_is_replayed_again(shard: Collection) -> No
     replace_file(shard, "2.txt", (ok(B, "other"),))
     correct(shard)
     assert names(shard) == {A: "right", B: "other"}
+
+
+def test_files_that_came_since_a_dry_run_are_replayed_too(tmp_path: Path) -> None:
+    """One that came back, which the dry run was to do without; and a new one, of a day that the replay has passed."""
+    shard = Dated(tmp_path)
+    for day, record in ((1, ok(A, "one")), (2, ok(B, "two")), (3, ok(C, "three"))):
+        shard.drop(f"1970-01-{day:02}.txt", [record])
+        shard.run(day * DAY_MS)
+    text = (tmp_path / "1970-01-02.txt").read_bytes(), (tmp_path / "1970-01-02.txt").stat().st_mtime_ns
+    shard.take_out("1970-01-02.txt")
+    assert correct(shard, is_dry_run=True, takes_back_gone=True).gone == ("1970-01-02.txt",)
+
+    (tmp_path / "1970-01-02.txt").write_bytes(text[0])
+    os.utime(tmp_path / "1970-01-02.txt", ns=(text[1], text[1]))
+    assert not correct(shard).is_needed
+
+    correct(shard, is_dry_run=True)
+    shard.drop("1970-01-02-more.txt", [ok(A, "more", 1)])
+    assert correct(shard).new == ("1970-01-02-more.txt",)
+    assert names(shard) == {A: "more", B: "two", C: "three"}
+    shard.check()
 
 
 def test_a_restore_after_a_dry_replay_is_not_undone(shard: Collection) -> None:
