@@ -26,7 +26,8 @@ Below `<shard>/`:
     gc/<era>/<id>.json                                keys that may be garbage: see `persist_core.gc`
     gc/clock                                          written to learn the store's time
 
-Beside the shards, `_copy/<id>` is written and deleted by a copier.
+Beside the shards, `_location` holds the location's id, as consensus does under this key, and `_copy/<id>` is written
+and deleted by a copier.
 
 Two attempts never share a folder. An attempt, a checkpoint id and the id of a list of garbage are UUIDv7s. `<era>` is
 the era in which an object was staged (`persist_core.shard.eras`), so that a name that is garbage is never used again.
@@ -43,6 +44,7 @@ from persist_core.errors import InvalidName
 
 PART = "_persist_part"  # which kind of part a row belongs to: a folder's name once staged, never a column of a file
 MANIFEST = "manifest.json"
+LOCATION = "_location"
 _INPUT_COPY = "input-"
 _SHARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _HIDDEN = re.compile(r"~[a-z][a-z0-9]{0,31}")  # at the end of a name, of a shard that is not listed

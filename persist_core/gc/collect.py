@@ -80,8 +80,10 @@ def collect(
     """Do what is due. Safe at any time, beside anything else, and to repeat after a crash at any point.
 
     `needs` decides what is needed. Raises `ShardNotFound`; `Corruption` if an object that decides this is damaged:
-    nothing is deleted then; `InvalidInput` for a grace that is longer than the intent.
+    nothing is deleted then; `InvalidInput` for a grace that is longer than the intent, and for two stores that are not
+    of one location.
     """
+    client.pair.check()
     for _ in range(MAX_TRIES - 1):
         began = client.state(shard)
         try:

@@ -349,6 +349,7 @@ class Copier:
         self.target.blob.delete(probe)
         if not self._is_apart:
             raise InvalidInput(f"{self.target.blob.uri} is the blob store of the source; {_APART}")
+        self.target.pair.make(mends=True)  # of a target that has lost its files
 
 
 def _folder(uri: str) -> str:

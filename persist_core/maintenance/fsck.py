@@ -49,6 +49,8 @@ def fsck(client: PersistClient, shard: str) -> FsckReport:
     found = Violations(shard)
     state = read_state(client, shard, found)
     counted, batches = Counted(0, 0, 0), 0
+    with found.checking("location", f"the location of shard {shard}"):
+        client.pair.check()
     if state is not None and not state.is_dropped:
         examined = read_manifests(client, state, found)
         batches = len(state.batches)

@@ -26,12 +26,15 @@ Transition = Callable[[ShardState], tuple[ShardState, R]]
 
 
 class Machine:
-    """Runs transitions on shards. Thread-safe if its consensus is."""
+    """Runs transitions on shards. Thread-safe if its consensus is. `before_new`: called before a shard is made."""
 
-    def __init__(self, consensus: Consensus, clock: Clock, ids: Ids) -> None:
+    def __init__(
+        self, consensus: Consensus, clock: Clock, ids: Ids, before_new: Callable[[], None] = lambda: None
+    ) -> None:
         self._register = Register(consensus, clock, ids)
         self._clock = clock
         self._ids = ids
+        self._before_new = before_new
 
     def fetch(self, shard: str) -> ShardState | None:
         """The newest state, or `None` if the shard was never created."""
@@ -50,6 +53,8 @@ class Machine:
         def step(head: VersionedData | None) -> tuple[VersionedData | None, tuple[ShardState, R]]:
             if head is None and not create:
                 raise ShardNotFound(f"no shard {shard!r} in {self._register.uri}")
+            if head is None:
+                self._before_new()
             before = None if head is None else read_version(shard, head)
             after, result = transition(ShardState(shard) if before is None else before)
             if before is not None and after is before:

@@ -36,6 +36,7 @@ from persist_core.location.open import OpenLocation
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.codec import decode_state
 from persist_core.shard.invariants import check_step
+from persist_core.shard.machine import Machine
 from persist_core.shard.state import Commit, Committed, ShardState
 from tests.sim.linearize import RecordedConsensus, Recorder, Versions, explain, find_order
 from tests.sim.turns import Pause, SteppedConsensus, take_turns
@@ -166,6 +167,7 @@ class _Writer:
             manifest: BatchManifest | None = None
             for _ in range(_TRIES):
                 client = PersistClient(OpenLocation(MemBlob(), consensus), ManualClock(), self.ids)
+                client.machine = Machine(consensus, client.clock, self.ids)  # which has no blobs to compare with
                 try:
                     manifest = manifest or self._mint(client, token)
                     self._append(client, manifest)

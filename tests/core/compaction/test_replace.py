@@ -11,6 +11,7 @@ from persist_core.compaction.merge import Merge, merge_here
 from persist_core.contents.batch import BatchCounts, BatchManifest
 from persist_core.errors import CorruptArtifact, InvalidInput, InvariantViolation
 from persist_core.frontier import Frontier
+from persist_core.keys import LOCATION
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.check_contents import check_contents
@@ -35,7 +36,10 @@ def staged(made: History, first: int, count: int) -> tuple[BatchManifest, str]:
     before = made.state
     merge = Merge.of(made.client, before, before.batches[first : first + count])
     attempt = made.client.ids.uuid7()
-    beside = History(OpenLocation(made.client.blob, MemConsensus()), KEYED, seed=0, shard="elsewhere")
+    consensus, location = MemConsensus(), made.client.location.consensus.head(LOCATION)
+    assert location is not None
+    consensus.compare_and_set(LOCATION, None, location)
+    beside = History(OpenLocation(made.client.blob, consensus), KEYED, seed=0, shard="elsewhere")
     machine, made.client.machine = made.client.machine, beside.client.machine
     try:
         beside.client.machine.apply("s", lambda state: (replace(before, seqno=state.seqno), None), create=True)

@@ -50,6 +50,7 @@ SHARDS = (SHARD, FORK, VIEW)
 UPTO = 50  # where the collection's contents end
 _KINDS = {
     "state": r"state:.*",
+    "location's id": r"blob:_location",
     "batch manifest": r".*/batches/[^/]+/manifest\.json",
     "list of parts": r".*/batches/[^/]+/parts-000[0-9]{3}\.json",
     "part": r".*/_persist_part=(insertions|retractions|errs)/.*",

@@ -13,6 +13,7 @@ from persist_core.contents.batch import BatchDescription, SourceFrontier
 from persist_core.contents.parts import PARQUET, errs_schema, updates_schema
 from persist_core.errors import CorruptArtifact, Indeterminate
 from persist_core.handles.client import PersistClient
+from persist_core.keys import LOCATION
 from persist_core.location.blob import BlobMetadata
 from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
@@ -255,9 +256,9 @@ def test_commits_undone_by_an_older_backup_are_found(tmp_path: Path) -> None:
     assert fsck(shard.client, SHARD).is_clean
     assert backup is not None
     restored = MemConsensus()
-    for version in shard.location.consensus.scan(SHARD, 0, 100):
-        if version.seqno <= backup.seqno:
-            assert restored.compare_and_set(SHARD, version.seqno - 1 if version.seqno else None, version)
+    for key, newest in ((SHARD, backup.seqno), (LOCATION, 0)):
+        for version in shard.location.consensus.scan(key, 0, newest + 1):
+            assert restored.compare_and_set(key, version.seqno - 1 if version.seqno else None, version)
     location = OpenLocation(shard.location.blob, restored)
     before = PersistClient(location, shard.clock, shard.client.ids, part_format=ArrowParts())
     found = fsck(before, SHARD).violations

@@ -61,7 +61,7 @@ def test_a_correction_gives_what_a_fresh_load_gives(history: History, other: His
             shard.run(uppers[number])
         first = data.draw(st.integers(0, len(uppers)), label="from")
         from_ms = uppers[first - 1] if first else 0
-        # A fork from the beginning has this upper at once: a commit at it, in 1970, cannot be told from the start.
+        # A fork from the beginning has this upper: a commit at it looks like the start.
         assume(from_ms < uppers[-1] and uppers[0] > FIRST_UPPER)
         read_again = [number for number in range(len(uppers)) if number >= first]
         changed = data.draw(st.lists(st.sampled_from(read_again), unique=True), label="changed")

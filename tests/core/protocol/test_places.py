@@ -11,7 +11,7 @@ from persist_core.errors import CorruptArtifact
 from persist_core.gc.collect import GRACE_MS, collect
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.inspector import Inspector
-from persist_core.keys import conflicts_prefix, forks_prefix, gc_prefix
+from persist_core.keys import LOCATION, conflicts_prefix, forks_prefix, gc_prefix
 from persist_core.location.mem import MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.fsck import fsck
@@ -70,6 +70,9 @@ def use_state_of_other(shard: Collection) -> None:
     assert head is not None
     for name in (SHARD, OTHER):
         consensus.compare_and_set(name, None, head)
+    location = shard.location.consensus.head(LOCATION)
+    assert location is not None
+    consensus.compare_and_set(LOCATION, None, location)
     shard.location = OpenLocation(shard.location.blob, consensus)
     shard.client = PersistClient(
         shard.location, shard.clock, shard.client.ids, fetch_threads=1, part_format=shard.client.part_format
