@@ -29,7 +29,7 @@ from persist_spark.decode.filled import BAD, FAULT, FILLED, IS_CHANGED, WAS, fil
 from persist_spark.decode.records import Fields
 from persist_spark.decode.row_checks import check_texts
 from persist_spark.decode.times import check_zone
-from persist_spark.frame import ERR_COLUMNS, err_type, inherited_fields, order_type, passed, quoted
+from persist_spark.frame import ERR_COLUMNS, err_type, inherited_fields, order_type, passed, quoted, shown_json
 from persist_spark.read.damage import named_damage
 from persist_spark.read.frames import snapshot
 from persist_spark.session import OUR_PLANS, listing, own_session, stage_settings, use
@@ -108,7 +108,7 @@ class _Planned:
         bad = {f"{BAD}{raw}": name for raw, name in names.items() if f"{BAD}{raw}" in rows.columns}
         self._watched = (Watched(LEFT), *(Watched(f"column {name}") for name in bad.values()))
         told = [FAULT, *(f"CASE WHEN {IS_CHANGED} THEN {name} END" for name in bad)]
-        key = f"to_json(struct({', '.join(f'{WAS}{f.raw} AS {quoted(f.column.name)}' for f in fields.keys)}))"
+        key = shown_json({f.column.name: f"{WAS}{f.raw}" for f in fields.keys})
         counts = tally({name: f"{IS_CHANGED} AND {name}" for name in self._columns})
         for number, text in enumerate(told):
             counts |= counted(number, text, key)

@@ -63,6 +63,7 @@ _SIMPLE: dict[str, T.DataType] = {
     "json": T.StringType(),
 }
 _TIMESTAMP_FORMAT = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'"
+_PLAIN_SCALE = 6  # of decimals whose text never has an exponent
 
 
 def spark_type(type_name: str) -> T.DataType:
@@ -261,6 +262,9 @@ def _text(column: Column, value: SparkColumn) -> SparkColumn:
         return F.date_format(value, _TIMESTAMP_FORMAT)
     if column.type == "date":
         return F.date_format(value, "yyyy-MM-dd")
+    _, scale = decimal_of(column.type) or (0, 0)
+    if scale > _PLAIN_SCALE:  # outside of the ANSI mode a cast gives 1E-7
+        return F.call_function("format_number", value, F.lit(f"0.{'0' * scale}"))
     return value.cast("string")
 
 
@@ -297,6 +301,12 @@ def canonical_key(columns: Sequence[Column], found: Sequence[SparkColumn] | None
     """
     values = [named(column.name) for column in columns] if found is None else found
     return key_bytes([_text(column, value) for column, value in zip(columns, values, strict=True)])
+
+
+def shown_json(cells: Mapping[str, str]) -> str:
+    """SQL: some cells, SQL by name, as a JSON object for people; times with all digits: an erasure looks for them."""
+    struct = ", ".join(f"{sql} AS {quoted(name)}" for name, sql in cells.items())
+    return f"to_json(struct({struct}), map('timestampFormat', {text_literal(_TIMESTAMP_FORMAT)}))"
 
 
 def key_bytes(texts: Sequence[SparkColumn]) -> SparkColumn:

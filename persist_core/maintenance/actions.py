@@ -298,7 +298,7 @@ def erase(
     lines = [said[done.status], *(f"  not reached: {each}" for each in done.beyond)]
     if with_verify and not holding:
         unread = f"; {done.unread} errors without a readable key were searched by text only" if done.unread else ""
-        lines.append(f"verified: no object of {shard} is found to hold them{unread}")
+        lines.append(f"verified: no object of {shard} is found to hold them, names of input files aside{unread}")
     lines += [f"  still holds one: {each}" for each in holding]
     return Done({**asdict(done), "holding": list(holding), "is_clean": not holding}, tuple(lines))
 

@@ -349,6 +349,7 @@ class _Erasing:
             *(f"{each}, which shares a past with {self._shard}: erase there too" for each in related),
             *([f"{count} errors whose keys could not be decoded: `persist errors {self._shard}`"] if count else []),
             "attempts that still run: GC deletes what they stage; look again with --verify",
+            "names of input files, which are kept: a name must not hold personal data",
             "the source, backups, old versions in a bucket, copies of the location, exports, logs, notices",
         )
         return named, count

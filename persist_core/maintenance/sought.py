@@ -2,7 +2,7 @@
 
 Parquet       rows by their key columns, whatever their names were; errs by the bytes of their key; and a record whose
               key could not be decoded, if its bytes hold each text of the key as a word, the escapes of JSON and of a
-              URL read or not, and bytes in hex or base64
+              URL read or not, bytes in hex or base64, and decimals and times with any zeros at their end
 sealed JSON   bounds of files; texts for people: samples of errs and warnings, which may be cut
 """
 
@@ -15,6 +15,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote_plus
 
@@ -39,6 +40,8 @@ _NESTED = 3  # JSON in a text in JSON, in a text
 _ESCAPE = re.compile(r"""\\(?:u([0-9a-fA-F]{4})|(["\\/bfnrt]))""")
 _CONTROLS = dict(zip("bfnrt", "\b\f\n\r\t", strict=True))
 _TAIL = re.compile(r"(\\(u[0-9a-fA-F]{0,3})?|%[0-9a-fA-F]?|\ufffd+)$")  # of a text that was cut within a character
+_IN_UTC = rb" ?(?:Z|UTC|[+-]00(?::?00)?(?!:))(?![\w-])"  # after a time
+_WITHOUT_ZONE = rb"(?![\w-]|\.\d| *[+-]?\d)"
 _PARQUET = b"PAR1"
 _RAW = (ERR_KEY, BAD_KEY, ERR_PAYLOAD)
 _BOUNDS = ("first_key", "last_key", "merged_to")
@@ -197,16 +200,27 @@ def _words_of(texts: Mapping[str, str], columns: Sequence[Column]) -> tuple[re.P
 
 
 def _word_of(text: str, column: Column) -> bytes:
-    if column.type.startswith("decimal") and "." in text:  # with other zeros at its end, and not within a longer number
-        kept = re.escape(text.rstrip("0").encode())
-        kept = kept.removesuffix(rb"\.") + rb"(?:\.0*)?" if kept.endswith(rb"\.") else kept + b"0*"
-        return rb"(?<![\w-])(?<!\d\.)%s(?![\w-]|\.\d)" % kept
+    if column.type.startswith("decimal") and "." in text:  # not within a longer number
+        of_spark = re.escape(str(Decimal(text)).encode())  # 1E-7
+        return rb"(?<![\w-])(?<!\d\.)(?:%s|%s)(?![\w-]|\.\d)" % (_with_zeros(text), of_spark)
+    if column.type == "timestamp":
+        moment = _with_zeros(text.removesuffix("Z")).replace(b"T", b"[T ]")
+        return rb"(?<![\w-])%s(?:%s|%s)" % (moment, _IN_UTC, _WITHOUT_ZONE)
     spelled = b"|".join(re.escape(each.encode()) for each in _written(text, column))
     return rb"(?<![\w-])(?:%s)(?![\w-])" % spelled
 
 
+def _with_zeros(text: str) -> bytes:
+    """A pattern: a number, or a time, with any zeros at the end of its fraction."""
+    kept = re.escape(text.rstrip("0").encode())
+    return kept.removesuffix(rb"\.") + rb"(?:\.0*)?" if kept.endswith(rb"\.") else kept + b"0*"
+
+
 def _written(text: str, column: Column) -> list[str]:
-    """A text of a key as feeds may write it: bytes in hex or base64."""
+    """A text of a key as feeds may write it: bytes in hex or base64; of times what all spellings begin with."""
+    if column.type == "timestamp":
+        moment = text.removesuffix("Z").rstrip("0").removesuffix(".")
+        return [moment, moment.replace("T", " ")]
     if column.type != "binary":
         return [text]
     data = bytes.fromhex(text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import random
 import re
 import shlex
 from pathlib import Path
@@ -16,17 +15,11 @@ from pyspark.sql import SparkSession
 
 from persist_core.cli import reprocess as cli_reprocess
 from persist_core.cli.main import run_command
-from persist_core.contents.erased import ErasedList
-from persist_core.contents.key_range import range_of
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
-from persist_core.schema import CollectionSchema, Column
-from persist_spark.frame import key_text
 from persist_spark.read.frames import snapshot
-from persist_spark.upsert.erased import _hmac
-from tests.spark.platform_work import arrow_of
 from tests.spark.test_reprocess import PIECE
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -52,6 +45,14 @@ key: email
 columns: {email: string, name: string, at: bigint}
 time: {field: at, unit: ms}
 delete: none
+"""
+TIMED = """
+source: {path: "in/*.jsonl", format: json}
+key: [born, name]
+columns: {born: timestamp, name: string, v: {type: int, on_error: "null"}, seq: bigint}
+order: {mode: sequence, by: [seq]}
+delete: none
+checks: {known: {sql: "v IS NOT NULL", on_fail: warn}}
 """
 FUTURE = 32_503_680_000_000  # in the year 3000
 ANN = "ann.smith@example.org"
@@ -309,36 +310,23 @@ def test_keys_with_escapes_are_in_no_sample_and_no_error(
     assert story.rows() == [("bo@x", "Robert")]
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_digests_of_keys_are_those_of_the_core(spark: SparkSession, seed: int) -> None:
-    chance = random.Random(seed)
-    columns = (
-        Column("a", "string", False),
-        Column("b", "bigint", False),
-        Column("c", "decimal(12,4)", False),
-        Column("d", "timestamp", False),
-    )
-    schema = CollectionSchema(key=columns, values=())
-    rows = [
-        (
-            "".join(chance.choice("aü\t\x1f:1") for _ in range(chance.randrange(4))),
-            chance.randrange(-(2**63), 2**63),
-            chance.choice(["0.0000", "-1.5000", "0.0001", "99999999.9999"]),
-            chance.choice(
-                ["2026-01-01 00:00:00", "1969-12-31 23:59:59.999999", "0001-01-01 00:00:00", "0999-12-31 01:00:00"]
-            ),
-        )
-        for _ in range(20)
-    ]
-    frame = spark.createDataFrame(rows, "a string, b bigint, c string, d string").selectExpr(
-        "a", "b", "CAST(c AS DECIMAL(12,4)) AS c", "CAST(d AS TIMESTAMP) AS d"
-    )
-    listed = ErasedList("ab" * 32)
-    found = arrow_of(frame.select("*", _hmac(key_text(schema), bytes.fromhex(listed.secret)).alias("digest")))
-    for place, digest in enumerate(found["digest"].to_pylist()):
-        key = range_of(found.slice(place, 1), columns).first
-        assert key is not None
-        assert digest == listed.digest(key, columns)
+@pytest.mark.family("erasures")
+def test_a_key_with_a_time_is_in_no_sample_after_a_merge(
+    tmp_path: Path,
+    there: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    story = Story(tmp_path, there, TIMED, capsys)
+    ann = {"born": "1985-03-07T09:11:12.123456Z", "name": "ann.smith", "v": "x", "seq": 1}
+    bo = {"born": "1990-01-01T00:00:00Z", "name": "bo", "v": 1}
+    story.feed("1.jsonl", ann, {**bo, "seq": 1})
+    for number in range(2, 5):
+        story.feed(f"{number}.jsonl", {**bo, "seq": number})
+    story.persist("maintain", "people")
+    key = ["--key", "1985-03-07T09:11:12.123456Z", "--key", "ann.smith"]
+    assert story.objects_with("ann.smith")
+    assert "verified" in story.persist("erase", "people", *key, "--reason", "asked", "--verify")
+    assert story.objects_with("ann.smith") == []
 
 
 def test_the_story_of_the_page(

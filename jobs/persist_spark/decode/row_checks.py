@@ -20,7 +20,7 @@ from persist_core.config.row_checks import CheckConfig
 from persist_core.errors import ConfigError
 from persist_core.schema import ERR_KIND, ERR_KIND_SEPARATOR, RESERVED_PREFIX, Column
 from persist_spark.compat import ENGINE_ERRORS, failing, server_of
-from persist_spark.frame import UPSERT, quoted, sql_type, text_literal
+from persist_spark.frame import UPSERT, quoted, shown_json, sql_type, text_literal
 from persist_spark.view.gate import check_query
 
 MARKS = (
@@ -131,7 +131,7 @@ def check_message(config: CollectionConfig, values: Mapping[str, str], otherwise
     for name, check in _err_checks(config).items():
         said = text_literal(f"check {name!r} is not true: {' '.join(check.sql.split())[:_MAX_SHOWN_CHARS]}")
         if check.columns:
-            shown = f"to_json(struct({', '.join(f'{values[each]} AS {quoted(each)}' for each in check.columns)}))"
+            shown = shown_json({each: values[each] for each in check.columns})
             said = f"concat({said}, '; the record has ', substring({shown}, 1, {_MAX_SHOWN_CHARS}))"
         whens += f" WHEN {ERR_KIND} = '{CHECK}{ERR_KIND_SEPARATOR}{name}' THEN {said}"
     return f"CASE{whens} ELSE {otherwise} END" if whens else otherwise

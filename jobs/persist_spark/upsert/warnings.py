@@ -23,7 +23,7 @@ from persist_spark.compat import failing
 from persist_spark.counted import as_json
 from persist_spark.decode.row_checks import beside, failed_sql, hidden
 from persist_spark.decode.unsent import unavailable_texts
-from persist_spark.frame import quoted, text_literal
+from persist_spark.frame import quoted, shown_json, text_literal
 from persist_spark.upsert.arguments import Arguments, Watched
 
 _SAMPLE_CHARS = 500
@@ -60,7 +60,7 @@ def observed(ranked: DataFrame, read: Observation, counts: Mapping[str, str], ar
             *[f"{hidden(name)} AS {name}" for name in names],
             *[f"{_told(each, arguments)} AS told_{number}" for number, each in enumerate(arguments.watched)],
         )
-    key = f"to_json(struct({', '.join(f'{plain} AS {quoted(column.name)}' for plain, column in users)}))"
+    key = shown_json({column.name: plain for plain, column in users})
     warned = dict(counts)
     for number in range(len(arguments.watched)):
         warned |= counted(number, f"told_{number}", key)

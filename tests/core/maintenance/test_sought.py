@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -55,6 +56,47 @@ def test_a_decimal_key_is_found_with_any_zeros(written: str, is_found: bool) -> 
     sought = Sought.of([parse_key(["12345"], columns)], columns)
     for said in (f'{{"id":{written}}}', f'["{written}","x"]'):
         assert sought.is_in_object(b"no JSON " + said.encode()) == is_found
+
+
+@pytest.mark.parametrize(
+    ("written", "is_found"),
+    [
+        *(("1.5E-7", True), ("0.00000015", True), ("0.0000001500", True)),
+        *(("1.5E-70", False), ("21.5E-7", False), ("1.5E-8", False), ("1.5", False), ("0.000000015", False)),
+    ],
+)
+def test_a_small_decimal_is_found_with_an_exponent(written: str, is_found: bool) -> None:
+    columns = (Column("id", "decimal(12,8)", nullable=False),)
+    sought = Sought.of([parse_key(["0.00000015"], columns)], columns)
+    for said in (f'{{"id":{written}}}', f'["{written}","x"]'):
+        assert sought.is_in_object(b"no JSON " + said.encode()) == is_found
+
+
+TIMES = (Column("born", "timestamp", nullable=False), Column("name", "string", nullable=False))
+
+
+@pytest.mark.parametrize("year", ["0985", "1969", "2026"])
+@pytest.mark.parametrize("fraction", ["", ".5", ".025", ".123456"])
+def test_a_time_is_found_with_any_zeros(year: str, fraction: str) -> None:
+    moment = f"{year}-03-07T09:11:10"
+    sought, other = (Sought.of([parse_key([moment + fraction, name], TIMES)], TIMES) for name in ("ann", "bo"))
+    zeros = [fraction, *((fraction or ".") + "0" * count for count in range(1, 4))]
+    for shown, between, zone in product(zeros, "T ", ["Z", "+00:00", "-00:00", "+0000", "", " UTC"]):
+        said = json.dumps({"born": moment.replace("T", between) + shown + zone, "name": "ann"})
+        assert sought.is_said([said])
+        assert sought.is_in_object(json.dumps({"warnings": [{"samples": [said]}]}).encode())
+        assert sought.is_in_object(b"no JSON but " + said.encode())
+        assert not other.is_said(said)
+        assert other.is_said(said + "x" * 186), "it is cut"
+
+
+OTHERS = ["10", "10.55", "10.05", "1", "10.5+02:00", "10.5 +02:00", "10.5-00:30", "10.5+0030", "10.5x", "10.50.1"]
+
+
+@pytest.mark.parametrize("seconds", OTHERS)
+def test_another_time_is_not_found(seconds: str) -> None:
+    sought = Sought.of([parse_key(["1969-03-07 09:11:10.5", "ann"], TIMES)], TIMES)
+    assert not sought.is_said(json.dumps({"born": f"1969-03-07T09:11:{seconds}", "name": "ann"}))
 
 
 def test_a_cut_text_may_hold_a_part_of_a_key() -> None:
