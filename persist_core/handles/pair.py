@@ -28,7 +28,7 @@ class Pair:
         self._refuse_other(*self._stored())
 
     def make(self, *, mends: bool = False) -> None:
-        """Check the pair, and give new stores an id, consensus first. `mends`: blobs without one get that of consensus.
+        """Check the pair, and give new stores an id, consensus first. `mends`: blobs without one get it from consensus.
 
         Raises `ConfigError` as `check`.
         """

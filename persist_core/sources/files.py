@@ -98,8 +98,8 @@ class Freeze:
 
 @dataclass(frozen=True)
 class InputsNow:
-    """The files that were consumed since an earlier progress, as they are now: with other bytes, or gone; and those
-    that wait to be consumed.
+    """The files that were consumed since an earlier progress, as they are now: with other bytes, or gone; and
+    the files that wait to be consumed.
 
     Each has the date in its path (ms).
     """

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from persist_core.errors import ConfigError
 from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
+from persist_core.location.blob import Blob
+from persist_core.location.consensus import Consensus
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.fsck import fsck
@@ -27,8 +30,8 @@ def shard(tmp_path: Path) -> Collection:
     return shard
 
 
-def with_stores(shard: Collection, *, blob: MemBlob | None = None, consensus: MemConsensus | None = None) -> Collection:
-    """The same files, with another store."""
+def with_stores(shard: Collection, *, blob: Blob | None = None, consensus: Consensus | None = None) -> Collection:
+    """Read the same files into another store."""
     location = OpenLocation(blob or shard.location.blob, consensus or shard.location.consensus)
     other = Collection(shard.folder, location)
     other.feed, other.client.ids = shard.feed, shard.client.ids
@@ -78,11 +81,12 @@ def test_a_killed_first_run_is_gone_on_with(is_late: bool, tmp_path: Path) -> No
     """Also between the two stores, where only consensus has the id."""
     for at in range(1, 20):
         shard, calls = Collection(tmp_path), [0]
-        stores = (
-            DyingStore(each, calls, at, is_late=is_late) for each in (shard.location.blob, shard.location.consensus)
-        )
+        blob = DyingStore(shard.location.blob, calls, at, is_late=is_late)
+        consensus = DyingStore(shard.location.consensus, calls, at, is_late=is_late)
         try:
-            PersistClient(OpenLocation(*stores), shard.clock, shard.client.ids).ensure_shard(SHARD)
+            PersistClient(
+                OpenLocation(cast(Any, blob), cast(Any, consensus)), shard.clock, shard.client.ids
+            ).ensure_shard(SHARD)
         except Crash:
             shard.run(10)
             shard.check()
