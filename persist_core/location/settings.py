@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from persist_core.errors import ConfigError
 from persist_core.location.sqlite.consensus import parse_sqlite_uri
-from persist_core.location.uri import parse_uri, redact_uri
+from persist_core.location.uri import parse_uri, place_of, redact_uri
 
 ENV_BLOB_URI = "PERSIST_BLOB_URI"
 ENV_CONSENSUS_URI = "PERSIST_CONSENSUS_URI"
@@ -46,6 +46,11 @@ class PersistLocation:
 
     def __str__(self) -> str:
         return f"blob {redact_uri(self.blob_uri)}, consensus {redact_uri(self.consensus_uri)}"
+
+    def is_same_place(self, other: PersistLocation) -> bool:
+        """True if both name the same stores. Users, passwords and how to connect may differ."""
+        uris = (self.blob_uri, other.blob_uri), (self.consensus_uri, other.consensus_uri)
+        return all(place_of(one) == place_of(another) for one, another in uris)
 
     def to_env(self) -> dict[str, str]:
         """The environment variables that hand this location to another process, secrets included."""
@@ -74,13 +79,9 @@ def location_from(
     cannot be opened.
     """
     env = os.environ if env is None else env
-    here = Path.cwd()
-    found = _whole_pair(blob_uri, consensus_uri, "the arguments", ("blob_uri", "consensus_uri"), here)
+    found = _whole_pair(blob_uri, consensus_uri, "the arguments", ("blob_uri", "consensus_uri"), Path.cwd())
     if found is None:
-        values = env.get(ENV_BLOB_URI) or None, env.get(ENV_CONSENSUS_URI) or None
-        found = _whole_pair(*values, "the environment", (ENV_BLOB_URI, ENV_CONSENSUS_URI), here)
-    if found is None:
-        found = _from_config_file(config_file, env)
+        found, _ = location_around(env=env, config_file=config_file)
     if found is None:
         raise ConfigError(
             f"no location is configured: give blob_uri and consensus_uri, or set {ENV_BLOB_URI} and "
@@ -89,6 +90,17 @@ def location_from(
         )
     given = {name: uri for name, uri in env.items() if name.startswith(ENV_CONNECTION) and uri}
     return replace(found, connections={**found.connections, **given}) if given else found
+
+
+def location_around(
+    *, env: Mapping[str, str] | None = None, config_file: Path | None = None
+) -> tuple[PersistLocation | None, str]:
+    """The location that the environment or a config file names, and which of them; as in `location_from`."""
+    env = os.environ if env is None else env
+    names = ENV_BLOB_URI, ENV_CONSENSUS_URI
+    values = env.get(ENV_BLOB_URI) or None, env.get(ENV_CONSENSUS_URI) or None
+    found = _whole_pair(*values, "the environment", names, Path.cwd())
+    return (found, "the environment") if found else _from_config_file(config_file, env)
 
 
 def _whole_pair(
@@ -112,14 +124,14 @@ def _absolute(consensus_uri: str, base: Path) -> str:
     return f"sqlite:///{quote(str(base / path))}"
 
 
-def _from_config_file(config_file: Path | None, env: Mapping[str, str]) -> PersistLocation | None:
+def _from_config_file(config_file: Path | None, env: Mapping[str, str]) -> tuple[PersistLocation | None, str]:
     if config_file is None:
         candidates = [Path.cwd() / CONFIG_FILE_NAME]
         if home := env.get("HOME"):
             candidates.append(Path(home) / ".config" / "persist" / "config.toml")
         config_file = next((candidate for candidate in candidates if candidate.is_file()), None)
         if config_file is None:
-            return None
+            return None, CONFIG_FILE_NAME
     try:
         body: dict[str, Any] = tomllib.loads(config_file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -144,4 +156,4 @@ def _from_config_file(config_file: Path | None, env: Mapping[str, str]) -> Persi
     values = body.get("blob_uri"), body.get("consensus_uri")
     found = _whole_pair(*values, str(config_file), ("blob_uri", "consensus_uri"), config_file.absolute().parent)
     given = {connection_variable(name): uri for name, uri in connections.items()}
-    return replace(found, connections=given) if found else None
+    return replace(found, connections=given) if found else None, str(config_file)

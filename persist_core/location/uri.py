@@ -16,6 +16,9 @@ from persist_core.errors import InvalidUri
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*")
 _BAD_PERCENT = re.compile(r"%(?![0-9a-fA-F]{2})")
 _MATRIX_PARAMETER = re.compile(r";([^;=]*)=([^;]*)")  # of a Spark Connect URL: sc://host:port/;token=...
+_PLACE_PARAMETERS = frozenset(
+    {"endpoint", "host", "hostaddr", "port", "dbname", "service", "schema", "table"}
+)  # all others say how to connect
 _SECRET_PARAMETER = re.compile(r"pass|pwd|secret|token|key|credential|sig", re.IGNORECASE)
 
 
@@ -72,6 +75,15 @@ def redact_uri(uri: str) -> str:
         name, equals, value = parameter.partition("=")
         shown.append(name + equals + ("***" if value and _hides(name, value) else value))
     return head + mark + "&".join(shown)
+
+
+def place_of(uri: str) -> tuple[str, ...]:
+    """The store that `uri` names, to compare: without user, password and other credentials, and how to connect."""
+    head, _, query = redact_uri(uri).partition("?")
+    scheme, _, path = head.replace("***@", "", 1).partition(":")
+    scheme = "postgresql" if scheme.lower() == "postgres" else scheme.lower()
+    named = sorted(unquote(each) for each in query.split("&") if unquote(each.partition("=")[0]) in _PLACE_PARAMETERS)
+    return scheme, unquote(path).rstrip("/"), *named
 
 
 def matrix_parameters(uri: str) -> list[tuple[str, str]]:

@@ -107,6 +107,15 @@ def run_ahead(context: Context, append: str, staging: Sequence[str]) -> str | No
     return None
 
 
+def tasks_of_run(context: Context) -> set[str]:
+    """The ids of the tasks of this dag run, also of tasks that its DAG no longer has."""
+    if not AIRFLOW_V_3_0_PLUS:
+        dag_run: Any = context["dag_run"]
+        return {each.task_id for each in dag_run.get_task_instances()}
+    ti: Any = context["ti"]
+    return set(ti.get_task_states(dag_id=ti.dag_id, run_ids=[context["run_id"]])[context["run_id"]])
+
+
 def only_dag_id() -> str | None:
     """The DAG that this process parses files for; `None` in the DAG processor, which needs all of them."""
     name = "airflow.sdk" if AIRFLOW_V_3_0_PLUS else "airflow.utils.dag_parsing_context"

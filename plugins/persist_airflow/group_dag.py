@@ -1,7 +1,8 @@
 """One DAG for a group of collections: the tasks of each batch of them.
 
-    batch_1: mint -> write -> append -> checkpoint
-                                '-----> retry_failed        batch_2: ...
+    batch_1: mint -> write -> append -> checkpoint ----.
+                                '-----> retry_failed --+--> complete
+    batch_2: ...                                     --'
 
 The batches are known when the folder is read, so they are task groups, and each goes on by itself. A collection of a
 group has no DAG of its own.
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from persist_airflow.announce import AnnounceFailure
-from persist_airflow.compat import TaskGroup
+from persist_airflow.compat import BaseOperator, TaskGroup
+from persist_airflow.group_end import CompleteGroupOperator
 from persist_airflow.group_stages import (
     AppendGroupOperator,
     CheckpointGroupOperator,
@@ -23,7 +25,7 @@ from persist_airflow.group_stages import (
     RetryFailedOperator,
     WriteGroupOperator,
 )
-from persist_airflow.groups import Batch
+from persist_airflow.groups import RETRY, Batch
 from persist_airflow.hook import PersistHook
 from persist_airflow.notifications import NotifyBy, chosen
 from persist_airflow.options import STAGES, TASK_IDS, StageOptions, add_failure_callback, options_of
@@ -32,7 +34,7 @@ from persist_core.config.files import config_files
 from persist_core.config.groups import agreed
 from persist_core.errors import ConfigError
 
-RETRY = "retry_failed"
+COMPLETE = "complete"
 
 
 def split_groups(
@@ -60,8 +62,8 @@ def _batch_tasks(
     spark_conn_id: str = "spark_default",
     spark: Mapping[str, Any] | None = None,
     tasks: StageOptions | None = None,
-) -> None:
-    """The tasks of one batch, in the task group that is open. `retry_failed` has the options of the write task."""
+) -> list[BaseOperator]:
+    """The tasks of one batch, in the task group that is open; the last ones. `retry_failed` has write's options."""
     first = batch.members[batch.names[0]]
     options = {stage: options_of(first.airflow, tasks or {}, stage) for stage in STAGES}
     shared: dict[str, Any] = {"batch": batch, "persist_conn_id": persist_conn_id}
@@ -82,6 +84,7 @@ def _batch_tasks(
     announce = AnnounceFailure(batch.notify, batch.names)
     for task in (mint, write, append, checkpoint, again):
         add_failure_callback(task, announce)
+    return [checkpoint, again]
 
 
 def group_tasks(
@@ -90,14 +93,27 @@ def group_tasks(
     batch_of: int,
     *,
     notify: Sequence[NotifyBy] | NotifyBy = (),
+    persist_conn_id: str = PersistHook.default_conn_name,
+    tasks: StageOptions | None = None,
     **options: Any,
 ) -> None:
-    """The tasks of all batches, in the DAG that is open. `options`: as for `_batch_tasks`."""
+    """The tasks of all batches, and `complete`, which has the options of the checkpoint task, in the DAG that is open.
+
+    `options`: as for `_batch_tasks`.
+    """
+    last: list[BaseOperator] = []
     by = {name: chosen(config.notify, notify) for name, config in members.items()}
     for number, first in enumerate(range(0, len(members), batch_of), start=1):
         names = tuple(members)[first : first + batch_of]
         with TaskGroup(f"batch_{number}", tooltip=", ".join(names)):
-            _batch_tasks(Batch(group, names, members, by), **options)
+            batch = Batch(group, names, members, by)
+            last += _batch_tasks(batch, persist_conn_id=persist_conn_id, tasks=tasks, **options)
+    of_stage = options_of(next(iter(members.values())).airflow, tasks or {}, STAGES[-1])
+    complete = CompleteGroupOperator(
+        task_id=COMPLETE, group=group, names=tuple(members), persist_conn_id=persist_conn_id, **of_stage
+    )
+    complete.set_upstream(last)
+    add_failure_callback(complete, AnnounceFailure(by))
 
 
 def document_of(group: str, members: Mapping[str, CollectionConfig]) -> str:

@@ -32,6 +32,7 @@ from persist_core.handles.side_by_side import side_by_side
 from persist_core.maintenance.maintain import maintain_inline
 from persist_core.protocol import stages
 
+RETRY = "retry_failed"  # the id of the task, in each batch
 THREADS = 8  # of stages that wait for stores
 
 _Given = TypeVar("_Given")
@@ -75,7 +76,9 @@ def for_each(
         error: Exception | None = None
         try:
             if name not in batch.members:
-                raise ConfigError(f"{name}: since this dag run began, its file is gone or wrong; put it back")
+                raise ConfigError(
+                    f"{name}: since this dag run began, its file is gone or wrong, or in another group; put it back"
+                )
             value = do(batch.members[name], given[name])
         except Exception as raised:  # noqa: BLE001 - the others are done
             error = raised

@@ -8,8 +8,13 @@
 
 A collection whose file names a `source.connection` is read by the Airflow AWS connection of that id.
 
-If there is no such connection, the environment and the config file count, as for the command line. Every secret is
-registered with Airflow's secrets masker, and messages hold only redacted URIs.
+If there is no connection `persist_default`, the environment and the config file count, as for the command line. For
+Airflow a connection is also missing while a secrets backend fails, so nothing else may lead to another location:
+
+    persist_default   missing -> environment, config file        there -> the same location as these, if they name one
+    any other id      missing -> an error, and another try       there -> its location
+
+Every secret is registered with Airflow's secrets masker, and messages hold only redacted URIs.
 """
 
 from __future__ import annotations
@@ -26,12 +31,18 @@ from persist_airflow.failures import fail_without_retry
 from persist_airflow.provider import CONNECTION_TYPE, FORM_FIELDS, HIDDEN_FIELDS, PLACEHOLDERS, RELABELED
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.shard import ShardConfig
-from persist_core.errors import ConfigError, InvalidUri, PersistError
+from persist_core.errors import ConfigError, Determinate, InvalidUri, PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.ids import RandomIds
 from persist_core.location.consensus import CaSResult, VersionedData
 from persist_core.location.open import OpenLocation, open_location
-from persist_core.location.settings import ANY_BUCKET, PersistLocation, connection_variable, location_from
+from persist_core.location.settings import (
+    ANY_BUCKET,
+    PersistLocation,
+    connection_variable,
+    location_around,
+    location_from,
+)
 from persist_core.location.uri import redact_uri, secrets_of, with_login
 
 _TEST_PREFIX = "_connection_test"  # starts with "_", so no shard can have this name
@@ -62,20 +73,16 @@ class PersistHook(BaseHook):
         return form_widgets(FORM_FIELDS)
 
     def get_location(self) -> PersistLocation:
-        """The pair of URIs, from the connection or, without a connection, from the environment or the config file.
+        """The pair of URIs, from the connection or, without `persist_default`, from the environment or the config file.
 
         Raises `ConfigError` naming what is missing and where to configure it, or a URI that is malformed or holds a
-        secret that does not belong there.
+        secret that does not belong there, or two locations; `Determinate` if another connection is not found.
         """
         connection = self._connection()
-        extra = {} if connection is None else connection.extra_dejson
-        uris = {name: str(extra.get(name) or "") for name in ("blob_uri", "consensus_uri")}
         try:
-            for name, uri in uris.items():
-                _refuse_secrets(name, uri)
-            if connection is not None:
-                uris["consensus_uri"] = with_login(uris["consensus_uri"], connection.login, connection.password)
-            location = location_from(uris["blob_uri"] or None, uris["consensus_uri"] or None)
+            location = location_from() if connection is None else _location_of(connection)
+            if connection is not None and self.persist_conn_id == self.default_conn_name:
+                _refuse_another(location)
         except (ConfigError, InvalidUri) as error:
             raise ConfigError(
                 f"Airflow connection {self.persist_conn_id!r} (type {CONNECTION_TYPE}; extra: blob_uri, consensus_uri):"
@@ -89,7 +96,7 @@ class PersistHook(BaseHook):
         """The AWS variables for this location, secrets included: for the environment of a process, nowhere else.
 
         Empty if the connection names no Airflow AWS connection (extra `aws_conn_id`): then AWS's default credential
-        chain counts. Raises `ConfigError` if it names one that can't be used.
+        chain counts. Raises `ConfigError` if it names one that can't be used, `Determinate` as `get_location` does.
         """
         connection = self._connection()
         aws_conn_id = None if connection is None else connection.extra_dejson.get("aws_conn_id")
@@ -131,10 +138,46 @@ class PersistHook(BaseHook):
         return open_location(self.get_location(), self.get_environment() or None)
 
     def _connection(self) -> Any:
-        try:
-            return self.get_connection(self.persist_conn_id)
-        except AirflowNotFoundException:
+        return connection_of(self.persist_conn_id, self.default_conn_name)
+
+
+def connection_of(conn_id: str, default_conn_id: str) -> Any:
+    """The Airflow connection; `None` if it is the default one, and not found.
+
+    Raises `Determinate` if any other is not found: a secrets backend may have failed, and another try may find it.
+    """
+    try:
+        return BaseHook.get_connection(conn_id)
+    except AirflowNotFoundException:
+        if conn_id == default_conn_id:
             return None
+        raise Determinate(
+            f"Airflow connection {conn_id!r}: Airflow has found no such connection, or a secrets backend failed"
+            " (Airflow logs its reason, at level DEBUG). Make the connection, correct its id in the DAG, or try again"
+            " when the backend answers"
+        ) from None
+
+
+def _location_of(connection: Any) -> PersistLocation:
+    uris = {name: str(connection.extra_dejson.get(name) or "") for name in ("blob_uri", "consensus_uri")}
+    for name, uri in uris.items():
+        _refuse_secrets(name, uri)
+    missing = [name for name, uri in uris.items() if not uri]
+    if missing:
+        raise ConfigError(f"its extra has no {' and no '.join(missing)}; a location is a pair: give both there")
+    uris["consensus_uri"] = with_login(uris["consensus_uri"], connection.login, connection.password)
+    return location_from(uris["blob_uri"], uris["consensus_uri"])
+
+
+def _refuse_another(location: PersistLocation) -> None:
+    """Raise `ConfigError` if the environment or the config file, which count without the connection, differ from it."""
+    other, where = location_around()
+    if other is not None and not location.is_same_place(other):
+        raise ConfigError(
+            f"it names {location}; but {where} names {other}, which would count while Airflow does not find the"
+            " connection. Give only one of them, or the same location in both; or give this connection another id, and"
+            " name that in persist_conn_id"
+        )
 
 
 def _source_uri(connection: str) -> str:

@@ -23,12 +23,12 @@ from typing import Any, TypeVar
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
-from persist_airflow.compat import AirflowException, AirflowNotFoundException, BaseHook, Context, submit_once
+from persist_airflow.compat import AirflowException, Context, submit_once
 from persist_airflow.failures import SparkJobFailed, airflow_error, result_before
-from persist_airflow.hook import PersistHook, task_client
+from persist_airflow.hook import PersistHook, connection_of, task_client
 from persist_airflow.lineage import ReportsLineage, of_inputs
 from persist_airflow.metrics import measured
-from persist_airflow.spark_connect import connect_environment_of, in_environment, run_connected
+from persist_airflow.spark_connect import DEFAULT_SPARK, connect_environment_of, in_environment, run_connected
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig
 from persist_core.contents.batch import BatchDescription
@@ -69,7 +69,7 @@ class SparkJobOperator(SparkSubmitOperator):
         *,
         shard: str,
         persist_conn_id: str = PersistHook.default_conn_name,
-        spark_conn_id: str = "spark_default",
+        spark_conn_id: str = DEFAULT_SPARK,
         retries: int = RETRIES,
         retry_delay: timedelta = RETRY_DELAY,
         **kwargs: Any,
@@ -201,12 +201,11 @@ class SparkJobOperator(SparkSubmitOperator):
     def _master_of_connection(self) -> tuple[str, str | None]:
         """The Spark connection's master and deploy mode (`None`: not given).
 
-        If there is no such connection, one for `local[*]` is made as an environment variable, Airflow's documented way
+        If the default one is missing, one for `local[*]` is made as an environment variable, Airflow's documented way
         for a process to bring a connection of its own: the Spark hook would take a missing one for YARN.
         """
-        try:
-            connection = BaseHook.get_connection(self.spark_conn_id)
-        except AirflowNotFoundException:
+        connection = connection_of(self.spark_conn_id, DEFAULT_SPARK)
+        if connection is None:
             os.environ[f"AIRFLOW_CONN_{self.spark_conn_id.upper()}"] = (
                 f'{{"conn_type": "spark", "host": "{LOCAL_MASTER}"}}'
             )

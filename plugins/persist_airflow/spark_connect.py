@@ -14,9 +14,11 @@ from contextlib import contextmanager
 
 from airflow.providers.apache.spark.hooks.spark_connect import SparkConnectHook
 
-from persist_airflow.compat import AirflowNotFoundException, BaseHook
+from persist_airflow.compat import BaseHook
+from persist_airflow.hook import connection_of
 from persist_core.spark_job.process import ENV_CONNECT_TIMEOUT, connect_environment
 
+DEFAULT_SPARK = "spark_default"  # without this connection Spark runs in the task's own machine
 TIMEOUT_FIELD = "connect_timeout_s"  # an extra field: seconds until a server that does not answer is given up
 
 
@@ -31,12 +33,12 @@ def connect_environment_of(conn_id: str) -> dict[str, str] | None:
 
 
 def connect_url(conn_id: str) -> str | None:
-    """The server's URL, with its token, if `conn_id` is a connection of type `spark_connect`; else `None`."""
-    try:
-        connection = BaseHook.get_connection(conn_id)
-    except AirflowNotFoundException:
-        return None
-    if connection.conn_type != SparkConnectHook.conn_type:
+    """The server's URL, with its token, if `conn_id` is a connection of type `spark_connect`; else `None`.
+
+    Raises `Determinate` if it is not found, and not the default one.
+    """
+    connection = connection_of(conn_id, DEFAULT_SPARK)
+    if connection is None or connection.conn_type != SparkConnectHook.conn_type:
         return None
     url: str = SparkConnectHook(conn_id).get_connection_url()
     return url

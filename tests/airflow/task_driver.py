@@ -41,6 +41,7 @@ class DagRunDriver:
                 run_after=self.run_after,
                 conf=self.conf,
                 start_date=self.started,
+                get_task_instances=lambda: [SimpleNamespace(task_id=task) for task in self.executed],  # 2.11 asks
             ),
             "run_id": self.run_id,
             "data_interval_end": self.interval_end,
@@ -50,11 +51,12 @@ class DagRunDriver:
                 try_number=self.try_number,
                 max_tries=self.max_tries,
                 dag_id=self.dag.dag_id,
-                xcom_pull=lambda task_ids, **_: self.xcoms[task_ids],
+                xcom_pull=lambda task_ids, **_: self.xcoms.get(task_ids),
                 xcom_push=lambda **_: None,  # seconds, for the page
                 get_previous_dagrun=lambda state=None: self._earlier() if state == "running" else None,
-                get_task_states=lambda run_ids, task_ids, **_: {
-                    run_id: {task_ids[0]: self.append_states.get(run_id)} for run_id in run_ids
+                get_task_states=lambda run_ids, task_ids=(), **_: {
+                    run_id: {task: self.append_states.get(run_id) for task in task_ids or self.executed}
+                    for run_id in run_ids
                 },
                 get_ti_count=lambda **_: self.staging,
                 get_relevant_upstream_map_indexes=lambda *_, **__: None,  # 2.11 asks; nothing here is mapped

@@ -134,9 +134,11 @@ def test_a_group_is_one_dag_and_its_members_have_none(orchard: Orchard) -> None:
     assert not bag.import_errors
     assert sorted(bag.dags) == ["persist_group__orchard", "persist_upsert__pears"]
     tasks = bag.dags["persist_group__orchard"].task_dict
-    assert set(tasks) == {*TASKS, *(task.replace("_1.", "_2.") for task in TASKS)}
+    assert set(tasks) == {*TASKS, *(task.replace("_1.", "_2.") for task in TASKS), "complete"}
     assert {asset.uri.rpartition("/")[2] for asset in tasks[APPEND].outlets} == {"apples", "figs"}
     assert tasks[APPEND].downstream_task_ids == {CHECKPOINT, RETRY}
+    last = {task for task in tasks if task.endswith(("checkpoint_manifest", "retry_failed"))}
+    assert tasks["complete"].upstream_task_ids == last
 
 
 @pytest.mark.skipif(IS_AIRFLOW_3, reason="Airflow 2.11's own command; 3.x has another, see tests/e2e")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -12,10 +13,11 @@ from types import SimpleNamespace
 import pytest
 
 from persist_airflow import hook
-from persist_airflow.hook import PersistHook
+from persist_airflow.failures import PersistStepFailed
+from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.provider import get_provider_info
 from persist_core.config.collection import CollectionConfig
-from persist_core.errors import ConfigError
+from persist_core.errors import ConfigError, Determinate
 from persist_core.handles.client import PersistClient
 from persist_core.location import S3Blob, S3Consensus
 from persist_core.location.s3.uri import S3Settings
@@ -24,6 +26,7 @@ from tests.airflow.amazon import ENDPOINTS
 from tests.airflow.fruit import NAME
 
 pytestmark = pytest.mark.airflow_2_11
+IS_AIRFLOW_3 = importlib.metadata.version("apache-airflow").startswith("3")
 
 
 @pytest.fixture(autouse=True)
@@ -64,12 +67,100 @@ def test_a_location_nowhere_says_where_it_may_be_said() -> None:
         assert place in str(caught.value)
 
 
-def test_half_a_connection_is_not_completed_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    connect(monkeypatch, blob_uri="file:///lake/blob")
-    monkeypatch.setenv(ENV_CONSENSUS_URI, "sqlite:////env/c.db")
-    monkeypatch.setenv(ENV_BLOB_URI, "file:///env/blob")
-    with pytest.raises(ConfigError, match="a location is a pair"):
+def in_environment(
+    monkeypatch: pytest.MonkeyPatch, blob_uri: str = "file:///env/blob", consensus_uri: str = "sqlite:////env/c.db"
+) -> None:
+    """A location there, beside the connections."""
+    monkeypatch.setenv(ENV_BLOB_URI, blob_uri)
+    monkeypatch.setenv(ENV_CONSENSUS_URI, consensus_uri)
+
+
+@pytest.mark.parametrize("conn_id", ["persist_default", "lake"])
+@pytest.mark.parametrize(
+    ("extra", "told"),
+    [
+        ({}, "no blob_uri and no consensus_uri;"),
+        ({"blob_uri": "file:///lake/blob"}, "no consensus_uri;"),
+        ({"blob_url": "file:///lake/blob", "consensus_uri": "sqlite:////env/c.db"}, "no blob_uri;"),
+    ],
+)
+def test_half_a_connection_is_not_completed_from_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, conn_id: str, extra: dict[str, str], told: str
+) -> None:
+    connect(monkeypatch, conn_id, **extra)
+    in_environment(monkeypatch)
+    with pytest.raises(ConfigError, match=f"{conn_id}.* its extra has {told} a location is a pair"):
+        PersistHook(conn_id).get_location()
+
+
+def test_a_connection_that_is_named_must_be_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Airflow says the same of a connection whose backend fails. A later try may find it."""
+    in_environment(monkeypatch, f"file://{tmp_path}/blob", f"sqlite:///{tmp_path}/c.db")
+    for use in (PersistHook.get_location, PersistHook.get_environment, PersistHook.get_conn):
+        with pytest.raises(Determinate, match="'lake': Airflow has found no such connection, or a secrets backend"):
+            use(PersistHook("lake"))
+    with pytest.raises(PersistStepFailed, match="storage_determinate: Airflow connection 'lake'"), task_client("lake"):
+        pass
+    ok, message = PersistHook("lake").test_connection()
+    assert not ok
+    assert "'lake'" in message
+    assert not list(tmp_path.iterdir()), "nothing was opened"
+
+
+class Sealed:
+    """A secrets backend that fails."""
+
+    def get_connection(self, conn_id: str) -> None:
+        raise RuntimeError(f"503, sealed: {conn_id}")
+
+
+def seal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the only secrets backend fail."""
+    if IS_AIRFLOW_3:
+        monkeypatch.setattr("airflow.sdk.execution_time.supervisor.ensure_secrets_backend_loaded", lambda: [Sealed()])
+    else:
+        monkeypatch.setattr("airflow.models.connection.ensure_secrets_loaded", lambda: [Sealed()])
+
+
+@pytest.mark.parametrize("file", [False, True])
+def test_an_outage_switches_to_no_other_location(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, file: bool
+) -> None:
+    """The default connection and what counts without it must agree while both are there."""
+    connect(monkeypatch, password="hunter2", blob_uri="file:///lake/blob", consensus_uri="postgresql://me@db/x")
+    if file:
+        (tmp_path / "persist.toml").write_text("blob_uri = 'file:///env/blob'\nconsensus_uri = 'sqlite:///c.db'\n")
+    else:
+        in_environment(monkeypatch, "file:///lake/blob", "postgresql://me:hunter2@db/y")
+    where = str(tmp_path / "persist.toml") if file else "the environment"
+    with pytest.raises(ConfigError, match="it names blob file:///lake/blob, consensus postgresql") as caught:
         PersistHook().get_location()
+    assert f"but {where} names blob file:///" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    connect(monkeypatch, "lake", blob_uri="file:///lake/blob", consensus_uri="postgresql://me@db/x")
+    assert PersistHook("lake").get_location().blob_uri == "file:///lake/blob", "it is named: nothing else counts"
+    seal(monkeypatch)
+    with pytest.raises(Determinate, match="'lake'"):
+        PersistHook("lake").get_location()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("file:///lake/", "sqlite:///c.db"), ("file:///lake", "sqlite:///{cwd}/c.db")),
+        (("file:///a%20b", "postgresql://db/x?sslmode=require"), ("file:///a b", "postgres://you:p%2Fw@db/x")),
+        (
+            ("s3://b/p?region=eu", "postgresql://db/x"),
+            ("s3://b/p?access_key_id=A&secret_access_key=s", "postgresql://db/x"),
+        ),
+    ],
+)
+def test_a_location_that_is_written_in_another_way(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one: tuple[str, str], other: tuple[str, str]
+) -> None:
+    connect(monkeypatch, login="me" if "postgres" in one[1] else None, blob_uri=one[0], consensus_uri=one[1])
+    in_environment(monkeypatch, other[0], other[1].replace("{cwd}", str(tmp_path)))
+    assert PersistHook().get_location().blob_uri == one[0]
 
 
 def test_the_test_button_makes_a_round_trip_without_a_trace(
@@ -138,7 +229,6 @@ def test_login_and_password_are_masked_in_the_consensus_uri(monkeypatch: pytest.
     ("login", "consensus_uri", "told"),
     [
         ("me", "sqlite:////lake/c.db", "expected postgresql://host:port/database"),
-        ("me", "", "expected postgresql://host:port/database"),
         ("me", "postgresql://other@db/x", "names a user or a password, and others were given"),
         (None, "postgresql://db/x", "a password was given for it without a user"),
     ],

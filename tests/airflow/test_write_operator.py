@@ -12,7 +12,7 @@ from persist_airflow.factory import build_upsert_dag
 from persist_airflow.failures import SparkJobFailed
 from persist_airflow.spark import WriteBatchesOperator
 from persist_core.contents.batch import BatchDescription
-from persist_core.errors import OutdatedDescription, TooManyErrors
+from persist_core.errors import Determinate, OutdatedDescription, TooManyErrors
 from persist_core.handles.client import PersistClient
 from persist_core.protocol.conflicts import list_conflicts
 from persist_core.spark_job.answer import record_failure
@@ -139,6 +139,17 @@ def test_without_a_spark_connection_jobs_run_on_this_machine(
     assert write._master_of_connection() == (master, None)
     if connection is None:
         assert write._get_hook()._connection["master"] == "local[*]", "the provider's hook would take YARN"
+
+
+def test_a_spark_connection_that_is_named_must_be_there(fruit: Fruit, client: PersistClient) -> None:
+    fruit.write_days(range(1))
+    run = DagRunDriver(build_upsert_dag(fruit.config(), spark_conn_id="cluster"), end_of(0))
+    run.run(MINT)
+    with pytest.raises(SparkJobFailed, match="storage_determinate: Airflow connection 'cluster'"):
+        run.run(WRITE)
+    with pytest.raises(Determinate, match="'cluster'"):
+        run.executed[WRITE]._master_of_connection()
+    assert not client.state(NAME).commits
 
 
 def _fail_submit(monkeypatch: pytest.MonkeyPatch, client: PersistClient, kind: str | None) -> None:

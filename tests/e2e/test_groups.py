@@ -1,4 +1,6 @@
-"""A group of collections through a real scheduler: backfills, one that fails, a job that dies, a view downstream."""
+"""A group of collections through a real scheduler: backfills, one that fails, a job that dies, a view downstream.
+
+And a batch that leaves the DAG."""
 
 from __future__ import annotations
 
@@ -70,6 +72,7 @@ def airflow(tmp_path: Path, home: Path) -> Iterator[LocalAirflow]:
     location = PersistLocation(f"file://{tmp_path}/blob", f"sqlite:///{tmp_path}/consensus.db")
     settings = {
         "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
+        "AIRFLOW__CORE__MIN_SERIALIZED_DAG_UPDATE_INTERVAL": "0",
         "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "1",
         "PYTHONPATH": str(ROOT),
     }
@@ -136,9 +139,10 @@ def test_one_fails_and_one_dies_and_the_others_commit(
         assert on_the_page(airflow) == {**dict.fromkeys(NAMES, "success"), "figs": "failed"}
 
         drop(tmp_path, "figs", 0, {"id": 1, "price": 3})
-        airflow.command("tasks", "clear", DAG_ID, "--task-regex", "batch_1.retry_failed", "--yes")
+        airflow.command("tasks", "clear", DAG_ID, "--task-regex", "batch_1.retry_failed", "--downstream", "--yes")
         assert follow(airflow, DAG_ID) == {DAG_ID: ["success"]}
         assert tries(airflow, "batch_1.retry_failed") == [("success", 2)]
+        assert tries(airflow, "complete") == [("success", 1)]
         assert {name: events(airflow, name) for name in NAMES} == dict.fromkeys(NAMES, 1)
 
         if DAYS > 1:
@@ -161,6 +165,38 @@ def on_the_page(airflow: LocalAirflow) -> dict[str, str]:
     assert {each["group"] for each in facts.values()} == {"orchard"}
     assert all(each["seconds"] > 0 for each in facts.values())
     return {name: each["last_run_state"] for name, each in facts.items()}
+
+
+def test_a_batch_that_leaves_the_dag_fails_its_run(
+    airflow: LocalAirflow, client: PersistClient, tmp_path: Path
+) -> None:
+    """`batch_of` grows when all have minted: the second batch is gone before it writes. No input, so no Spark."""
+    (airflow.dags / "views" / "cheap.yaml").unlink()
+    for name in NAMES:
+        (tmp_path / "feed" / name).mkdir(parents=True)
+        with (airflow.dags / "collections" / f"{name}.yaml").open("a") as file:
+            file.write("airflow: {write: {pool: gate}}\n")
+    create = ("backfill", "create", "--dag-id", DAG_ID, "--from-date", "2026-01-01", "--to-date", "2026-01-01")
+    airflow.commands(("pools", "set", "gate", "0", "closed"), ("dags", "reserialize"), create)
+    with airflow.running():
+        wait_for(airflow, "success", *(f"batch_{number}.mint_batch_descriptions" for number in (1, 2)))
+        (airflow.dags / "persist.yaml").write_text("groups: {orchard: {collections: ['*s'], batch_of: 4}}\n")
+        airflow.command("dags", "reserialize")
+        wait_for(airflow, "removed", "batch_2.write_batches", "batch_2.append_batches")
+        airflow.command("pools", "set", "gate", "1", "open")
+        assert follow(airflow, DAG_ID) == {DAG_ID: ["failed"]}
+        assert tries(airflow, "complete") == [("failed", 1)]
+        assert tries(airflow, "batch_1.checkpoint_manifest") == [("success", 1)]
+    assert {name: client.state(name).upper.time for name in NAMES} == {**dict.fromkeys(NAMES, end_ms(0)), "plums": 0}
+
+
+def wait_for(airflow: LocalAirflow, state: str, *task_ids: str) -> None:
+    """Each of these tasks is in that state."""
+    deadline_ms = airflow.clock.now_ms() + 300_000
+    while any([found for found, _ in tries(airflow, task_id)] != [state] for task_id in task_ids):
+        airflow.check()
+        assert airflow.clock.now_ms() < deadline_ms
+        airflow.clock.sleep_ms(500)
 
 
 def wait_for_view(airflow: LocalAirflow, client: PersistClient) -> None:

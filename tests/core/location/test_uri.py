@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from persist_core.errors import InvalidUri
 from persist_core.location import PersistLocation, open_consensus, redact_uri
+from persist_core.location.uri import place_of
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,22 @@ from persist_core.location import PersistLocation, open_consensus, redact_uri
 )  # fmt: skip
 def test_redacted_uris(uri: str, shown: str) -> None:
     assert redact_uri(uri) == shown
+
+
+@pytest.mark.parametrize(
+    ("uri", "place"),
+    [
+        ("Postgres://u:p?w@host/db?sslmode=require&user=me", ("postgresql", "//host/db")),
+        ("postgresql://host/db?table=a&connect_timeout=3&schema=b", ("postgresql", "//host/db", "schema=b", "table=a")),
+        ("postgresql://host:5433/db", ("postgresql", "//host:5433/db")),
+        ("s3://b/p/?region=eu&endpoint=http%3A//h&profile=me&access_key_id=A", ("s3", "//b/p", "endpoint=http://h")),
+        ("file:///home/me@work/a%20b/", ("file", "///home/me@work/a b")),
+        ("sqlite:////a/b.db", ("sqlite", "////a/b.db")),
+        ("mem:x", ("mem", "x")),
+    ],
+)
+def test_what_a_uri_names(uri: str, place: tuple[str, ...]) -> None:
+    assert place_of(uri) == place
 
 
 @given(
