@@ -12,9 +12,10 @@ import click
 from persist_core.cli import output
 from persist_core.cli.session import location_options
 from persist_core.clock import SystemClock
+from persist_core.handles.client import PersistClient
 from persist_core.ids import RandomIds
 from persist_core.location.finding import Finding, Grade
-from persist_core.location.open import open_blob, open_consensus, roles_of
+from persist_core.location.open import open_blob, open_consensus, open_location, roles_of
 from persist_core.location.settings import location_from
 from persist_core.location.uri import redact_uri
 from persist_core.maintenance.doctor import COMMITS, Examiner
@@ -36,8 +37,10 @@ def doctor(
 ) -> None:
     """Examine the stores that the URIs name, or the configured location: rights, races, clocks, speed, settings.
 
-    Writes under keys of its own and removes them. Exit status 1 if there is a problem.
+    Writes under keys of its own and removes them. Exit status 1 if there is a problem; 2 if the two stores of the
+    configured location do not belong together.
     """
+    location = None
     if uris:
         stores = [(role, uri) for uri in uris for role in roles_of(uri)]
     else:
@@ -56,6 +59,9 @@ def doctor(
         (_print_json if as_json else _print_table)(role, redact_uri(uri), findings)
     if not healthy:
         raise SystemExit(PROBLEM_STATUS)
+    if location is not None:
+        with open_location(location) as opened:
+            PersistClient(opened, clock).pair.check()
 
 
 def _examined(open_store: Callable[[str], Any], examine: Callable[[Any], list[Finding]], uri: str) -> list[Finding]:

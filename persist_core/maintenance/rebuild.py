@@ -10,6 +10,7 @@ earlier generation, and takes in what came since; the file has its definition ag
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from persist_core.checkpoint.publish import publish_and_retain
@@ -110,7 +111,7 @@ def rebuild(
     ended = _ended_before(client, config, state, request.back_to, say)
     if ended is not None:
         return ended
-    known = None if request.back_to is None else _kept(client, config, state, request.back_to)
+    known = None if request.back_to is None else _kept(client, config, state, request.back_to, say)
     hidden, is_checked = hidden_of(config.name, REBUILD), False
     for _ in range(MAX_CONFLICTS):
         gone = _gone(client, config, state, known, request)
@@ -176,8 +177,13 @@ def _recognized_by(schema: CollectionSchema) -> list[list[tuple[str, str]]]:
     return [[(each.name, each.type) for each in columns] for columns in (schema.key, schema.order or ())]
 
 
-def _kept(client: PersistClient, config: CollectionConfig, state: ShardState, number: int) -> Kept:
-    """The generation to swap back. Raises `InvalidInput` if it does not exist, or does not fit the file."""
+def _kept(
+    client: PersistClient, config: CollectionConfig, state: ShardState, number: int, say: Callable[[str], None]
+) -> Kept:
+    """The generation to swap back. Raises `InvalidInput` if it does not exist, or does not fit the file.
+
+    Says which of its files have changed since: a correction of them was made in a later generation alone.
+    """
     kept = kept_generations(client, state)
     found = next((each for each in reversed(kept) if number in (-1, each.number)), None)
     if found is None:
@@ -193,6 +199,13 @@ def _kept(client: PersistClient, config: CollectionConfig, state: ShardState, nu
             f"the file of {config.name} does not fit generation {found.number}: write it as it was then, and try again."
             f" {error}"
         ) from None
+    with suppress(ConfigError):  # other files
+        replaced = CollectionSource(client, config).files.inputs_now(found.state.sources.get(FILES), None).replaced
+        if replaced:
+            say(
+                f"warning: {len(replaced)} files have changed since generation {found.number} consumed them:"
+                f" {show_names(sorted(replaced))}. It has their earlier records; `persist reprocess` corrects that"
+            )
     return found
 
 

@@ -37,6 +37,14 @@ def test_a_file_that_came_back_since_a_dry_run_is_read(tmp_path: Path) -> None:
     shard.check()
 
 
+def test_a_swap_back_says_which_files_were_corrected_since(tmp_path: Path) -> None:
+    shard, said = made(tmp_path, is_swapped=True), list[str]()
+    (tmp_path / "1.txt").write_text("other bytes")
+    shard.define(0)
+    rebuilt(shard, back_to=-1, say=said.append)
+    assert any("1 files have changed since generation 0 consumed them: 1.txt" in each for each in said)
+
+
 def test_a_restore_after_a_dry_swap_back_is_not_undone(tmp_path: Path) -> None:
     shard = made(tmp_path, is_swapped=True)
     shard.define(1)
