@@ -10,7 +10,7 @@
    `persist_core.sources.feed` alone.
 2. A file that no commit has consumed is in `frozen`, or not due, or left over by the limits: never dropped.
 3. A consumed file is never read again. If its size or time of change differ, it is reported in `changed`; or, if it was
-   set aside, it is corrected (`InputFile.is_corrected`) and read like a new one. So is one that was empty.
+   set aside, it is corrected (`InputFile.is_corrected`) and read like a new one.
 4. Files are in the natural order of their relative paths, whatever order they arrived in. With `time: path` whole dates
    are taken, oldest first, and `Freeze.upper` stops before the first date that is left: so a limit never makes a
    record late.
@@ -150,7 +150,7 @@ class FileSource:
             relative = naming.relative(file.below_root)
             facts = known.get(relative)
             is_changed = facts is not None and facts[:2] != (file.size_bytes, file.mtime_ms)
-            if facts is not None and not (is_changed and (facts[3] or file.size_bytes > facts[0] == 0)):
+            if facts is not None and not (is_changed and facts[3]):
                 if is_changed:
                     changed.append(ChangedFile(relative, *facts[:2], file.size_bytes, file.mtime_ms))
             elif holds_back(relative, file.date_ms) or (
@@ -160,7 +160,7 @@ class FileSource:
             else:
                 if in_time_from is not None and file.date_ms is not None and in_time_from <= file.date_ms < lower:
                     file = replace(file, date_ms=lower)
-                pending.append(_input_file(file, relative, base, is_corrected=facts is not None and facts[3]))
+                pending.append(_input_file(file, relative, base, is_corrected=facts is not None))
         pending.sort(key=lambda file: file.order)
         taken, left = self._within_limits(pending, until, lower)
         taken = self._feed.freeze(taken)
@@ -211,9 +211,8 @@ class FileSource:
         """
         place, known = self._known(consumed)
         for file in frozen.files:
-            facts = known.get(file.relative)
-            if facts is not None and (file.is_corrected or not facts[0]):
-                known.pop(file.relative)
+            if file.is_corrected:
+                known.pop(file.relative, None)
         twice = next((file.relative for file in frozen.files if file.relative in known), None)
         if twice is not None:
             raise InvalidInput(f"file {twice!r} was consumed by an earlier commit; mint again from the newest state")

@@ -19,6 +19,7 @@ from persist_airflow.provider import get_provider_info
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import ConfigError, Determinate
 from persist_core.handles.client import PersistClient
+from persist_core.keys import LOCATION
 from persist_core.location import S3Blob, S3Consensus
 from persist_core.location.s3.uri import S3Settings
 from persist_core.location.settings import ENV_BLOB_URI, ENV_CONSENSUS_URI, PersistLocation
@@ -172,7 +173,7 @@ def test_the_test_button_makes_a_round_trip_without_a_trace(
     assert ok, message
     assert f"file://{tmp_path}/blob" in message
     assert client.shards() == [NAME]
-    assert list(client.blob.list_keys_and_metadata("")) == []
+    assert [each.key for each in client.blob.list_keys_and_metadata("")] == [LOCATION]
 
 
 def test_the_test_button_works_before_anything_exists(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -109,20 +109,6 @@ def test_a_file_that_was_set_aside_is_read_when_it_changes(tmp_path: Path) -> No
     assert names(source.freeze(after, until=None)) == []
 
 
-def test_a_file_that_was_empty_is_read_when_it_has_bytes(tmp_path: Path) -> None:
-    """Some writers make the file first, and fill it later."""
-    source = FileSource(collection(tmp_path), MemBlob())
-    drop(tmp_path, "a.jsonl", b"", mtime_ms=1_000)
-    frontier = source.advance(None, source.freeze(None, until=None).frozen, era=0)
-    drop(tmp_path, "a.jsonl", b"", mtime_ms=2_000)
-    assert names(source.freeze(frontier, until=None)) == []
-    drop(tmp_path, "a.jsonl", b"{}", mtime_ms=3_000)
-    filled = source.freeze(frontier, until=None)
-    assert (names(filled), filled.changed) == (["a.jsonl"], ())
-    drop(tmp_path, "a.jsonl", b"{ }", mtime_ms=4_000)
-    assert names(source.freeze(source.advance(frontier, filled.frozen, era=0), until=None)) == []
-
-
 def test_limits_take_the_first_files_and_leave_the_rest(tmp_path: Path) -> None:
     for number in range(1, 13):
         drop(tmp_path, f"{number}.jsonl", b"x" * 10)
