@@ -45,8 +45,8 @@ class Pair:
             named, stored = self._stored()  # another process may have been between the two
             if named is None or stored is not None or not is_unfinished:
                 self._refuse_other(named, stored)
-        if stored is None:
-            self._location.blob.set(LOCATION, named or b"")
+        if named is not None and stored is None:
+            self._location.blob.set(LOCATION, named)
 
     def _stored(self) -> tuple[bytes | None, bytes | None]:
         head = self._register.head(LOCATION)
