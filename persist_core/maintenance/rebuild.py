@@ -34,7 +34,7 @@ from persist_core.protocol.replay import (
     Start,
     Turn,
     WriteOf,
-    has_missed,
+    is_as_read,
     newest_restore,
     replay,
     replay_config,
@@ -284,14 +284,10 @@ def _is_as_read(
     known: Kept | None,
     turns: Sequence[Turn] = (),
 ) -> bool:
-    """True if the files that the shard has consumed, since it was that generation, are there as they were; and no other
-    that the turns up to its upper would have taken."""
-    earlier = known.state.sources.get(FILES) if known else None
     try:
-        now = CollectionSource(client, config).files.inputs_now(state.sources.get(FILES), earlier)
+        return is_as_read(client, config, state, known.state.sources.get(FILES) if known else None, turns)
     except ConfigError:  # other files
         return False
-    return not (now.replaced or now.gone or has_missed(turns, state.upper.time or 0, now.waiting))
 
 
 def _is_by(client: PersistClient, known: ShardState, definition: str) -> bool:

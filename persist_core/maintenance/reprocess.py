@@ -30,7 +30,7 @@ from persist_core.protocol.replay import (
     Start,
     Turn,
     WriteOf,
-    has_missed,
+    is_as_read,
     newest_restore,
     replay,
     replay_config,
@@ -223,8 +223,7 @@ def _goes_on(
         or theirs[: len(ours)] != ours
     ):
         return False
-    now = CollectionSource(client, config).files.inputs_now(known.sources.get(FILES), start.progress)
-    return not (now.replaced or now.gone or has_missed(turns, known.upper.time or 0, now.waiting))
+    return is_as_read(client, config, known, start.progress, turns)
 
 
 def _check_inputs(

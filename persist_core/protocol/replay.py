@@ -244,7 +244,20 @@ def turns_of(
     ]
 
 
-def has_missed(turns: Sequence[Turn], upper: int, waiting: Mapping[str, int | None]) -> bool:
+def is_as_read(
+    client: PersistClient,
+    config: CollectionConfig,
+    state: ShardState,
+    earlier: SourceFrontier | None,
+    turns: Sequence[Turn] = (),
+) -> bool:
+    """True if the files that the shard has consumed since `earlier` are there as they were; and no other that the turns
+    up to its upper would have taken. Raises `ConfigError` if the collection reads other files."""
+    now = CollectionSource(client, config).files.inputs_now(state.sources.get(FILES), earlier)
+    return not (now.replaced or now.gone or _has_missed(turns, state.upper.time or 0, now.waiting))
+
+
+def _has_missed(turns: Sequence[Turn], upper: int, waiting: Mapping[str, int | None]) -> bool:
     """True if a replay up to this upper would have taken one of the files that wait, had it been there.
 
     `waiting`: names, each with its date (ms). To go on would make such a file late, or pass over it.
