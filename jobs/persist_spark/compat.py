@@ -25,6 +25,7 @@ HAS_TRIM_CHARACTERS = SPARK_VERSION >= (4, 0)  # `F.ltrim(text, characters)`
 HAS_NEW_SESSION = SPARK_VERSION >= (4, 3)  # `SparkSession.newSession` in Spark Connect
 CLONES_SESSIONS = SPARK_VERSION >= (4, 1)  # `cloneSession` there
 REPARTITIONS_BY_ID = SPARK_VERSION >= (4, 1)  # `DataFrame.repartitionById`
+NAMES_COUNTS = SPARK_VERSION >= (4, 0)  # `DataFrame.executionInfo` in Spark Connect
 READS_ARROW = SPARK_VERSION >= (4, 0)  # `createDataFrame` of an Arrow table
 PARSES_ONCE = SPARK_VERSION >= (4, 3)  # a filter does not repeat costly expressions below it (SPARK-47672)
 READS_HALF_FLOATS = SPARK_VERSION >= (4, 0)  # before, it opens no Parquet file that has some

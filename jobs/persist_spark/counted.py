@@ -5,10 +5,14 @@ Count after the exchange, in the stage that writes: a retried task does not coun
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from pyspark.sql import Column
+from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
+
+from persist_spark.compat import NAMES_COUNTS, is_connect
 
 HASHES = ("_persist_hash_0", "_persist_hash_1")
 # A hash is summed in three limbs of at most so many bits. So no sum over fewer than 2**41 rows overflows, which is an
@@ -16,13 +20,36 @@ HASHES = ("_persist_hash_0", "_persist_hash_1")
 _LIMB_BITS, _LIMBS = 22, 3
 
 
-def as_json(named: Mapping[str, str]) -> Column:
-    """Aggregates as one JSON text `counts`: one message to the JVM instead of dozens.
+class Counting:
+    """What one action counts at one place of its plan, of which no other has this name.
 
-    Text, since an observation gives a struct back as a row only from Spark 4 on.
+    In Spark Connect an `Observation` asks whether the frame is a stream, for which the server analyzes its whole plan.
     """
-    struct = ", ".join(f"{sql} AS {name}" for name, sql in named.items())
-    return F.expr(f"to_json(struct({struct}), map('ignoreNullFields', 'false')) AS counts")
+
+    def __init__(self, name: str) -> None:
+        self._name, self._observation = name, Observation()
+
+    def of(self, rows: DataFrame, counts: Mapping[str, str]) -> DataFrame:
+        """`rows`, of which the action computes `counts`, aggregates by name.
+
+        As one JSON text: one message to the JVM instead of dozens, and a struct comes back as a row only from Spark 4
+        on.
+        """
+        struct = ", ".join(f"{sql} AS {name}" for name, sql in counts.items())
+        text = F.expr(f"to_json(struct({struct}), map('ignoreNullFields', 'false')) AS counts")
+        return rows.observe(self._name if _is_named(rows) else self._observation, text)
+
+    def found(self, written: DataFrame) -> dict[str, Any]:
+        """The counts, by name, of the action that wrote this frame. Waits for them."""
+        if not _is_named(written):
+            return dict(json.loads(self._observation.get["counts"]))
+        run = written.executionInfo
+        assert run is not None  # the action has succeeded
+        return dict(json.loads(dict(run.flows)[self._name]["counts"]))
+
+
+def _is_named(rows: DataFrame) -> bool:
+    return NAMES_COUNTS and is_connect(rows.sparkSession)
 
 
 def tally(conditions: Mapping[str, str]) -> dict[str, str]:

@@ -8,11 +8,10 @@ Orders and what rows have inherited stay. Only a batch is staged: it changes not
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from persist_core.contents.batch import BatchCounts, BatchDescription, BatchManifest, PartKind
@@ -24,7 +23,7 @@ from persist_core.protocol.stages import check_not_outdated, outdated_first
 from persist_core.schema import DIFF, ORDER, TIME
 from persist_core.spark_job.spec import JobSpec
 from persist_spark import progress
-from persist_spark.counted import as_json, digest_sums, hashes, rows_digest, tally
+from persist_spark.counted import Counting, digest_sums, hashes, rows_digest, tally
 from persist_spark.decode.filled import BAD, FAULT, FILLED, IS_CHANGED, WAS, filled
 from persist_spark.decode.records import Fields
 from persist_spark.decode.row_checks import check_texts
@@ -102,7 +101,7 @@ class _Planned:
     insertions have."""
 
     def __init__(self, description: BatchDescription, rows: DataFrame, fields: Fields, more: list[str]) -> None:
-        self._operators, self._seen = description.operators, (Observation(), Observation())
+        self._operators, self._seen = description.operators, (Counting("read"), Counting("written"))
         names = {field.raw: field.column.name for field in fields.values}
         self._columns = {f"{FILLED}{raw}": name for raw, name in names.items() if f"{FILLED}{raw}" in rows.columns}
         bad = {f"{BAD}{raw}": name for raw, name in names.items() if f"{BAD}{raw}" in rows.columns}
@@ -118,13 +117,14 @@ class _Planned:
         pair = ", ".join(f"struct({', '.join(side)})" for side in (before, after))
         (time,) = passed(description.lower)
         flat = (
-            rows.observe(self._seen[0], as_json(counts))
+            self._seen[0]
+            .of(rows, counts)
             .where(IS_CHANGED)
             .selectExpr(*more, f"explode(array({pair})) AS update")
             .selectExpr(*more, "update.*", f"{time} AS time")
         )
         digests = {"rows": "count(CASE WHEN diff > 0 THEN 1 END)"} | digest_sums()
-        hashed = flat.selectExpr("*", *hashes([*cells, "time", "diff"])).observe(self._seen[1], as_json(digests))
+        hashed = self._seen[1].of(flat.selectExpr("*", *hashes([*cells, "time", "diff"])), digests)
         self.updates = hashed.selectExpr(
             *[f"{field.raw} AS {quoted(field.column.name)}" for field in fields.all],
             *[f"time AS {TIME}", f"diff AS {DIFF}"],
@@ -133,9 +133,13 @@ class _Planned:
             f"part AS {PART}",
         )
 
-    def outcome(self) -> _Counts:
+    @property
+    def columns(self) -> Sequence[str]:
+        return self.updates.columns
+
+    def outcome(self, ran: DataFrame) -> _Counts:
         """The counts of the action, after it."""
-        read, written = (json.loads(each.get["counts"]) for each in self._seen)
+        read, written = (each.found(ran) for each in self._seen)
         counts, warnings = split(read, self._watched)
         rows = int(written["rows"] or 0)
         sums = {name: int(value or 0) for name, value in written.items()}

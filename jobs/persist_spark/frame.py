@@ -147,17 +147,14 @@ def _user_field(column: Column) -> T.StructField:
     return T.StructField(column.name, spark_type(column.type), nullable=True, metadata=ids)
 
 
-def with_field_ids(rows: DataFrame, schema: CollectionSchema) -> DataFrame:
-    """Rows for files with the field ids of `schema`; `PART` is a folder's name and has none.
+def with_field_ids(rows: DataFrame, columns: Sequence[str], schema: CollectionSchema) -> DataFrame:
+    """Rows for files, with the field ids of `schema`; `PART` is a folder's name and has none.
 
     By aliases: of the metadata that `DataFrame.to` gives, the optimizer loses what the columns did not have before.
     """
     ids = schema.field_ids
     return rows.select(
-        *[
-            F.col(PART) if name == PART else named(name).alias(name, metadata={FIELD_ID: ids[name]})
-            for name in rows.columns
-        ]
+        *[F.col(PART) if name == PART else named(name).alias(name, metadata={FIELD_ID: ids[name]}) for name in columns]
     )
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -120,14 +120,18 @@ Counts = TypeVar("Counts", bound=Written, covariant=True)
 
 
 class Planned(Protocol[Counts]):
-    """A batch as one DataFrame for exactly one action; then `outcome()` says what that counted."""
+    """A batch as one DataFrame for exactly one action; then `outcome` says what that counted."""
 
     @property
     def updates(self) -> DataFrame:
         """The part columns, the columns of operators' state, and `PART`."""
 
-    def outcome(self) -> Counts:
-        """The counts of the action; call it only after the action has succeeded."""
+    @property
+    def columns(self) -> Sequence[str]:
+        """Their names, which a Spark Connect server finds out by analyzing the whole plan."""
+
+    def outcome(self, written: DataFrame) -> Counts:
+        """The counts of the action on `written`, made of `updates`; call it only after the action has succeeded."""
 
 
 @dataclass(frozen=True)
@@ -218,11 +222,11 @@ def _write(
     for _ in range(MAX_PLANS):
         progress.enter("plan")
         planned = plan(outcome)
-        updates = with_field_ids(planned.updates, schema)
+        updates = with_field_ids(planned.updates, planned.columns, schema)
         progress.enter("write")
         with s3a.jars_present():
             updates.write.partitionBy(PART).mode("append").options(**options).parquet(blob.uri_of(prefix))
-        outcome = planned.outcome()
+        outcome = planned.outcome(updates)
         if not outcome.is_discarded:
             return planned, outcome
         for file in _list(blob, prefix):

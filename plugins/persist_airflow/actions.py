@@ -32,6 +32,7 @@ from persist_airflow.maintenance import MaintainShardOperator
 from persist_airflow.operators import writer_of
 from persist_airflow.options import GROUP_PREFIX, location_dag
 from persist_airflow.shard_actions import Json, by, checked, erased, filled, rebuilt, reported, reprocessed, restored
+from persist_airflow.spark_connect import DEFAULT_SPARK
 from persist_core.config.collection import CollectionConfig, load_collections
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
@@ -328,7 +329,7 @@ def build_actions_dag(
     dags: Sequence[str] = (),
     collections: str | Path | None = None,
     persist_conn_id: str = PersistHook.default_conn_name,
-    spark_conn_id: str = "spark_default",
+    spark_conn_id: str = DEFAULT_SPARK,
     spark: Mapping[str, Any] | None = None,
     default_args: Mapping[str, Any] | None = None,
     dag_args: Mapping[str, Any] | None = None,

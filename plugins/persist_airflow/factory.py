@@ -49,6 +49,7 @@ from persist_airflow.options import (
     options_of,
 )
 from persist_airflow.spark import WriteBatchesOperator
+from persist_airflow.spark_connect import DEFAULT_SPARK
 from persist_airflow.watch import notify_of_project
 from persist_core.config.collection import FILES, CollectionConfig, load_collections
 from persist_core.config.files import config_files, groups_beside
@@ -78,7 +79,7 @@ def shard_tasks(
     config: ShardConfig,
     *,
     persist_conn_id: str = PersistHook.default_conn_name,
-    spark_conn_id: str = "spark_default",
+    spark_conn_id: str = DEFAULT_SPARK,
     notify: Sequence[NotifyBy] | NotifyBy = (),
     spark: Mapping[str, Any] | None = None,
     tasks: StageOptions | None = None,

@@ -29,6 +29,7 @@ from persist_airflow.groups import RETRY, Batch
 from persist_airflow.hook import PersistHook
 from persist_airflow.notifications import NotifyBy, chosen
 from persist_airflow.options import STAGES, TASK_IDS, StageOptions, add_failure_callback, options_of
+from persist_airflow.spark_connect import DEFAULT_SPARK
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.files import config_files
 from persist_core.config.groups import agreed
@@ -59,7 +60,7 @@ def _batch_tasks(
     batch: Batch,
     *,
     persist_conn_id: str = PersistHook.default_conn_name,
-    spark_conn_id: str = "spark_default",
+    spark_conn_id: str = DEFAULT_SPARK,
     spark: Mapping[str, Any] | None = None,
     tasks: StageOptions | None = None,
 ) -> list[BaseOperator]:

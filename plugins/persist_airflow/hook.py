@@ -12,6 +12,7 @@ If there is no connection `persist_default`, the environment and the config file
 Airflow a connection is also missing while a secrets backend fails, so nothing else may lead to another location:
 
     persist_default   missing -> environment, config file        there -> the same location as these, if they name one
+                      and no location there -> another try
     any other id      missing -> an error, and another try       there -> its location
 
 Every secret is registered with Airflow's secrets masker, and messages hold only redacted URIs.
@@ -38,6 +39,9 @@ from persist_core.location.consensus import CaSResult, VersionedData
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import (
     ANY_BUCKET,
+    CONFIG_FILE_NAME,
+    ENV_BLOB_URI,
+    ENV_CONSENSUS_URI,
     PersistLocation,
     connection_variable,
     location_around,
@@ -45,6 +49,10 @@ from persist_core.location.settings import (
 )
 from persist_core.location.uri import redact_uri, secrets_of, with_login
 
+_NOR = (
+    f"; {ENV_BLOB_URI} and {ENV_CONSENSUS_URI} are not set, and there is no {CONFIG_FILE_NAME} (the connection is of"
+    f" type {CONNECTION_TYPE}, with blob_uri and consensus_uri in its extra)"
+)
 _TEST_PREFIX = "_connection_test"  # starts with "_", so no shard can have this name
 
 
@@ -76,10 +84,12 @@ class PersistHook(BaseHook):
         """The pair of URIs, from the connection or, without `persist_default`, from the environment or the config file.
 
         Raises `ConfigError` naming what is missing and where to configure it, or a URI that is malformed or holds a
-        secret that does not belong there, or two locations; `Determinate` if another connection is not found.
+        secret that does not belong there, or two locations; `Determinate` if no connection is found that may name it.
         """
         connection = self._connection()
         try:
+            if connection is None and location_around()[0] is None:
+                raise _not_found(self.persist_conn_id, _NOR)
             location = location_from() if connection is None else _location_of(connection)
             if connection is not None and self.persist_conn_id == self.default_conn_name:
                 _refuse_another(location)
@@ -151,11 +161,15 @@ def connection_of(conn_id: str, default_conn_id: str) -> Any:
     except AirflowNotFoundException:
         if conn_id == default_conn_id:
             return None
-        raise Determinate(
-            f"Airflow connection {conn_id!r}: Airflow has found no such connection, or a secrets backend failed"
-            " (Airflow logs its reason, at level DEBUG). Make the connection, correct its id in the DAG, or try again"
-            " when the backend answers"
-        ) from None
+        raise _not_found(conn_id) from None
+
+
+def _not_found(conn_id: str, nor: str = "") -> Determinate:
+    return Determinate(
+        f"Airflow connection {conn_id!r}: Airflow has found no such connection, or a secrets backend failed"
+        f" (Airflow logs its reason, at level DEBUG){nor}. Make the connection, correct its id in the DAG, or try again"
+        " when the backend answers"
+    )
 
 
 def _location_of(connection: Any) -> PersistLocation:

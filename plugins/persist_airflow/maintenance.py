@@ -22,6 +22,7 @@ from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.metrics import count, export, measured, report_shards
 from persist_airflow.options import location_dag
 from persist_airflow.spark import SparkJobOperator
+from persist_airflow.spark_connect import DEFAULT_SPARK
 from persist_core.compaction.steps import BUDGET_BYTES
 from persist_core.config.project import ProjectConfig, load_project
 from persist_core.errors import Corruption
@@ -159,7 +160,7 @@ def build_maintenance_dag(
     project: ProjectConfig | str | Path | None = None,
     *,
     persist_conn_id: str = PersistHook.default_conn_name,
-    spark_conn_id: str = "spark_default",
+    spark_conn_id: str = DEFAULT_SPARK,
     spark: Mapping[str, Any] | None = None,
     default_args: Mapping[str, Any] | None = None,
     dag_args: Mapping[str, Any] | None = None,

@@ -138,4 +138,4 @@ def test_the_example_of_the_plan_is_what_it_does(spark: SparkSession) -> None:
         for row in done
     ]
     assert shown == [effect for _, text in rows for effect in text.split(", ") if effect and effect != "keep"]
-    assert planned.outcome().counted["kept"] == 1
+    assert planned.outcome(planned.updates).counted["kept"] == 1

@@ -108,7 +108,7 @@ def test_a_file_without_ids_is_never_staged(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard = StagedShard(spark, tmp_path, VERSION_1)
-    monkeypatch.setattr("persist_spark.stage.with_field_ids", lambda rows, _: rows)
+    monkeypatch.setattr("persist_spark.stage.with_field_ids", lambda rows, *_: rows)
     with pytest.raises(CorruptArtifact, match="field id None, expected"):
         shard.commit([_record(1, two_versions.OLD[0][1:], None)], 10)
 

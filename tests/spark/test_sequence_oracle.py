@@ -162,7 +162,7 @@ class SequenceShard:
                 ),
             )
             rows[:] = drained.updates.collect()
-            return drained.outcome()
+            return drained.outcome(drained.updates)
 
         return rows, until_kept(drain)
 

@@ -232,7 +232,8 @@ def test_footers_of_spark_bound_keys_as_arrow_sorts_them(spark: SparkSession, tm
         schema = SchemaVersions().placed(CollectionSchema((Column("the.key", type_name, nullable=False),)))
         rows = [(value, 0, 1, *[None] * len(ERR_COLUMNS)) for value in values]
         for name, found in ((f"{number}-full", rows), (f"{number}-none", [])):
-            frame = with_field_ids(spark.createDataFrame(found, part_type(schema)), schema).coalesce(1)
+            given = spark.createDataFrame(found, part_type(schema))
+            frame = with_field_ids(given, given.columns, schema).coalesce(1)
             frame.write.parquet(f"file://{tmp_path}/{name}")
         full, none = (
             [file for file in blob.list_keys_and_metadata(f"{number}-{name}/") if file.key.endswith(".parquet")]

@@ -97,7 +97,7 @@ class Shard:
             read, given["beaten"] = without_beaten(frame, schema, leaves_out=self.leaves_out and not is_thorough)
             drained = persistent_upsert(read, state, schema=schema, **given, **bounds)
             rows[:] = drained.updates.collect()
-            return drained.outcome()
+            return drained.outcome(drained.updates)
 
         outcome = until_kept(drain)
         assert outcome.counted["broken"] == 0
@@ -250,7 +250,7 @@ def test_digest_is_of_contents_not_of_order(spark: SparkSession, dice: random.Ra
         frame = to_records(spark, ONE_KEY_DOMAIN.schema, given).repartition(partitions)
         drained = persistent_upsert(frame, None, schema=ONE_KEY_DOMAIN.schema, lower=0, upper=3)
         drained.updates.collect()
-        return drained.outcome().rows_digest
+        return drained.outcome(drained.updates).rows_digest
 
     first = digest(records, 1)
     assert digest(feed.rng.sample(records, len(records)), 3) == first

@@ -332,7 +332,7 @@ def test_the_difference_is_the_oracles(spark: SparkSession, persist_seed: int) -
         at=20,
     )
     run_without_output(installed.updates)
-    outcome = installed.outcome()
+    outcome = installed.outcome(installed.updates)
     found = Counter({cells_text(r[:4]): r[DIFF] for r in installed.updates.collect()})
     wanted = install_desired(desired, [ViewUpdate(r[:4], r[4], r[5]) for r in persisted], at=20)
     assert found == Counter({cells_text(u.row): u.diff for u in wanted if isinstance(u.row, tuple)})
@@ -355,7 +355,7 @@ def test_digests_of_more_than_2_to_the_31_rows_do_not_overflow(spark: SparkSessi
         found = session.createDataFrame(rows, persisted)
         installed = install_desired_into_persist(nothing, None, found, None, schema=CELLS, at=20)
         run_without_output(installed.updates)
-        return installed.outcome().before.digest
+        return installed.outcome(installed.updates).before.digest
 
     copies = (2**31, 2**33 + 1, 2**40)  # more than 2**32 of hashes in half a hash each: past 2**63
     alone = [digest(*(int(number == place) for number in range(3))) for place in range(3)]

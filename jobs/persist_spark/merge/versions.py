@@ -12,12 +12,11 @@ Nothing here starts a Spark job. All is counted in the stage that writes: a retr
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pyspark.sql import DataFrame, Observation, SparkSession, Window
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -26,7 +25,7 @@ from persist_core.contents.batch import BatchCounts, PartKind
 from persist_core.keys import PART
 from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
-from persist_spark.counted import as_json
+from persist_spark.counted import Counting
 from persist_spark.frame import ERR_COLUMNS, ORDER, at_or_after, inherited_fields, order_type, part_type, quoted
 from persist_spark.read.parts import File, scan, scan_pieces
 from persist_spark.stage import StateRows
@@ -56,10 +55,14 @@ class PlannedMerge:
     """A run as one DataFrame for exactly one action."""
 
     updates: DataFrame
-    observation: Observation
+    counting: Counting
 
-    def outcome(self) -> Merged:
-        found = {name: int(count or 0) for name, count in json.loads(self.observation.get["counts"]).items()}
+    @property
+    def columns(self) -> Sequence[str]:
+        return self.updates.columns
+
+    def outcome(self, written: DataFrame) -> Merged:
+        found = {name: int(count or 0) for name, count in self.counting.found(written).items()}
         read, broken = found.pop("read"), found.pop("broken")
         return Merged(BatchCounts(**found), read, broken)
 
@@ -72,9 +75,9 @@ def plan_merge(spark: SparkSession, blob: Blob, merge: Merge, *, ranges: int) ->
     rows = plan(merge, contents, history, ranges)
     if rows is None:
         return None
-    observation = Observation()
-    observed = rows.observe(observation, as_json(_counts()))
-    return PlannedMerge(observed.where(f"{PART} IS NOT NULL").drop(_BROKEN, _IS_OLD), observation)
+    counting = Counting("merged")
+    counted = counting.of(rows, _counts())
+    return PlannedMerge(counted.where(f"{PART} IS NOT NULL").drop(_BROKEN, _IS_OLD), counting)
 
 
 def _keyed(merge: Merge, contents: DataFrame | None, history: DataFrame | None, ranges: int) -> DataFrame | None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from pyspark.sql import DataFrame, Observation, SparkSession, Window
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -36,6 +36,7 @@ from persist_core.schema import (
     TIME,
     CollectionSchema,
 )
+from persist_spark.counted import Counting
 from persist_spark.frame import order_type, quoted, slot_names
 from persist_spark.order_memory import Memory
 from persist_spark.read.parts import scan
@@ -199,14 +200,17 @@ class _Planned:
 
     updates: DataFrame
     operator: str
-    observation: Observation
+    counting: Counting
 
     @classmethod
     def of(cls, rows: DataFrame, operator: str) -> _Planned:
-        observation = Observation()
-        observed = rows.observe(observation, F.count(F.lit(1)).alias("rows"))
-        return cls(observed.withColumn(PART, F.lit(operator)), operator, observation)
+        counting = Counting("folded")
+        return cls(counting.of(rows, {"rows": "count(1)"}).withColumn(PART, F.lit(operator)), operator, counting)
 
-    def outcome(self) -> _Counted:
-        count = int(self.observation.get["rows"])
+    @property
+    def columns(self) -> Sequence[str]:
+        return self.updates.columns
+
+    def outcome(self, written: DataFrame) -> _Counted:
+        count = int(self.counting.found(written)["rows"])
         return _Counted({self.operator: StateRows(count, count)})

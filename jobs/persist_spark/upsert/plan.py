@@ -36,11 +36,10 @@ Expressions are SQL texts, since each of a thousand calls of the Column API woul
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from pyspark.sql import DataFrame, Observation
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from persist_core.contents.batch import PartKind
@@ -55,7 +54,7 @@ from persist_core.schema import (
     Late,
 )
 from persist_core.time_text import show_interval, show_time
-from persist_spark.counted import as_json, hashes
+from persist_spark.counted import Counting, hashes
 from persist_spark.decode.filled import IN_REST
 from persist_spark.decode.row_checks import MARKS
 from persist_spark.frame import (
@@ -94,17 +93,21 @@ class PlannedUpsert:
     is_thorough: bool
     _arguments: Arguments
     _chain: DataFrame
-    _observed: tuple[Observation, Observation]
+    _counting: tuple[Counting, Counting]
     _stash_rows: int | None
     _beaten: int
 
-    def outcome(self) -> Outcome:
-        """The counts that the action observed. Call it only after the action has succeeded: it waits for them.
+    @property
+    def columns(self) -> Sequence[str]:
+        return tuple(_published(self._arguments))
+
+    def outcome(self, written: DataFrame) -> Outcome:
+        """What the action on `written` counted. Call it only after the action has succeeded: it waits for the counts.
 
         Raises `InvariantViolation` if the counts do not add up, or if records were stashed against the promise.
         """
         arguments = self._arguments
-        counted = {name: count for each in self._observed for name, count in json.loads(each.get["counts"]).items()}
+        counted = {name: count for each in self._counting for name, count in each.found(written).items()}
         counts, found = warnings.split(counted, arguments.watched)
         counts |= {name: counts[name] + self._beaten for name in ("records_read", "duplicates")}
         outcome = Outcome.observed(counts, self.is_thorough, arguments.seen, self._stash_rows, found)
@@ -197,14 +200,16 @@ def persistent_upsert(
     chain = exchanged(chain, cuts, arguments, in_one_task=in_one_task)
     if seen is not None:
         chain = chain.sortWithinPartitions(*arguments.partition, *arguments.ranks)
-    read, emitted = Observation(), Observation()
+    read, emitted = Counting("read"), Counting("emitted")
     counts = read_counts(
         is_sequence=seen is not None, has_eras=eras is not None, guesses=arguments.guesses, is_new=is_new
     )
     ranked = warnings.observed(_ranked(chain, arguments), read, counts, arguments)
     written = _written(_compared(ranked, arguments), arguments)
-    written = written.observe(emitted, as_json(emitted_counts(is_sequence=seen is not None, is_new=is_new)))
-    planned = (_published(written, arguments), is_thorough, arguments, chain, (read, emitted), stash_rows, beaten)
+    written = emitted.of(written, emitted_counts(is_sequence=seen is not None, is_new=is_new))
+    updates = written.where("part IS NOT NULL")
+    updates = updates.selectExpr(*[f"{sql} AS {quoted(name)}" for name, sql in _published(arguments).items()])
+    planned = (updates, is_thorough, arguments, chain, (read, emitted), stash_rows, beaten)
     return PlannedUpsert(*planned)
 
 
@@ -381,14 +386,15 @@ def _written(compared: DataFrame, arguments: Arguments) -> DataFrame:
     )
 
 
-def _published(written: DataFrame, arguments: Arguments) -> DataFrame:
-    """The updates under the user's names."""
+def _published(arguments: Arguments) -> dict[str, str]:
+    """The updates under the user's names: the SQL of each column."""
     plain = zip(arguments.keys + arguments.values, arguments.schema.columns, strict=True)
     none = inherited_fields(arguments.schema) if arguments.guesses else []
-    return written.where("part IS NOT NULL").selectExpr(
-        *[f"{name} AS {quoted(column.name)}" for name, column in plain],
-        *[f"time AS {TIME}", f"diff AS {DIFF}", *ERR_CELLS.values()],
-        *[f"{plain} AS {name}" for plain, name in arguments.state_columns.items()],
-        *[f"CAST(NULL AS {field.dataType.simpleString()}) AS {field.name}" for field in none],
-        f"part AS {PART}",
-    )
+    return {
+        **{column.name: name for name, column in plain},
+        **{TIME: "time", DIFF: "diff"},
+        **{name: name for name in ERR_CELLS.values()},
+        **{name: plain for plain, name in arguments.state_columns.items()},
+        **{field.name: f"CAST(NULL AS {field.dataType.simpleString()})" for field in none},
+        PART: "part",
+    }

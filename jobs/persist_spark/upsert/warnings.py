@@ -13,14 +13,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyspark.sql import DataFrame, Observation
+from pyspark.sql import DataFrame
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.contents.batch import BatchDescription
 from persist_core.contents.stats import BatchWarning
 from persist_core.errors import CheckFailed
 from persist_spark.compat import failing
-from persist_spark.counted import as_json
+from persist_spark.counted import Counting
 from persist_spark.decode.row_checks import beside, failed_sql, hidden
 from persist_spark.decode.unsent import unavailable_texts
 from persist_spark.frame import quoted, shown_json, text_literal
@@ -47,10 +47,10 @@ def watched_by(config: CollectionConfig) -> tuple[Watched, ...]:
     )
 
 
-def observed(ranked: DataFrame, read: Observation, counts: Mapping[str, str], arguments: Arguments) -> DataFrame:
-    """`ranked`, with `counts` and the warnings observed in `read`."""
+def observed(ranked: DataFrame, read: Counting, counts: Mapping[str, str], arguments: Arguments) -> DataFrame:
+    """`ranked`, of which `read` counts `counts` and the warnings."""
     if not arguments.watched:
-        return ranked.observe(read, as_json(counts))
+        return read.of(ranked, counts)
     names = ranked.columns
     users = [*zip(arguments.keys, arguments.schema.key, strict=True)]
     cells = [(f"value.{plain}", c) for plain, c in zip(arguments.values, arguments.schema.values, strict=True)]
@@ -64,7 +64,7 @@ def observed(ranked: DataFrame, read: Observation, counts: Mapping[str, str], ar
     warned = dict(counts)
     for number in range(len(arguments.watched)):
         warned |= counted(number, f"told_{number}", key)
-    return judged.observe(read, as_json(warned))
+    return read.of(judged, warned)
 
 
 def counted(number: int, told: str, key: str) -> dict[str, str]:

@@ -21,13 +21,12 @@ columns kind, key, payload and message: no name of a user's column can clash or 
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from pyspark.sql import Column as SparkColumn
-from pyspark.sql import DataFrame, Observation
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from persist_core.config.row_checks import KINDS
@@ -47,7 +46,7 @@ from persist_core.schema import (
     CollectionSchema,
     Column,
 )
-from persist_spark.counted import HASHES, as_json, hashes, limb_sums, tally, whole_sum
+from persist_spark.counted import HASHES, Counting, hashes, limb_sums, tally, whole_sum
 from persist_spark.frame import ERR_COLUMNS, err_type, passed, quoted, sql_type
 from persist_spark.stage import StateRows
 
@@ -112,13 +111,13 @@ class Installed:
     """
 
     updates: DataFrame
-    _observed: Sequence[Observation]
+    _observed: Sequence[Counting]
 
-    def outcome(self) -> Refresh:
-        """The observations of the action. Call it only after the action has succeeded: it waits for the counts."""
+    def outcome(self, written: DataFrame) -> Refresh:
+        """What the action on `written` counted. Call it only after the action has succeeded: it waits for that."""
         totals: dict[str, int] = {}
-        for observation in self._observed:
-            for name, value in json.loads(observation.get["counts"]).items():
+        for each in self._observed:
+            for name, value in each.found(written).items():
                 totals[name] = totals.get(name, 0) + int(value or 0)
         return _refresh(totals)
 
@@ -213,16 +212,16 @@ def _errs(desired: DataFrame | None, persisted: DataFrame | None) -> DataFrame |
     return both.groupBy(*_IDENTITY).agg(*_sums(), F.expr("max(message) AS message"))
 
 
-def _changed(summed: DataFrame, identity: Sequence[str], *, is_err: bool) -> tuple[DataFrame, Observation]:
+def _changed(summed: DataFrame, identity: Sequence[str], *, is_err: bool) -> tuple[DataFrame, Counting]:
     """The rows whose counts differ, with `diff` and `part`; all rows are observed on the way."""
     of_ok = f"CASE WHEN diff > 0 THEN '{PartKind.INSERTIONS}' ELSE '{PartKind.RETRACTIONS}' END"
     part = f"'{PartKind.ERRS}'" if is_err else of_ok
     rows = summed.selectExpr("*", "desired - persisted AS diff").selectExpr(
         "*", f"{part} AS part", *hashes([str(is_err).lower(), *identity])
     )
-    observation = Observation()
-    observed = rows.observe(observation, as_json(_counts("errs_" if is_err else "rows_")))
-    return observed.where("diff != 0"), observation
+    prefix = "errs_" if is_err else "rows_"
+    counting = Counting(prefix)
+    return counting.of(rows, _counts(prefix)).where("diff != 0"), counting
 
 
 def _counts(prefix: str) -> dict[str, str]:

@@ -146,8 +146,12 @@ class _Corrected:
     def updates(self) -> DataFrame:
         return self.installed.updates
 
-    def outcome(self) -> Refresh:
-        refresh = self.installed.outcome()
+    @property
+    def columns(self) -> Sequence[str]:
+        return self.updates.columns
+
+    def outcome(self, written: DataFrame) -> Refresh:
+        refresh = self.installed.outcome(written)
         return replace(refresh, corrections=_corrections(self.view, refresh))
 
 
@@ -166,7 +170,7 @@ def _corrections(view: _View, refresh: Refresh) -> int:
         again = replace(load_frozen(view.client.blob, last.input_key, FrozenShards), as_of=last.as_of)
         _, installed = view.plan(again, again.as_of)
         run_without_output(installed.updates)
-        found = installed.outcome()
+        found = installed.outcome(installed.updates)
         differing = found.inserted + found.retracted + found.errs_inserted + found.errs_retracted
     except (NotReadable, CorruptArtifact, InvalidInput) as error:
         sys.stderr.write(f"the last refresh cannot be evaluated again: {error}\n")
@@ -205,7 +209,7 @@ def check_limits(config: ViewConfig, refresh: Refresh) -> None:
 
 def _dry_run(view: _View, schema: CollectionSchema, installed: Installed, as_of: int) -> DryRun:
     run_without_output(installed.updates)
-    stats = _Corrected(view, installed).outcome().stats
+    stats = _Corrected(view, installed).outcome(installed.updates).stats
     _, again = view.plan(ShardSource(view.client, view.config).frozen_at(as_of), as_of)
     columns = [quoted(column.name) for column in schema.columns]
     shown = [DIFF, *columns, *_SHOWN_OF_ERRS]
