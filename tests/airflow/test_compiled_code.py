@@ -1,16 +1,21 @@
-"""Jobs in a Spark Connect server share the code that it compiles, though each has a session of its own."""
+"""What jobs in a Spark Connect server ask of it: they share the code that it compiles, and it analyzes a plan once."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 
 from persist_core.contents.batch import BatchDescription
 from persist_core.handles.client import PersistClient
+from persist_core.keys import manifest_key
 from persist_core.location.settings import PersistLocation
 from persist_core.spark_job.launch import write_batch
-from persist_core.spark_job.process import SparkProcess
+from persist_core.spark_job.process import SparkProcess, connect_environment
+from persist_core.spark_job.spec import JobSpec, stored
 from tests.airflow.fruit import Fruit, end_ms
 from tests.one_run import run_one
 from tests.processes import live_objects
@@ -33,3 +38,38 @@ def test_a_server_compiles_code_once_for_all_jobs(
 
     run_one(client, config, until=end_ms(0), write=lambda description: [write(description) for _ in range(2)][-1])
     assert compiled[1] - compiled[0] < 10, "a job has 44 pieces, of which other tests may have compiled some"
+
+
+COUNTED_JOB = """
+import os, sys
+from pyspark.sql.connect.client import SparkConnectClient
+from persist_spark.__main__ import main
+asked, analyze = [], SparkConnectClient._analyze
+def counted(client, method, **given):
+    asked.append(method)
+    return analyze(client, method, **given)
+SparkConnectClient._analyze = counted
+code = main(sys.argv[1:], os.environ)
+print(*asked)
+sys.exit(code)
+"""
+
+
+def test_a_server_analyzes_a_plan_once_before_it_runs(
+    fruit: Fruit, client: PersistClient, location: PersistLocation, connect_server: ConnectServer
+) -> None:
+    """A frame that is asked for its columns, or observed, is sent to the server, which analyzes all below it."""
+    fruit.write_days(range(2))
+    config, asked = fruit.config(), list[str]()
+    environment = {**os.environ, **location.to_env(), **connect_environment(connect_server.url)}
+
+    def write(description: BatchDescription) -> str:
+        spec = JobSpec(description, config, client.ids.uuid7())
+        with stored(client.blob, spec) as arguments:
+            job = [sys.executable, "-c", COUNTED_JOB, *arguments]
+            asked.append(subprocess.run(job, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        return manifest_key(description.shard, spec.attempt)
+
+    for day in range(2):
+        run_one(client, config, until=end_ms(day), write=write)
+    assert asked == ["schema\n"] * 2
