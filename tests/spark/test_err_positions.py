@@ -17,6 +17,7 @@ from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.schema import DIFF, ERR_MESSAGE, ERR_POSITION
 from persist_core.shard.state import Committed
+from persist_spark.frame import ORDER
 from persist_spark.read.frames import errors
 from persist_spark.session import use
 from tests.spark.decode_feed import Feed
@@ -86,6 +87,24 @@ def test_a_line_that_cannot_be_counted_is_not_named(feed: Feed) -> None:
     for number in range(65):
         feed.write(f"{number:02}.jsonl", BAD)
     assert positions(feed) == [f"{number:02}.jsonl" for number in range(65)]
+
+
+def test_a_stored_position_is_the_records_own(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone or beside many files, small and large: a replay reads a file with others than the run did."""
+    monkeypatch.setattr("persist_spark.decode.files._APART_BYTES", 64 << 10)
+    feed.write("a.jsonl", numbered(20_000, 9_999))
+    feed.write("b.jsonl.gz", gzip.compress(numbered(400, 333).encode()))
+    sequence = {"order": {"mode": "sequence", "by": ["id"]}, "columns": {"id": "int"}}
+
+    def places() -> list[tuple[Any, ...]]:
+        frame = feed.frame("json", **sequence).where("_persist_err_position NOT LIKE '%c.jsonl%'")
+        return sorted(tuple(row) for row in frame.select("id", f"{ORDER}.*", ERR_MESSAGE, ERR_POSITION).collect())
+
+    alone = places()
+    assert {row[3] for row in alone} == {0, 64 << 10}
+    for number in range(80):
+        feed.write(f"{number:02}c.jsonl", numbered(3, 2))
+    assert places() == alone
 
 
 def test_a_late_record_that_is_an_err_has_a_position(spark: SparkSession, tmp_path: Path) -> None:

@@ -6,8 +6,9 @@
 Position. Comparing (FILE, BLOCK, ROW) is the order of lines in a file, since lines of one block are read by one task,
 one after the other, and blocks of a file start at ascending offsets. ROW counts lines within a task, blank ones too.
 Records of different files are compared by FILE alone, so it does not matter there. A redelivered description gives the
-same comparisons. A partition of lines is one block of one file if the batch has few files (`kept_apart`): then ROW is
-the number of a line, from 0 on. Small partitions share a task after the rows are counted (`_in_fewer_tasks`).
+same comparisons. A partition of lines is one block of one file if the batch has few files, or if orders are stored
+(`kept_apart`): then ROW is the number of a line, from 0 on, whatever else is read. Small partitions share a task after
+the rows are counted (`_in_fewer_tasks`).
 """
 
 from __future__ import annotations
@@ -49,9 +50,10 @@ FILE, BLOCK, ROW = (f"p{place}" for place in range(3))  # the position
 
 _BLANK_BYTES = 256  # a longer line is parsed without a check whether it is blank
 _FOLDED_FILES = 8  # up to this many, a literal costs less than a broadcast join
-_APART_FILES = 64  # up to this many, each is read by tasks of its own
-_APART_BYTES = 16 << 20  # of a file, by one task, if they are
+_APART_FILES = 64  # up to this many, each is read in partitions of its own
+_APART_BYTES = 16 << 20  # of a file, in one partition, if they are
 _TASK_BYTES = 8 << 20  # small files of a batch share a task up to about this: each task generates code of its own
+_MOST_TASK_BYTES = 4 * _TASK_BYTES  # together, if they are of very different sizes
 _UNPACKED = 8  # bytes of text for one of a compressed file, about
 _ROW_BITS = 33  # of monotonically_increasing_id: below these, the number of the task
 _ZSTD = (".zst", ".zstd")
@@ -182,11 +184,16 @@ def text_lines(spark: SparkSession, files: Sequence[ReadableFile], options: Mapp
 
 
 def _in_fewer_tasks(lines: DataFrame, files: Sequence[ReadableFile]) -> DataFrame:
-    """Lines of a batch of few files, in as many tasks as their bytes need: `kept_apart` gave each file one or more."""
-    if len(files) > _APART_FILES:
-        return lines
-    size = sum(each.file.size_bytes * (_UNPACKED if Path(each.path).suffix.lower() in CODECS else 1) for each in files)
-    return lines.coalesce(math.ceil(size / _TASK_BYTES))
+    """Lines in as many tasks as their bytes need: `kept_apart` gave each file a partition or more.
+
+    A task gets partitions that follow each other, and Spark has sorted them: the largest files are neighbours.
+    """
+    sizes = [each.file.size_bytes * (_UNPACKED if Path(each.path).suffix.lower() in CODECS else 1) for each in files]
+    blocks = sorted((min(size, _APART_BYTES) for size in sizes for _ in range(0, size, _APART_BYTES)), reverse=True)
+    tasks = math.ceil(sum(sizes) / _TASK_BYTES)
+    while tasks < len(blocks) and sum(blocks[: math.ceil(len(blocks) / tasks)]) > _MOST_TASK_BYTES:
+        tasks *= 2
+    return lines.coalesce(tasks)
 
 
 def by_store(files: Sequence[ReadableFile], options: Mapping[str, str]) -> Iterator[tuple[list[str], dict[str, str]]]:
@@ -242,15 +249,16 @@ def _facts(file: InputFile) -> dict[str, SparkColumn]:
     return {FILE: F.lit(file.order), DATE_MS: date_ms, NAME: F.lit(file.relative)}
 
 
-def kept_apart(spark: SparkSession, files: Sequence[InputFile]) -> bool:
-    """Have each text file of a batch of few files read by tasks of its own, so that lines can be counted; true if so.
+def kept_apart(spark: SparkSession, files: Sequence[InputFile], *, is_stored: bool) -> bool:
+    """Have each text file of a batch of few files read in partitions of its own, so that lines can be counted; true if
+    so. `is_stored`: of any files, since positions are kept: a file that is read again beside others must give the same.
 
-    Spark closes a task's share of files when the next one does not fit. A single file, or block, needs nothing.
+    Spark closes a partition when the next file does not fit. A single file, or block, needs nothing but the same size.
     """
-    if 1 < len(files) <= _APART_FILES:
+    if is_stored or 1 < len(files) <= _APART_FILES:
         sizes = ("spark.sql.files.maxPartitionBytes", "spark.sql.files.openCostInBytes")
         use(spark, dict.fromkeys(sizes, str(_APART_BYTES)))
-    return len(files) <= _APART_FILES
+    return is_stored or len(files) <= _APART_FILES
 
 
 def shown_position(*, is_text: bool, has_lines: bool) -> SparkColumn:

@@ -33,7 +33,7 @@ from persist_spark.decode.files import (
 from persist_spark.decode.long_records import long_records, long_records_frame
 from persist_spark.decode.parquet import FileSchema, alike, looked_at, parquet_records
 from persist_spark.decode.plain import json_records
-from persist_spark.decode.records import RawRecords, decoded
+from persist_spark.decode.records import RawRecords, decoded, is_sequence
 from persist_spark.decode.row_checks import united
 from persist_spark.frame import ORDER
 
@@ -70,7 +70,7 @@ def decode(
         lost = long_records(copies.feed, files, config.limits.max_record_bytes)
     else:
         known, lost = looked_at(config, copies.feed, files)
-    has_lines = is_text and kept_apart(spark, files)
+    has_lines = is_text and kept_apart(spark, files, is_stored=is_sequence(config))
     has_header = "csv" in config.source.format and config.source.header
     with s3a.jars_present():
         readables = readable(files, copies, lost, keeps_header=has_header, is_text=is_text)
