@@ -13,13 +13,13 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.view import ViewConfig
 from persist_core.errors import PersistError, ServerLost, StorageError, TooManyErrors
+from persist_core.handles.side_by_side import side_by_side
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import location_from
 from persist_core.spark_job.answer import record_failure
@@ -67,10 +67,7 @@ def _run_all(
             stack.callback(started[0].stop)
     except Exception as error:  # noqa: BLE001 - each item records it
         return [_failed(location, item, error) for item in items]
-    if len(items) == 1:  # in this thread, which gets the signals
-        return [run_item(started[0], items[0], location)]
-    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        return list(pool.map(lambda item: run_item(started[0], item, location), items))
+    return side_by_side(lambda item: run_item(started[0], item, location), items, threads=SIDE_BY_SIDE)
 
 
 def run_item(spark: SparkSession, item: JobSpec, location: OpenLocation) -> int:

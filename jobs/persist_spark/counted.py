@@ -21,7 +21,7 @@ _LIMB_BITS, _LIMBS = 22, 3
 
 
 class Counting:
-    """What one action counts at one place of its plan, of which no other has this name.
+    """Counts that one action makes at one place of its plan, under a name of its own.
 
     In Spark Connect an `Observation` asks whether the frame is a stream, for which the server analyzes its whole plan.
     """

@@ -6,8 +6,10 @@ claim -> send to each target that has not taken it -> settle: gone if all have, 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from persist_core.alerts.board import WatchBoard
@@ -15,6 +17,8 @@ from persist_core.alerts.record import Notice
 
 MAX_NOTICES = 100  # of one call: the next turn sends the rest
 MAX_FAILURES = 2  # of one target in one call: it is down, and each try may take its timeout
+
+MAX_SECONDS = 60  # of one target for one notice
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +70,7 @@ def deliver(
             if target.name in taken or not target.accepts(notice):
                 continue
             waits = any(target.accepts(each) and target.name not in each.delivered for each in earlier)
-            if waits or down[target.name] >= MAX_FAILURES or not _send(target, notice, failures):
+            if waits or down[target.name] >= MAX_FAILURES or not send(target, notice, failures):
                 down[target.name] += 0 if waits else 1
                 is_done = False
             else:
@@ -76,12 +80,28 @@ def deliver(
     return Delivered(sent, tuple(failures))
 
 
-def _send(target: Target, notice: Notice, failures: list[str]) -> bool:
+def send(target: Target, notice: Notice, failures: list[str]) -> bool:
+    """Send, for a limited time; False if that failed, with a line more in `failures`.
+
+    In a thread that nothing waits for: the client of a service may have no timeout, others are to get the notice too,
+    and a task that announces what has happened to it has work left.
+    """
+    taken: Future[None] = Future()
+
+    def take() -> None:
+        try:
+            target.send(notice)
+            taken.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            taken.set_exception(error)
+
+    threading.Thread(target=take, name=f"notifier {target.name}", daemon=True).start()
     try:
-        target.send(notice)
+        taken.result(MAX_SECONDS)
     except Exception as error:  # noqa: BLE001 - a notifier raises whatever its service's client raises
         _log.exception("notifier %s did not take: %s", target.name, notice.subject)
-        failures.append(f"{target.name} did not take {notice.subject!r}: {type(error).__name__}: {error}")
+        said = f"{type(error).__name__}: {error}" if taken.done() else f"it has not ended after {MAX_SECONDS} s"
+        failures.append(f"{target.name} did not take {notice.subject!r}: {said}")
         return False
     _log.info("%s: sent by %s", notice.subject, target.name)
     return True

@@ -11,10 +11,19 @@ _Result = TypeVar("_Result")
 
 
 def side_by_side(read: Callable[[_Item], _Result], items: Iterable[_Item], *, threads: int) -> list[_Result]:
-    """The result of `read` for each item, in their order, from at most `threads` threads; none for a single item."""
+    """The result of `read` for each item, in their order, from at most `threads` threads; none for a single item.
+
+    A task's timeout, and its end, wait for no thread: a store or a server that hangs may be why they came.
+    """
     given = list(items)
     threads = min(threads, len(given))
     if threads <= 1:
         return [read(item) for item in given]
-    with ThreadPoolExecutor(threads) as pool:
+    pool, waits = ThreadPoolExecutor(threads), True
+    try:
         return list(pool.map(read, given))
+    except BaseException as ended:
+        waits = isinstance(ended, Exception)
+        raise
+    finally:
+        pool.shutdown(wait=waits, cancel_futures=not waits)

@@ -10,7 +10,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from persist_core.errors import Corruption, PersistError, RejectedRecord, RunFailed, StorageError, TooManyErrors
+from persist_core.errors import (
+    Corruption,
+    PersistError,
+    RejectedRecord,
+    RunFailed,
+    ServerLost,
+    StorageError,
+    TooManyErrors,
+)
 from persist_core.handles.client import PersistClient
 from persist_core.ids import time_of_uuid7
 from persist_core.keys import attempt_of, batches_prefix, check_key_name, failure_key
@@ -85,14 +93,16 @@ def job_failure(
     told = f"{what} ended without an answer; nothing was committed. {seen}"
     kind, message = _record(client, spec)
     if kind:
-        cause = find_cause(message.splitlines()) or cause
+        # Its message has the client's error, which looks like that of a wrong host or port.
+        cause = None if kind == ServerLost.kind else find_cause(message.splitlines()) or cause
         told = f"{what} failed; nothing was committed. {kind}: {_cut(message)}"
     is_environment = cause is not None and cause.what in ENVIRONMENT
     if is_alone and not is_environment and exit_status not in STOPPED and spec.input_uris:
         with suppress(StorageError):  # the failure counts
             record_death(client.blob, spec)
             told = f"{told.rstrip()}\nThe next try reads the files apart, to find out if one of them is the cause"
-    return RunFailed(told if cause is None else f"{cause}.\n{told.rstrip()}\nThe cause: {cause}")
+    failure = ServerLost if kind == ServerLost.kind else RunFailed
+    return failure(told if cause is None else f"{cause}.\n{told.rstrip()}\nThe cause: {cause}")
 
 
 def _cut(message: str) -> str:

@@ -16,8 +16,9 @@ from typing import Any
 from persist_airflow.compat import Context
 from persist_airflow.hook import PersistHook
 from persist_airflow.notifications import NotifyBy, takes, targets
+from persist_airflow.options import RETRY, TASK_IDS
 from persist_core.alerts.board import WatchBoard
-from persist_core.alerts.deliver import deliver
+from persist_core.alerts.deliver import deliver, send
 from persist_core.alerts.record import Notice
 from persist_core.alerts.words import alert_key, make_notice
 from persist_core.errors import PersistError
@@ -28,6 +29,7 @@ from persist_core.time_text import format_time, show_time
 
 MAX_ERROR_CHARS = 1_500  # of the error of a task; its log has all
 UNKNOWN = "not known: the process of the task ended"
+_COMMITTED = "It may have committed: `persist commits` lists what was."  # then the store failed, or the process ended
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +107,7 @@ class AnnounceFailure:
                 notice = failure_notice(shard, failed[shard], context, now_ms=now_ms)
                 for target in targets(notify, context):
                     if target.accepts(notice):
-                        target.send(notice)
+                        send(target, notice, [])
         finally:
             if client is not None:
                 client.location.close()
@@ -115,6 +117,7 @@ def failure_notice(shard: str, error: str | None, context: Context, *, now_ms: i
     """The notice of a task that has failed for a shard and is not tried again."""
     ti: Any = context["ti"]
     said = UNKNOWN if error is None else error
+    may_commit = ti.task_id.rpartition(".")[2] in (TASK_IDS[2], RETRY)
     name = f"{ti.dag_id}/{ti.run_id}/{ti.task_id}"
     log_url = getattr(ti, "log_url", None)
     facts = (
@@ -124,7 +127,7 @@ def failure_notice(shard: str, error: str | None, context: Context, *, now_ms: i
         *((("log", log_url),) if log_url else ()),
     )
     return make_notice(
-        f"{shard}: task {ti.task_id} failed. Nothing was committed by it.",
+        f"{shard}: task {ti.task_id} failed. {_COMMITTED if may_commit else 'Nothing was committed by it.'}",
         facts,
         command=f"persist describe {shard}",
         section="a-dag-run-failed",

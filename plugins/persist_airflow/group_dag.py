@@ -25,10 +25,10 @@ from persist_airflow.group_stages import (
     RetryFailedOperator,
     WriteGroupOperator,
 )
-from persist_airflow.groups import RETRY, Batch
+from persist_airflow.groups import Batch
 from persist_airflow.hook import PersistHook
 from persist_airflow.notifications import NotifyBy, chosen
-from persist_airflow.options import STAGES, TASK_IDS, StageOptions, add_failure_callback, options_of
+from persist_airflow.options import RETRY, STAGES, TASK_IDS, StageOptions, add_failure_callback, options_of
 from persist_airflow.spark_connect import DEFAULT_SPARK
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.files import config_files

@@ -13,9 +13,8 @@ from typing import Any
 
 from persist_airflow.compat import Context, tasks_of_run
 from persist_airflow.failures import failed_together
-from persist_airflow.groups import RETRY
 from persist_airflow.operators import StageOperator
-from persist_airflow.options import TASK_IDS
+from persist_airflow.options import RETRY, TASK_IDS
 
 MINT, _, APPEND, _ = TASK_IDS
 

@@ -32,7 +32,6 @@ from persist_core.handles.side_by_side import side_by_side
 from persist_core.maintenance.maintain import maintain_inline
 from persist_core.protocol import stages
 
-RETRY = "retry_failed"  # the id of the task, in each batch
 THREADS = 8  # of stages that wait for stores
 
 _Given = TypeVar("_Given")

@@ -13,6 +13,7 @@ from persist_core.config.shard import AirflowConfig, TaskConfig
 GROUP_PREFIX = "persist_group__"  # of the ids of groups' DAGs
 STAGES = ("mint", "write", "append", "checkpoint")
 TASK_IDS = ("mint_batch_descriptions", "write_batches", "append_batches", "checkpoint_manifest")
+RETRY = "retry_failed"  # the id of the task that takes up what a group's batch has lost
 
 
 class OperatorOptions(TypedDict, total=False):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from persist_airflow.announce import failure_notice
 from persist_airflow.compat import BaseNotifier
 from persist_airflow.factory import build_upsert_dag
 from persist_airflow.failures import PersistCasConflict
@@ -105,3 +107,36 @@ def test_a_task_that_fails_for_good_is_announced(
     monkeypatch.setenv("PERSIST_CONSENSUS_URI", "nonsense://x")
     dag.get_task(WRITE).on_failure_callback[1](context)
     assert said[2]["since"] == "2026-01-05T00:00:00Z"
+
+
+@pytest.mark.parametrize("task_id", ["append_batches", "batch_1.append_batches", "batch_2.retry_failed"])
+def test_a_failed_append_may_have_committed(task_id: str) -> None:
+    """The store may have failed after the commit, or the process has ended."""
+    ti: Any = SimpleNamespace(task_id=task_id, dag_id="d", run_id="r", try_number=1)
+    notice = failure_notice("fruit", "ConnectionError", {"ti": ti}, now_ms=0)
+    assert "It may have committed" in notice.subject
+    assert "Nothing was committed" not in notice.subject
+
+
+def test_a_notifier_that_fails_stops_no_other_without_the_location(
+    fruit: Fruit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outage that takes the location may take the service of one notifier too."""
+    said: list[Any] = []
+
+    def fails(_: Any) -> None:
+        raise ConnectionError("no answer")
+
+    def told(context: Any) -> None:
+        said.append(context["persist_alert"])
+
+    dag: Any = build_upsert_dag(fruit.config(), notify=[fails, told])
+    context: Any = DagRunDriver(dag, end_of(0), "run_1").context()
+    ti = context["ti"]
+    ti.run_id, ti.task_id, ti.try_number, ti.log_url = "run_1", WRITE, 4, "http://localhost/log"
+    ti.start_date = datetime(2026, 1, 5, tzinfo=UTC)
+    context |= {"task": dag.get_task(WRITE), "exception": ValueError("bad")}
+    monkeypatch.setenv("PERSIST_CONSENSUS_URI", "nonsense://x")
+    for callback in dag.get_task(WRITE).on_failure_callback:
+        callback(context)
+    assert len(said) == 1

@@ -1,4 +1,4 @@
-"""What jobs in a Spark Connect server ask of it: they share the code that it compiles, and it analyzes a plan once."""
+"""Jobs in a Spark Connect server share the code that it compiles, and have it analyze a plan once."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class PlannedUpsert:
         return tuple(_published(self._arguments))
 
     def outcome(self, written: DataFrame) -> Outcome:
-        """What the action on `written` counted. Call it only after the action has succeeded: it waits for the counts.
+        """The counts of the action on `written`. Call it only after the action has succeeded: it waits for them.
 
         Raises `InvariantViolation` if the counts do not add up, or if records were stashed against the promise.
         """

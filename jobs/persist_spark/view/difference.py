@@ -114,7 +114,7 @@ class Installed:
     _observed: Sequence[Counting]
 
     def outcome(self, written: DataFrame) -> Refresh:
-        """What the action on `written` counted. Call it only after the action has succeeded: it waits for that."""
+        """The counts of the action on `written`. Call it only after the action has succeeded: it waits for them."""
         totals: dict[str, int] = {}
         for each in self._observed:
             for name, value in each.found(written).items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -175,6 +176,24 @@ def test_a_notifier_that_is_down_is_not_tried_for_each_notice(client: PersistCli
     assert len(send(client, bad).failures) == MAX_FAILURES
     bad.is_down = False
     assert send(client, bad).sent == 9
+
+
+def test_a_notifier_that_hangs_keeps_nothing_from_others(
+    client: PersistClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its service may be the one that is down, and its client has no timeout."""
+    monkeypatch.setattr("persist_core.alerts.deliver.MAX_SECONDS", 0.05)
+    hangs, other, ended = Sink("hangs"), Sink("other"), threading.Event()
+    hangs.on_send = ended.wait
+    look(client, 1)
+    found = send(client, hangs, other)
+    assert len(other.sent) == 1
+    assert [failure.rpartition(": ")[2] for failure in found.failures] == ["it has not ended after 0.05 s"]
+    hangs.on_send = lambda: None
+    send(client, hangs, other)
+    ended.set()
+    assert len(hangs.sent) >= 1
+    assert len(other.sent) == 1
 
 
 def test_another_watcher_sends_again_after_a_death(client: PersistClient) -> None:

@@ -88,7 +88,7 @@ def test_what_a_lost_server_ran_runs_again_together(client: PersistClient, kills
         is_lost = len(jobs) == 1 or kills in names
         for spec in given:
             if is_lost and spec.description.shard != "a":
-                record_failure(client.blob, spec, ServerLost.kind, "the server ended")
+                record_failure(client.blob, spec, ServerLost.kind, "the server ended: StatusCode.UNAVAILABLE")
             else:
                 client.blob.set(spec.answer_key, b"manifest")
         return Ended("", exit_status=1 if is_lost else 0)
@@ -97,7 +97,8 @@ def test_what_a_lost_server_ran_runs_again_together(client: PersistClient, kills
     found = dict(zip(NAMES, run_items(client, specs, start), strict=True))
     died = {name: str(each) for name, each in found.items() if not isinstance(each, JobSpec)}
     assert list(died) == [name for name in NAMES if name == kills]
-    assert all("the server ended" in text for text in died.values())
+    assert all("the server ended" in text and "check that it runs" not in text for text in died.values())
+    assert all(isinstance(each, JobSpec | ServerLost) for each in found.values())
     assert jobs == (["abc", "bc"] if kills is None else ["abc", "bc", "b", "c"])
     blamed = [spec for spec in items(client) if deaths_at_lower(client.blob, spec, client.clock.now_ms())]
     assert [spec.description.shard for spec in blamed] == list(died)
