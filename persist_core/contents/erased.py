@@ -109,6 +109,14 @@ class ErasedList(Sealed):
             raise InvalidInput(f"the shard would have {len(after.known())} erased keys; expected {MAX_KEYS} at most")
         return after
 
+    def goes_on_from(self, earlier: ErasedList) -> bool:
+        """True if this is a later step of the `earlier` list, or an equal one: it knows all requests of that one."""
+        ours, theirs = (
+            [(each.begun_ms, each.digests) for each in listed.erasures[: len(earlier.erasures)]]
+            for listed in (self, earlier)
+        )
+        return (self.secret, ours) == (earlier.secret, theirs) and self.step >= earlier.step
+
     def key_in(self, shard: str) -> str:
         """Where it is stored."""
         return erased_key(shard, sealed_digest(self.encode()))

@@ -29,10 +29,20 @@ from persist_core.handles.client import PersistClient
 from persist_core.handles.read import ReadHandle
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.keys import copy_probe_key, is_shard_name, owner_of
-from persist_core.maintenance.copy_objects import Inventory, Mover, Named, inventory_of
+from persist_core.maintenance.copy_objects import Inventory, Mover, Named, inventory_of, lists_of_erasures
 from persist_core.maintenance.drop import create_again
 from persist_core.protocol.fork_records import list_forks
-from persist_core.shard.receive import AHEAD, ANOTHER, TOO_LATE, NotReceived, Received, move_away, receive, relation_of
+from persist_core.shard.receive import (
+    AHEAD,
+    ANOTHER,
+    TOO_LATE,
+    ErasedLists,
+    NotReceived,
+    Received,
+    move_away,
+    receive,
+    relation_of,
+)
 from persist_core.shard.state import ShardState
 from persist_core.sources.shards import Refreshed
 
@@ -66,7 +76,7 @@ class _Again(Exception):
 @dataclass
 class _Task:
     """The copy of one state. `era`: the target's before its objects were listed, `owners`: the eras of shards that own
-    shared files. `to_move` counts what was missing then."""
+    shared files. `erased`: lists of erasures to compare. `to_move` counts what was missing then."""
 
     state: ShardState
     lease: ReadHandle
@@ -75,6 +85,7 @@ class _Task:
     era: int
     owners: dict[str, int]
     old_checkpoints: tuple[str, ...]
+    erased: ErasedLists
     to_move: int = 0
     result: Received | NotReceived = AHEAD
     notes: list[str] = field(default_factory=list)
@@ -220,9 +231,10 @@ class Copier:
                 f"{self.target.location.consensus.uri} is the consensus store of the source; expected another one:"
                 " another file, database, schema or prefix"
             )
+        erased = lists_of_erasures([(self.target, there), (self.source, state)])
         if there is not None and there.is_dropped:
             create_again(self.target, shard)
-        elif there is not None and (relation := relation_of(there, state)) is not None:
+        elif there is not None and (relation := relation_of(there, state, erased)) is not None:
             self._refuse(shard, relation)
             return None
         elif there is not None and there.commits:
@@ -234,7 +246,7 @@ class Copier:
         mover = Mover(self.source.blob, self.target.blob, self._threads, self._verifies)
         old = Checkpointer(self.target.blob, shard).listing()
         checkpoints = (*old.unfinished, *(manifest.checkpoint_id for manifest in old.manifests))
-        task = _Task(state, lease, inventory, mover, there.era if there else -1, owners, checkpoints)
+        task = _Task(state, lease, inventory, mover, there.era if there else -1, owners, checkpoints, erased)
         mover.look(self._prefixes(task))
         task.to_move = sum(not each.is_in(mover.found) for each in inventory.objects)
         mover.beat = self._beat(task, leases.values())
@@ -290,23 +302,28 @@ class Copier:
             if shared is not None and shared.oldest_era > era:
                 raise _Again(f"GC of {owner} at the target may have deleted what {task.shard} shares with it")
         _, task.result = self.target.machine.apply(
-            task.shard, lambda state: receive(state, task.state, era=task.era, moving_to=moving_to), create=True
+            task.shard,
+            lambda state: receive(state, task.state, era=task.era, erased=task.erased, moving_to=moving_to),
+            create=True,
         )
         if task.result == Received(is_new=True):
             task.mover.look(self._prefixes(task))
             self._move(task, task.inventory.needed)
         elif task.result == TOO_LATE:
-            raise _Again("GC at the target has given up the era in which the copy began")
+            raise _Again("GC at the target has given up the era in which the copy began, or keys were erased there")
         elif isinstance(task.result, NotReceived):
             self._refuse(task.shard, task.result)
             task.notes.append("another copier was faster: the target has a later state")
 
     def _refuse(self, shard: str, relation: NotReceived) -> None:
+        if relation == TOO_LATE:
+            raise _Again(f"a list of erasures of {shard} was replaced meanwhile, or is missing")
         if relation == ANOTHER:
             raise InvalidInput(
                 f"shard {shard} in {self._place} has commits that the shard to be copied does not have: it is another"
-                " shard of that name, or a copy that was written to. Nothing was changed there. Copy into another"
-                f" location, or, if it is not needed, drop it there first (`persist drop {shard}`)"
+                " shard of that name, or a copy that was written to, or keys were erased in both places. Nothing was"
+                " changed there. Copy into another location, or, if it is not needed, drop it there first (`persist"
+                f" drop {shard}`)"
             )
 
     def _derive(self, task: _Task) -> None:

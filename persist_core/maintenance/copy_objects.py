@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.contents.batch import HollowBatch, SourceFrontier
-from persist_core.errors import CorruptArtifact
+from persist_core.contents.erased import ErasedList
+from persist_core.errors import CorruptArtifact, Corruption
 from persist_core.handles.client import PersistClient
 from persist_core.keys import CheckpointLayout, conflict_alerts_prefix, conflicts_prefix, digest_in, list_key
 from persist_core.location.blob import Blob
 from persist_core.sealed import is_sealed, verified_digest
 from persist_core.shard.history import PIN
+from persist_core.shard.receive import ErasedLists
 from persist_core.shard.state import Commit, ShardState
 from persist_core.sources.registry import progress_of
 
@@ -125,6 +127,18 @@ def inventory_of(client: PersistClient, state: ShardState) -> Inventory:
         frozenset(held & listing.pinned),
         frozenset({*(each.checkpoint_id for each in listing.manifests), *listing.unreadable, *listing.unfinished}),
     )
+
+
+def lists_of_erasures(places: Iterable[tuple[PersistClient, ShardState | None]]) -> ErasedLists:
+    """The lists that the states name, by key, if they can be read: only they say which of two is the later one."""
+    found: dict[str, ErasedList] = {}
+    for client, state in places:
+        key = state.erased if state else None
+        data = client.blob.get(key) if key else None
+        if key and data:
+            with suppress(Corruption):
+                found[key] = ErasedList.read(data, key)
+    return found
 
 
 def _named_by(client: PersistClient, state: ShardState, sources: Mapping[str, SourceFrontier]) -> list[str]:

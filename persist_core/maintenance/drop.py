@@ -10,16 +10,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from persist_core.alerts.board import WatchBoard
-from persist_core.errors import InvalidInput, PersistError, RunFailed, ShardNotFound
+from persist_core.errors import Corruption, InvalidInput, PersistError, RunFailed
 from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
+from persist_core.handles.side_by_side import side_by_side
 from persist_core.keys import is_shard_name, owner_of
 from persist_core.maintenance.erase_objects import hidden_shards
 from persist_core.protocol.fork_records import list_forks
 from persist_core.shard import eras as transitions
 from persist_core.shard.history import VIEW, release_hold
 from persist_core.shard.state import ShardState
-from persist_core.sources.shards import Refreshed
 
 MAX_CALLS = 100  # of GC, each of which deletes up to `MAX_KEYS` keys
 
@@ -60,9 +60,8 @@ def drop(client: PersistClient, shard: str, *, is_forced: bool = False) -> bool:
 
     _, before = client.machine.apply(shard, transition)
     _drop_hidden(client, shard)
-    refreshed = Refreshed.of(before.sources)
-    for name in refreshed.uppers if refreshed else ():
-        _release(client, name, f"{VIEW}{shard}")
+    if is_shard_name(shard) and not (before.schema and before.schema.key):  # a view, or dropped by a call that died
+        _release_inputs(client, f"{VIEW}{shard}")
     WatchBoard(client).forget(shard)
     return not before.is_dropped
 
@@ -108,9 +107,13 @@ def _shares(fork: ShardState | None, shard: str) -> bool:
     return fork is not None and any(owner_of(batch.manifest_key) == shard for batch in fork.batches)
 
 
-def _release(client: PersistClient, shard: str, holder: str) -> None:
-    try:
-        if holder in client.state(shard).holds:
-            client.machine.apply(shard, lambda state: release_hold(state, holder))
-    except ShardNotFound:
-        return
+def _release_inputs(client: PersistClient, holder: str) -> None:
+    """Release the holds of a view on all shards: the state of a dropped one names no inputs."""
+
+    def release(shard: str) -> None:
+        with suppress(Corruption):  # of a shard that may be no input at all
+            state = client.machine.fetch(shard)
+            if state is not None and holder in state.holds:
+                client.machine.apply(shard, lambda found: release_hold(found, holder))
+
+    side_by_side(release, client.shards(), threads=client.fetch_threads)

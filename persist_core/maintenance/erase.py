@@ -26,6 +26,7 @@ from persist_core.contents.key_range import Key
 from persist_core.contents.operator_state import OperatorState, StateArtifact
 from persist_core.contents.parts import errs_schema, updates_schema
 from persist_core.errors import InvalidInput, RunFailed
+from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.erased import erased_list
 from persist_core.handles.load import load_manifest
@@ -221,7 +222,7 @@ class _Erasing:
         """
         known = erased_list(self._client, state) if state.erased else ErasedList(new_secret(self._client))
         place = self._place(known)
-        if place is not None and not is_living:
+        if place is not None and not is_living and self._is_covered(state, known.erasures[place]):
             return True
         assert state.upper.time is not None
         upper = state.upper.time
@@ -245,6 +246,12 @@ class _Erasing:
             merged = tuple(key.later(before.get(key.digest)) for key in keys)
             erasure = replace(known.erasures[place], keys=merged, upper=upper)
         return store(self._client, state, known.changed(erasure, place), refuses=True)
+
+    def _is_covered(self, state: ShardState, erasure: Erasure) -> bool:
+        """True if nothing of the keys has come since. What came and was deleted may come again, so it is erased too."""
+        if erasure.ended_ms is None and state.upper <= Frontier(erasure.upper + 1):  # killed, perhaps after its commit
+            return True
+        return not self.rewritten(state, self.rewriting(state, is_dry_run=True), None)
 
     def _one_by_one(self) -> list[tuple[Key, Sought]]:
         return [(key, Sought.of([key], self.schema.key)) for key in self._keys]

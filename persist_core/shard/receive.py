@@ -6,6 +6,7 @@
     target  A: 1 2 3       ──receive──> A: 1..5    an older copy
             A: 1 2 3, B: 4 ──────────> `Another`   something was appended here: never replaced
             A: 1..6        ──────────> `Ahead`     a later copy: left as it is
+            A: 1..5, erased ─────────> `Ahead`     too: keys were erased here since, by no commit
 
 What a copy takes from its own place: versions and eras, so that neither counts back, and the leases of its readers.
 
@@ -23,9 +24,12 @@ What a copy takes from its own place: versions and eras, so that neither counts 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from persist_core.contents.batch import BatchManifest, HollowBatch
+from persist_core.contents.erased import ErasedList
 from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import InvalidInput
 from persist_core.frontier import Frontier
@@ -50,18 +54,22 @@ class NotReceived:
 
 
 AHEAD, ANOTHER, TOO_LATE = NotReceived("ahead"), NotReceived("another"), NotReceived("too_late")
+ErasedLists = Mapping[str, ErasedList]
+"""Lists of erasures by their keys."""
+NO_LISTS: ErasedLists = MappingProxyType({})
 
 
 def receive(
-    state: ShardState, source: ShardState, *, era: int, moving_to: str | None = None
+    state: ShardState, source: ShardState, *, era: int, erased: ErasedLists = NO_LISTS, moving_to: str | None = None
 ) -> tuple[ShardState, Received | NotReceived]:
     """Make the shard a copy of `source`, a state of the same shard in another location; all objects are here already.
 
-    `era`: this shard's before the copier looked up which objects are here; -1 if the shard did not exist.
+    `era`: this shard's before the copier looked up which objects are here; -1 if the shard did not exist. `erased`: the
+    lists of erasures that the copier has found in both places.
     `moving_to`: this place, if the shard is to move here. Until it has, no commit is accepted here, because the source
     may still have one that comes before it.
     """
-    if (relation := relation_of(state, source)) is not None:
+    if (relation := relation_of(state, source, erased)) is not None:
         return state, relation
     if state.seqno >= 0 and era < state.oldest_era:
         return state, TOO_LATE
@@ -85,12 +93,26 @@ def receive(
     return after, Received(is_new=True)
 
 
-def relation_of(state: ShardState, source: ShardState) -> NotReceived | None:
+def relation_of(state: ShardState, source: ShardState, erased: ErasedLists = NO_LISTS) -> NotReceived | None:
     """Why the shard is not to become a copy of `source`; `None` if it is an older copy of it, or empty."""
     ours, theirs = _epoch(state), _epoch(source)
+    is_level = (state.origin.branches, ours) == (source.origin.branches, theirs)
+    if is_level and state.erased not in (None, source.erased):
+        return _relation_of_erasures(erased, state.erased, source.erased)
     if state.origin.is_before(ours, source.origin, theirs):
         return None
     return AHEAD if source.origin.is_before(theirs, state.origin, ours) else ANOTHER
+
+
+def _relation_of_erasures(erased: ErasedLists, ours: str, theirs: str | None) -> NotReceived | None:
+    """As `relation_of`, for states with the same commits: an erasure may have made none."""
+    if theirs is None:
+        return AHEAD
+    if not {ours, theirs} <= erased.keys():  # an erasure has come in between
+        return TOO_LATE
+    if erased[theirs].goes_on_from(erased[ours]):
+        return None
+    return AHEAD if erased[ours].goes_on_from(erased[theirs]) else ANOTHER
 
 
 def is_received(before: ShardState, after: ShardState) -> bool:

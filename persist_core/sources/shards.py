@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,13 +58,15 @@ class FrozenShards(Sealed):
 class Refreshed:
     """Progress of a view as stored in its shard's state: the newest refresh's time and frozen input.
 
-    `lives`: each input's (`Origin.life`); another shard of the same name is another input.
+    `lives`: each input's (`Origin.life`); another shard of the same name is another input. `given_up`: inputs of
+    earlier refreshes that were still held when this one was minted; the checkpoint task releases them.
     """
 
     as_of: int
     input_key: str
     uppers: Mapping[str, int | None]
     lives: Mapping[str, str | None]
+    given_up: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, sources: Mapping[str, SourceFrontier]) -> Refreshed | None:
@@ -74,14 +76,17 @@ class Refreshed:
             return None
         offsets: Mapping[str, Any] = source.offsets
         try:
-            return cls(*(offsets[name] for name in ("as_of", "input", "uppers", "lives")))
+            fields = ("as_of", "input", "uppers", "lives", "given_up")
+            as_of, key, uppers, lives, given_up = (offsets[name] for name in fields)
+            return cls(as_of, key, uppers, lives, tuple(given_up))
         except (KeyError, TypeError) as error:
             raise InvariantViolation(f"the progress of a view is malformed: {error!r}; run `persist fsck`") from error
 
     def to_source(self) -> SourceFrontier:
         """The inverse of `of`."""
         by_input = {"uppers": dict(sorted(self.uppers.items())), "lives": dict(sorted(self.lives.items()))}
-        return SourceFrontier(SHARDS, {"as_of": self.as_of, "input": self.input_key, **by_input})
+        known = {"as_of": self.as_of, "input": self.input_key, "given_up": list(self.given_up)}
+        return SourceFrontier(SHARDS, {**known, **by_input})
 
 
 class ShardProgress:
@@ -162,12 +167,13 @@ class ShardSource:
         as_of = MAX_TIME if upper.time is None else upper.time - 1
         frozen = self._frozen(inputs, as_of)
         lives = {name: each.origin.life for name, each in inputs.items()}
+        given_up = tuple(self._still_held({*last.uppers, *last.given_up} if last else ()))
         sources = dict(state.sources)
         if last is not None and self._is_unchanged(state, last, inputs, as_of):
-            sources[SHARDS] = Refreshed(as_of, last.input_key, frozen.uppers, lives).to_source()
+            sources[SHARDS] = Refreshed(as_of, last.input_key, frozen.uppers, lives, given_up).to_source()
             return Intake(upper.time, sources, notices=(*notices, "no input has changed: nothing to read"))
         key = stage_frozen(self._client.blob, self._config.name, frozen, era=state.era)
-        sources[SHARDS] = Refreshed(as_of, key, frozen.uppers, lives).to_source()
+        sources[SHARDS] = Refreshed(as_of, key, frozen.uppers, lives, given_up).to_source()
         size_bytes = sum(batch.size_bytes for each in inputs.values() for batch in each.batches)
         return Intake(upper.time, sources, key, len(inputs), size_bytes, tuple(notices))
 
@@ -206,12 +212,12 @@ class ShardSource:
     def settle(self, state: ShardState) -> None:
         """Move the holds that block an input's history up to the newest refresh (see the module, 2 and 3).
 
-        Releases the hold on an input that only the previous refresh has read.
+        Releases the holds on inputs that only earlier refreshes have read.
         """
         last = Refreshed.of(state.sources)
         if last is None:
             return
-        for name in self._given_up(state):
+        for name in self._still_held(last.given_up):
             self._hold(name).release()
         for name in self._config.inputs:
             try:
@@ -271,11 +277,10 @@ class ShardSource:
             for batch in each.batches
         )
 
-    def _given_up(self, state: ShardState) -> list[str]:
-        before = Refreshed.of(self._client.manifest(state.commits[-2]).sources) if state.commits[1:] else None
-        names = [] if before is None else sorted(set(before.uppers) - set(self._config.inputs))
-        holder = f"{VIEW}{self._config.name}"
-        return [name for name in names if holder in self._client.state(name).holds]
+    def _still_held(self, names: Iterable[str]) -> list[str]:
+        """The shards that the view holds and no longer reads: a run may die before its checkpoint task."""
+        states = map(self._client.machine.fetch, sorted(set(names) - set(self._config.inputs)))
+        return [each.shard for each in states if each is not None and f"{VIEW}{self._config.name}" in each.holds]
 
     def _held(self, name: str) -> ShardState:
         self._hold(name)

@@ -29,9 +29,10 @@ from persist_core.shard.state import ShardState
 from persist_core.sources.registry import source_of
 
 _Found = TypeVar("_Found")
+_Position = tuple[str | None, int]  # a life (`shard.origin`), within which epochs increase, and an epoch
 POLL_S = 5.0
 COMMIT_POLL_S = 30.0
-SEEN = "persist_seen"  # in the asset's state: era and epoch of the newest commit that was reported
+SEEN = "persist_seen"  # in the asset's state: the shard's life, and the epoch of the newest commit that was seen
 # The DAGs of our factories: their append tasks update the asset.
 OWN_WRITERS = ("persist_upsert__", "persist_group__", "persist_view__")
 MAX_STORAGE_ERRORS = 10  # one after the other; then the task fails, and Airflow's retries take over
@@ -207,7 +208,7 @@ class ShardCommitTrigger(BaseEventTrigger):
         """Look every `poll_s` seconds, for as long as an asset has this watcher."""
         store: Any = getattr(self, "asset_state_store", None)
         stored = None if store is None else await store.aget(SEEN)
-        seen = (int(stored[0]), int(stored[1])) if stored else None
+        seen: _Position | None = (stored[0], int(stored[1])) if stored else None
         async for state in _looks(self._look, self.poll_s):
             if state is not None and _newest(state) != seen:
                 event = None if seen is None else self._event(state, seen)
@@ -221,12 +222,14 @@ class ShardCommitTrigger(BaseEventTrigger):
         with open_client(self.persist_conn_id) as client:
             return client.machine.fetch(self.shard) or ShardState(self.shard)
 
-    def _event(self, state: ShardState, seen: tuple[int, int]) -> TriggerEvent | None:
+    def _event(self, state: ShardState, seen: _Position) -> TriggerEvent | None:
         """The newest of the commits after `seen` that others have made."""
+        life, epoch = seen
         new = [
             commit
             for commit in state.commits
-            if (state.era, commit.epoch) > seen and not commit.writer.startswith(tuple(self.skip_writers))
+            if (state.origin.life != life or commit.epoch > epoch)
+            and not commit.writer.startswith(tuple(self.skip_writers))
         ]
         if not new:
             return None
@@ -240,6 +243,6 @@ class ShardCommitTrigger(BaseEventTrigger):
         )
 
 
-def _newest(state: ShardState) -> tuple[int, int]:
-    """Era and epoch of the newest commit: both only grow, also if the shard is dropped and begun again."""
-    return state.era, state.newest_commit.epoch if state.newest_commit else 0
+def _newest(state: ShardState) -> _Position:
+    """The position of the newest commit. GC and erasures begin eras without a commit, so eras say nothing of it."""
+    return state.origin.life, state.newest_commit.epoch if state.newest_commit else 0

@@ -12,9 +12,13 @@ import pytest
 from persist_airflow.compat import BaseTrigger
 from persist_airflow.hook import PersistHook
 from persist_airflow.triggers import SEEN, ShardCommitTrigger
+from persist_core.checkpoint.publish import publish_missing
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance.drop import create_again, drop
+from persist_core.protocol.restore import RestorePlan, plan_restore, restore
+from persist_core.shard.eras import refuse_earlier
+from persist_core.shard.state import Committed
 from tests.core.world import KEYS as SCHEMA
 from tests.plain_commit import commit
 
@@ -104,7 +108,7 @@ def test_commits_are_reported_once_across_restarts(client: PersistClient) -> Non
     assert asyncio.run(events(trigger(store))) == []
     append(client, "persist_view__x/run")
     assert asyncio.run(events(trigger(store))) == []
-    assert store.kept == {SEEN: [client.state("fruit").era, 6]}
+    assert store.kept == {SEEN: [client.state("fruit").origin.life, 6]}
 
 
 def test_a_commit_is_reported_while_it_runs(client: PersistClient) -> None:
@@ -124,6 +128,33 @@ def test_a_shard_that_was_begun_again_is_reported(client: PersistClient) -> None
     append(client, "cli/new")
     (event,) = asyncio.run(events(trigger(store)))
     assert (event["writer"], event["upper"]) == ("cli/new", 1)
+
+
+def test_an_era_without_a_commit_reports_nothing_again(client: PersistClient) -> None:
+    """GC begins eras, and so do erasures."""
+    store = Store()
+    for number in range(3):
+        append(client, f"cli/{number}")
+    assert asyncio.run(events(trigger(store))) == []
+    for _ in range(2):
+        client.machine.apply("fruit", refuse_earlier)
+        assert asyncio.run(events(trigger(store))) == []
+    append(client, "cli/new")
+    (event,) = asyncio.run(events(trigger(store)))
+    assert (event["writer"], event["commits"]) == ("cli/new", 1)
+
+
+def test_a_restore_is_reported(client: PersistClient) -> None:
+    for number in range(3):
+        append(client, f"cli/{number}")
+    store = Store()
+    assert asyncio.run(events(trigger(store))) == []
+    publish_missing(client, client.state("fruit"))
+    plan = plan_restore(client, "fruit", client.state("fruit").commits[0].checkpoint_id)
+    assert isinstance(plan, RestorePlan)
+    assert isinstance(restore(client, plan, writer="cli/restore"), Committed)
+    (event,) = asyncio.run(events(trigger(store)))
+    assert (event["writer"], event["commits"]) == ("cli/restore", 1)
 
 
 def test_nothing_stays_open_between_looks(client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,13 @@ from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.copy import Copier
+from persist_core.maintenance.copy_objects import lists_of_erasures
 from persist_core.maintenance.drop import drop
+from persist_core.maintenance.erase import erase
+from persist_core.maintenance.erase_objects import verify
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
-from persist_core.shard.receive import TOO_LATE, Received, receive
+from persist_core.shard.receive import AHEAD, TOO_LATE, Received, receive, relation_of
 from persist_core.shard.state import MAX_COMMITS_KEPT
 from tests.core.gc.test_kills import SHARD as FRUIT
 from tests.core.gc.test_kills import make_garbage
@@ -82,6 +85,44 @@ def test_a_backup_continues_elsewhere_after_a_loss() -> None:
     check_equal(new, backup, FRUIT)
     with pytest.raises(InvalidInput):
         copy_all(lost, backup)  # what was lost has another day 2
+
+
+def test_an_older_copy_never_replaces_an_erasure() -> None:
+    """An erasure of a key that is not living makes no commit: only the lists of erasures differ."""
+    source, target, other = Client(), Client(), Client()
+    for upper, diff in ((10, 1), (20, -1)):
+        commit(source, FRUIT, SCHEMA, upper, [((number, "Ann"), upper - 1, diff) for number in (1, 2)])
+    copy_all(source, target)
+    copy_all(source, other)
+    for number in (1, 2):
+        erase(source, FRUIT, [(number,)], by="me", reason="asked")
+        erased = source.state(FRUIT)
+        assert copy_all(target, source)[FRUIT].notes == ("the target has a later state already",)
+        assert source.state(FRUIT) == erased
+        assert verify(source, FRUIT, [(number,)]) == ()
+        assert copy_all(source, target)[FRUIT].is_new
+        check_equal(source, target, FRUIT)
+    erase(other, FRUIT, [(2,)], by="me", reason="asked")
+    with pytest.raises(InvalidInput, match="keys were erased in both places"):
+        copy_all(source, other)
+    commit(source, FRUIT, SCHEMA, 30)
+    assert copy_all(source, target)[FRUIT].is_new
+
+
+def test_lists_of_erasures_are_compared_or_read_again() -> None:
+    """The transition refuses a list that the copier has not read: it was replaced meanwhile."""
+    source, target = Client(), Client()
+    for upper, diff in ((10, 1), (20, -1)):
+        commit(source, FRUIT, SCHEMA, upper, [((number, "Ann"), upper - 1, diff) for number in (1, 2)])
+    copy_all(source, target)
+    erase(source, FRUIT, [(1,)], by="me", reason="asked")
+    copy_all(source, target)
+    erase(source, FRUIT, [(2,)], by="me", reason="asked")
+    state, before = source.state(FRUIT), target.state(FRUIT)
+    assert receive(before, state, era=before.era) == (before, TOO_LATE)
+    lists = lists_of_erasures([(source, state), (target, before)])
+    assert receive(before, state, era=before.era, erased=lists)[1] == Received(is_new=True)
+    assert relation_of(state, before, lists) == AHEAD
 
 
 def test_a_move_refuses_appends_and_can_go_back() -> None:

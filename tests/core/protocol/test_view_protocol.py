@@ -27,6 +27,7 @@ from persist_core.shard.state import Committed
 from persist_core.sources.frozen import load_frozen
 from persist_core.sources.shards import FrozenShards, Refreshed, ShardSource, check_closable
 from persist_core.time_text import MAX_TIME
+from tests.dying_store import Crash
 from tests.virtual import ManualClock, SeededIds
 
 SCHEMA = CollectionSchema(key=(), values=(Column("n", "bigint"),))
@@ -210,6 +211,51 @@ def test_an_input_that_is_read_no_more_is_let_go(world: World) -> None:
     world.append("a", 30, 4)
     world.refresh(query="SELECT * FROM a", inputs=["a"])
     assert (world.held("a"), world.held("b")) == ({"view/v": 0}, {})
+
+
+def test_an_input_is_let_go_after_runs_that_died(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs in a row end before their checkpoint tasks, and one of the inputs is dropped then."""
+    world.append("c", 7, 3)
+    world.refresh(inputs=["a", "b", "c"])
+    with monkeypatch.context() as patch:
+        patch.setattr(stages, "checkpoint", lambda *_: None)
+        for upper in (20, 30):
+            world.append("a", upper, upper)
+            world.refresh(query="SELECT * FROM a", inputs=["a"])
+    assert (world.held("b"), world.held("c")) == ({"view/v": 0}, {"view/v": 0})
+    drop(world.client, "c", is_forced=True)
+    progress = []
+    for upper in (40, 50):
+        world.append("a", upper, upper)
+        progress.append(Refreshed.of(world.refresh(query="SELECT * FROM a", inputs=["a"]).sources))
+    assert (world.held("a"), world.held("b")) == ({"view/v": 0}, {})
+    assert [each.given_up for each in progress if each] == [("b",), ()]
+    assert fsck(world.client, "v").is_clean
+
+
+def test_dropping_a_view_again_releases_its_inputs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.refresh()
+
+    def killed(*_: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr("persist_core.maintenance.drop._drop_hidden", killed)
+        with pytest.raises(Crash):
+            drop(world.client, "v")
+    assert world.client.state("v").is_dropped
+    assert (world.held("a"), world.held("b")) == ({"view/v": 0}, {"view/v": 0})
+    assert not drop(world.client, "v")
+    assert (world.held("a"), world.held("b")) == ({}, {})
+
+
+def test_dropping_a_view_releases_what_it_only_minted(world: World) -> None:
+    world.append("c", 7, 3)
+    world.mint(inputs=["a", "c"])
+    world.refresh()
+    world.client.open_since("c", "view/other")
+    assert drop(world.client, "v")
+    assert (world.held("a"), world.held("b"), world.held("c")) == ({}, {}, {"view/other": 0})
 
 
 def test_a_lost_frozen_input_does_not_stop_the_next_refresh(world: World) -> None:

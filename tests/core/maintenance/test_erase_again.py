@@ -1,0 +1,76 @@
+"""Second requests to erase a key: it came back since the first one, and was deleted by the source."""
+
+from __future__ import annotations
+
+import pytest
+
+from persist_core.contents.erased import Erasure
+from persist_core.handles.client import PersistClient
+from persist_core.handles.erased import erased_list, last_erased
+from persist_core.maintenance.erase import _Erasing, erase
+from persist_core.maintenance.erase_objects import verify
+from tests.core.maintenance.test_erase import in_memory
+from tests.core.world import SCHEMA
+from tests.dying_store import Crash
+from tests.plain_commit import commit
+from tests.virtual import ManualClock, SeededIds
+
+KEY = (1,)
+ANN = (1, "Ann")
+
+
+@pytest.fixture
+def client() -> PersistClient:
+    clock = ManualClock(1_700_000_000_000)
+    made = PersistClient(in_memory(), clock, SeededIds(1, clock))
+    commit(made, "orders", SCHEMA, 10, [(ANN, 5, 1), ((2, "Bo"), 5, 1)])
+    return made
+
+
+def comes_and_goes(client: PersistClient) -> None:
+    """The shard's upper is 40 then."""
+    commit(client, "orders", SCHEMA, 20, [(ANN, 15, 1)])
+    commit(client, "orders", SCHEMA, 30, [(ANN, 25, -1)])
+    commit(client, "orders", SCHEMA, 40, [((3, "Cy"), 35, 1)])
+
+
+def listed(client: PersistClient) -> tuple[Erasure, ...]:
+    return erased_list(client, client.state("orders")).erasures
+
+
+def test_a_key_that_came_and_went_is_erased_again(client: PersistClient) -> None:
+    erase(client, "orders", [KEY], by="ann", reason="first")
+    comes_and_goes(client)
+    done = erase(client, "orders", [KEY], by="bo", reason="second")
+    assert (done.status, done.rows) == ("erased", 1)
+    assert [(each.by, each.reason, each.upper) for each in listed(client)] == [
+        ("ann", "first", 10),
+        ("bo", "second", 40),
+    ]
+    state = client.state("orders")
+    assert [each.time for each in erased_list(client, state).known().values()] == [40], "records before it are dropped"
+    assert last_erased(client, state) == 40
+    assert verify(client, "orders", [KEY]) == ()
+    for _ in range(2):
+        assert erase(client, "orders", [KEY], by="bo", reason="second").status == "up_to_date"
+        commit(client, "orders", SCHEMA, (client.state("orders").upper.time or 0) + 10)
+    assert len(listed(client)) == 2
+
+
+@pytest.mark.parametrize("comes", [False, True])
+def test_a_killed_request_goes_on(client: PersistClient, monkeypatch: pytest.MonkeyPatch, *, comes: bool) -> None:
+    """It covers what has come since it was killed."""
+
+    def killed(_: _Erasing) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Erasing, "rewrite", killed)
+        with pytest.raises(Crash):
+            erase(client, "orders", [KEY], by="ann", reason="first")
+    if comes:
+        comes_and_goes(client)
+    assert erase(client, "orders", [KEY], by="ann", reason="again").status == "erased"
+    (only,) = listed(client)
+    assert (only.reason, only.rows, only.upper) == (("first", 2, 40) if comes else ("first", 1, 10))
+    assert verify(client, "orders", [KEY]) == ()
