@@ -44,11 +44,7 @@ class CollectionSource:
         The first commit names the progress though it is empty: a restore to its checkpoint needs it.
         """
         consumed = state.sources.get(FILES)
-        newest = state.newest_commit
-        in_time_from = self._config.default_until(lower) if newest is not None and newest.is_change else None
-        freeze = self.files.freeze(
-            consumed, until=until, lower=lower, in_time_from=in_time_from, holds_back=self._holds_back
-        )
+        freeze = self.files.freeze(consumed, until=until, lower=lower, holds_back=self._holds_back)
         if freeze.not_due:  # usual in a backfill, so no notice
             _log.info("%d files are dated at or after the end of this run: left for later runs", freeze.not_due)
         if freeze.requests:

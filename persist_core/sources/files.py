@@ -129,15 +129,13 @@ class FileSource:
         *,
         until: int | None,
         lower: int = 0,
-        in_time_from: int | None = None,
         holds_back: HoldBack = lambda *_: False,
     ) -> Freeze:
         """All files that are not in `consumed`, dated before `until` (ms; `None`: all), within the collection's limits.
 
-        `lower` is the shard's upper: files dated before it belong to one time. They are late, but not from
-        `in_time_from` on: a commit that is a change has moved the upper past them. Reads names and
-        file metadata, not contents; the same tree gives the same result. Raises `Determinate` if a folder can't be
-        listed, `CorruptArtifact` if the ledger is damaged.
+        `lower` is the shard's upper: files dated before it belong to one time. Reads names and file metadata, not
+        contents; the same tree gives the same result. Raises `Determinate` if a folder can't be listed,
+        `CorruptArtifact` if the ledger is damaged.
         """
         place, known = self._known(consumed)
         base = place.base
@@ -158,8 +156,6 @@ class FileSource:
             ):
                 not_due += 1
             else:
-                if in_time_from is not None and file.date_ms is not None and in_time_from <= file.date_ms < lower:
-                    file = replace(file, date_ms=lower)
                 pending.append(_input_file(file, relative, base, is_corrected=facts is not None))
         pending.sort(key=lambda file: file.order)
         taken, left = self._within_limits(pending, until, lower)

@@ -1,0 +1,15 @@
+"""The changes at the end of a shard's history: commits that have moved its upper and took in no input."""
+
+from __future__ import annotations
+
+from persist_core.handles.client import PersistClient
+from persist_core.shard.state import ShardState
+
+
+def in_time_from(client: PersistClient, state: ShardState) -> int | None:
+    """The end of the newest commit that took in input, if changes have moved the upper since; else `None`.
+
+    Input dated between the two could not be taken in before, so it is not late. Raises `CorruptArtifact`.
+    """
+    newest = state.newest_commit
+    return client.manifest(newest).in_time_from if newest is not None and newest.is_change else None
