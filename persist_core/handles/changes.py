@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from persist_core.handles.client import PersistClient
 from persist_core.shard.state import ShardState
 
@@ -13,3 +15,14 @@ def in_time_from(client: PersistClient, state: ShardState) -> int | None:
     """
     newest = state.newest_commit
     return client.manifest(newest).in_time_from if newest is not None and newest.is_change else None
+
+
+def listed_to(client: PersistClient, state: ShardState) -> int | None:
+    """Up to which time the input was listed for the shard's progress; `None`: up to its upper.
+
+    0 if a change has put the progress back: input of any date may be unread again. Also if there may have been one.
+    """
+    changes = list(takewhile(lambda commit: commit.is_change, reversed(state.commits)))
+    if changes and (len(changes) == len(state.commits) or any(each.restored_from for each in changes)):
+        return 0
+    return in_time_from(client, state)

@@ -1,0 +1,63 @@
+"""Listings on S3 that leave out old dates, after changes: no file is passed over, or read after newer ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from persist_core.protocol.fork import fork
+from tests.core.maintenance.test_reprocess import corrected
+from tests.core.protocol.restored_shard import SHARD
+from tests.core.protocol.shard_on_s3 import CollectionOnS3, day, file_of, ok, reads_objects
+from tests.core.protocol.test_in_time import change
+
+HOUR_MS = 3_600_000
+
+
+def on_s3(folder: Path, monkeypatch: pytest.MonkeyPatch, **limits: int) -> CollectionOnS3:
+    return reads_objects(monkeypatch, CollectionOnS3(folder, **limits))
+
+
+def run_daily(shard: CollectionOnS3, days: int) -> list[str]:
+    """A file and a run each day, and a run an hour later; the checkpoints of the days. Key 1 is in each file."""
+    ids = []
+    for number in range(1, days + 1):
+        shard.drop(file_of(number), [ok(1, f"v{number}", number), ok(100 + number, "", number)])
+        ids.append(shard.run(day(number + 1)))
+    shard.run(day(days + 1) + HOUR_MS)
+    return ids
+
+
+@pytest.mark.parametrize("then", ["run", "change", "fork"])
+def test_the_run_after_a_restore_lists_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str) -> None:
+    """The files of the last week alone would be read first, and older ones after them."""
+    shard = on_s3(tmp_path, monkeypatch)
+    ids = run_daily(shard, 14)
+    again = shard.go_back(ids[1]).commit.checkpoint_id
+    if then == "change":
+        change(shard)
+    elif then == "fork":
+        fork(shard.client, SHARD, again, "twin", writer="test")
+        shard = shard.beside("twin")
+    assert shard.files_of(shard.mint(day(15) + 2 * HOUR_MS)) == [file_of(number) for number in range(3, 15)]
+    for until in (day(15) + 2 * HOUR_MS, day(16), day(17)):
+        shard.run(until)
+    assert (shard.names()[1], len(shard.names())) == ("v14", 15)
+    shard.check()
+
+
+def test_a_correction_each_day_lets_a_late_file_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change moves the upper past midnight. Still the run after it is the first one of that day."""
+    shard = on_s3(tmp_path, monkeypatch)
+    for number in range(1, 15):
+        shard.drop(file_of(number), [ok(100 + number, "", number)])
+        shard.run(day(number + 1))
+        if number == 12:
+            shard.drop("2023-01-02b.txt", [ok(1, "late", 2)])
+        if number >= 11:
+            shard.drop(file_of(number), [ok(100 + number, "right", number)])
+            assert corrected(shard, day(number)).commit is not None
+            change(shard)
+    assert shard.names()[1] == "late"
+    shard.check()
