@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from persist_core.errors import RunFailed
 from persist_core.protocol.fork import fork
+from tests.core.maintenance.rebuilt_shard import rebuilt
 from tests.core.maintenance.test_reprocess import corrected
 from tests.core.protocol.restored_shard import SHARD
 from tests.core.protocol.shard_on_s3 import CollectionOnS3, day, file_of, ok, reads_objects
@@ -61,3 +63,42 @@ def test_a_correction_each_day_lets_a_late_file_be_found(tmp_path: Path, monkeyp
             change(shard)
     assert shard.names()[1] == "late"
     shard.check()
+
+
+def load_backlog(shard: CollectionOnS3) -> None:
+    """Hourly runs take a backlog of 12 days in three turns of one day, 4 files each."""
+    for number in range(1, 13):
+        shard.drop(file_of(number), [ok(1, f"v{number}", number), ok(100 + number, "", number)])
+    for hour in (1, 2, 3, 4):
+        shard.run(day(25) + hour * HOUR_MS)
+    assert len(shard.names()) == 13
+
+
+@pytest.mark.parametrize("how", ["reprocess", "rebuild"])
+def test_a_replay_lists_all_in_each_of_its_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    shard = on_s3(tmp_path, monkeypatch, max_files=4)
+    load_backlog(shard)
+    shard.drop(file_of(2), [ok(1, "v2", 2), ok(102, "corrected", 2)])
+    if how == "reprocess":
+        found = corrected(shard, 0)
+        assert (found.replaced, found.gone) == ((file_of(2),), ())
+    else:
+        assert rebuilt(shard).gone == ()
+    names = shard.names()
+    assert (names[1], names[102], len(names)) == ("v12", "corrected", 13)
+    assert shard.files_of(shard.mint(day(25) + 5 * HOUR_MS)) == []
+
+
+def test_a_replay_that_lacks_files_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are deleted while it is at work are not taken back unasked."""
+    shard = on_s3(tmp_path, monkeypatch)
+    run_daily(shard, 3)
+    shard.drop(file_of(2), [ok(102, "corrected", 2)])
+
+    def take_out(line: str) -> None:
+        if line.startswith("replayed") and f"feed/{file_of(3)}" in shard.objects.facts:
+            shard.take_out(file_of(3))
+
+    with pytest.raises(RunFailed, match=r"has not found 1 files that were there when it began: 2023-01-03\.txt"):
+        corrected(shard, day(2), say=take_out)
+    assert (shard.names()[1], len(shard.names())) == ("v3", 4)
