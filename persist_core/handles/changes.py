@@ -11,9 +11,13 @@ from persist_core.shard.state import ShardState
 def in_time_from(client: PersistClient, state: ShardState) -> int | None:
     """The end of the newest commit that took in input, if changes have moved the upper since; else `None`.
 
-    Input dated between the two could not be taken in before, so it is not late. Raises `CorruptArtifact`.
+    Input dated between the two could not be taken in before, so it is not late. A hidden shard comes up to an upper of
+    its shard, and leaves to the next run what that has left: so the shard's changes count. Raises `CorruptArtifact`.
     """
-    newest = state.newest_commit
+    shard, newest = state.shard.partition("~")[0], state.newest_commit
+    if newest is not None and not newest.is_change and shard != state.shard:
+        commits = (client.machine.fetch(shard) or state).commits
+        newest = next((commit for commit in commits if commit.upper == newest.upper), newest)
     return client.manifest(newest).in_time_from if newest is not None and newest.is_change else None
 
 

@@ -33,7 +33,7 @@ class Objects:
         names = sorted(name for name in self.facts if name.startswith(prefix) and name > after)
         yield [self.facts[name] for name in names if through is None or name <= through]
 
-    def looked_at(self, name: str, version_id: str = "") -> ObjectFacts | None:  # noqa: ARG002 - there are none
+    def looked_at(self, name: str, version_id: str = "") -> ObjectFacts | None:  # noqa: ARG002 - it has no versions
         return self.facts.get(name)
 
 

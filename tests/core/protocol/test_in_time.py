@@ -9,7 +9,7 @@ from persist_core.protocol.describe import describe_change
 from persist_core.protocol.fork import fork
 from persist_core.shard.state import Committed
 from tests.core.maintenance.rebuilt_shard import made, ok, rebuilt
-from tests.core.maintenance.test_reprocess import corrected, replace_file
+from tests.core.maintenance.test_reprocess import HIDDEN, corrected, replace_file
 from tests.core.protocol.restored_shard import SHARD, Collection
 
 A = ("eu", 1)
@@ -48,6 +48,20 @@ def test_input_is_in_time_from_the_last_run_on(tmp_path: Path) -> None:
         fork(shard.client, SHARD, checkpoint_id, name, writer="test")
         assert bounds(shard.beside(name)) == expected
     shard.check()
+
+
+def test_a_replay_that_goes_on_is_in_time_as_the_shard_is(tmp_path: Path) -> None:
+    """A dry run has brought it up to the upper that a change has moved; what the run after that took comes next."""
+    shard = Collection(tmp_path)
+    shard.drop("1.txt", [ok(A, "a")])
+    shard.run(10)
+    change(shard)
+    replace_file(shard, "1.txt", (ok(A, "b"),))
+    corrected(shard, 0, is_dry_run=True)
+    hidden = shard.beside(HIDDEN)
+    assert bounds(hidden) == (10, 11)
+    change(hidden)
+    assert bounds(hidden) == (10, 12)
 
 
 def test_a_swap_takes_in_nothing_either(tmp_path: Path) -> None:
