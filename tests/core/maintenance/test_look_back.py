@@ -17,8 +17,8 @@ from tests.core.protocol.test_in_time import change
 HOUR_MS = 3_600_000
 
 
-def on_s3(folder: Path, monkeypatch: pytest.MonkeyPatch, **limits: int) -> CollectionOnS3:
-    return reads_objects(monkeypatch, CollectionOnS3(folder, **limits))
+def on_s3(folder: Path, monkeypatch: pytest.MonkeyPatch, max_files: int = 1000) -> CollectionOnS3:
+    return reads_objects(monkeypatch, CollectionOnS3(folder, max_files=max_files))
 
 
 def run_daily(shard: CollectionOnS3, days: int) -> list[str]:

@@ -38,7 +38,7 @@ class Objects:
 
 
 class CollectionOnS3(Collection):
-    """In log order. `limits` as in its file."""
+    """In log order. `max_files`: in one run."""
 
     def __init__(
         self,
@@ -47,12 +47,17 @@ class CollectionOnS3(Collection):
         shard: str = SHARD,
         *,
         objects: Objects | None = None,
-        **limits: int,
+        max_files: int = 1000,
     ) -> None:
         super().__init__(folder, location, shard)
         self.objects = objects or Objects()
         source = {"path": "s3://bucket/feed/{date:%Y-%m-%d}*.txt", "format": "json"}
-        body = {**self.config.model_dump(mode="json"), "order": "log", "source": source, "limits": limits}
+        body = {
+            **self.config.model_dump(mode="json"),
+            "order": "log",
+            "source": source,
+            "limits": {"max_files": max_files},
+        }
         self.config = CollectionConfig.model_validate({name: body[name] for name in body if name != "base_dir"})
 
     def beside(self, shard: str) -> CollectionOnS3:
