@@ -3,8 +3,8 @@
 Readers accept missing optional fields. When they write a manifest again, they keep fields that they do not know, at
 every level. They accept a manifest without a digest, as other writers produce it. This project adds the digest
 and kind of `sealed`, `shard` (the version that the checkpoint pins), each operator's `is_delta` (its state builds
-on the parent's, even if it adds no artifact) and `restored_from` (the checkpoint that a restore went back to, whose
-watermark it has).
+on the parent's, even if it adds no artifact), `restored_from` (the checkpoint that a restore went back to, whose
+watermark it has) and `in_time_from` (as in the manifest of its batch).
 """
 
 from __future__ import annotations
@@ -114,6 +114,7 @@ class CheckpointManifest(_Entry):
     total_size_bytes: int = 0
     shard: ShardPin | None = None
     restored_from: str | None = None
+    in_time_from: int | None = None
 
     def __post_init__(self) -> None:
         check_checkpoint_id(self.checkpoint_id)

@@ -105,6 +105,7 @@ def manifest_of(manifest: BatchManifest, commit: Commit, life: str | None) -> Ch
         total_size_bytes=sum(operator.total_bytes for operator in operators.values()),
         shard=ShardPin(manifest.shard, commit.seqno, commit.since, commit.upper, life),
         restored_from=commit.restored_from,
+        in_time_from=manifest.in_time_from,
     )
 
 

@@ -113,6 +113,8 @@ class BatchDescription:
     says who minted it (`dag_id/run_id` or `cli/...`), for people. `saves_deltas`: operators that have a chain add to
     it; without it they save their state in full. `era`: the shard's when it was minted; `None` for a writer that names
     nothing that was staged before its batch. `is_change`: it takes in no input, and changes what was there before.
+    `in_time_from` (`None`: `lower`): changes have moved the upper from there to `lower`, so input of these times is not
+    late.
     """
 
     shard: str
@@ -133,6 +135,7 @@ class BatchDescription:
     stash_rows: int | None = None
     era: int | None = None
     is_change: bool = False
+    in_time_from: int | None = None
 
     def __post_init__(self) -> None:
         check_key_name(self.shard)
@@ -220,6 +223,7 @@ class BatchManifest:
     `err_groups`: the most frequent errs that it inserts. `restored` is set if the batch goes back to a checkpoint:
     `sources` and `operators` then replace all before. `run` is set if it was merged: no commit then, no operator state,
     and its other facts are its newest input's. What it names was staged in era `era` or later, or was named by then.
+    `in_time_from`: of a change, the end of the newest commit before it that took in input.
     """
 
     shard: str
@@ -245,6 +249,7 @@ class BatchManifest:
     changed_at: int | None = None  # of a batch from which keys were erased, as of a run
     era: int = 0
     is_change: bool = False
+    in_time_from: int | None = None
 
     @property
     def last_time(self) -> int:

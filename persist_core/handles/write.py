@@ -195,6 +195,7 @@ def manifest_for(
         read_operators=description.read_operators,
         era=description.era or 0,
         is_change=description.is_change,
+        in_time_from=description.in_time_from if description.is_change else None,
     )
 
 

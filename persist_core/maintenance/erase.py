@@ -272,7 +272,7 @@ class _Erasing:
         attempt = rewriting.attempt
         operators = {name: self._operator(rewriting, name, chain) for name, chain in chains.items()}
         token = restore_token("erase", self._shard, state.upper.time, attempt)
-        description = describe_change(state, token, writer="erase", operators=chains)
+        description = describe_change(self._client, state, token, writer="erase", operators=chains)
         key = self._client.open_writer(self._shard).stage(
             description,
             self.schema,

@@ -121,7 +121,7 @@ def _described(client: PersistClient, config: CollectionConfig, state: ShardStat
     chains = recover_newest(client, state).operators
     check_nothing_is_due(client, state, chains.get(STASH_OPERATOR, ()))
     token = restore_token("fill", shard, upper, config.model_dump_json(), state.origin.life)
-    described = describe_change(state, token, writer=writer, operators=chains)
+    described = describe_change(client, state, token, writer=writer, operators=chains)
     size_bytes = sum(batch.size_bytes for batch in state.batches)
     return replace(described, saves_deltas=bool(chains), input_bytes=size_bytes)
 

@@ -273,6 +273,11 @@ def _reported(
     _check_end(new, request)
     replaced = sorted(name for name in ours.keys() & theirs.keys() if ours[name][:2] != theirs[name][:2])
     gone = sorted(ours.keys() - theirs.keys())
+    if gone and not request.takes_back_gone:  # they were there before the replay
+        raise RunFailed(
+            f"the replay of {config.name} has not found {len(gone)} files that were there when it began:"
+            f" {show_names(gone)}. Nothing was changed. Try again"
+        )
     return Reprocessed(
         config.name,
         start,

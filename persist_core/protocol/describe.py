@@ -10,6 +10,7 @@ from persist_core.checkpoint.recovery import RecoveredState
 from persist_core.config.shard import ShardConfig
 from persist_core.contents.batch import BatchDescription, SourceFrontier
 from persist_core.contents.operator_state import StateArtifact
+from persist_core.handles.changes import in_time_from
 from persist_core.handles.client import PersistClient
 from persist_core.ids import uuid7_of
 from persist_core.shard.state import ShardState
@@ -34,6 +35,7 @@ def dry_run_description(client: PersistClient, config: ShardConfig, as_of: int) 
 
 
 def describe_change(
+    client: PersistClient,
     state: ShardState,
     token: str,
     *,
@@ -44,7 +46,7 @@ def describe_change(
 ) -> BatchDescription:
     """Describe a change that takes in no input, from the state's upper to `upper`, by default one millisecond later.
     `sources`: the progress after it, by default the state's."""
-    lower, parent = state.upper.time, state.newest_commit
+    lower, parent, begun = state.upper.time, state.newest_commit, in_time_from(client, state)
     assert lower is not None
     return BatchDescription(
         shard=state.shard,
@@ -59,6 +61,7 @@ def describe_change(
         operators=operators or {},
         era=state.era,
         is_change=True,
+        in_time_from=lower if begun is None else begun,
     )
 
 
@@ -95,6 +98,7 @@ def describe(
         stash_frontier=stash_frontier(client, state) if operators else None,
         stash_rows=recovered.stash_rows,
         era=state.era,
+        in_time_from=in_time_from(client, state),
     )
 
 

@@ -145,6 +145,7 @@ def _manifest(
         sources=point.sources,
         era=era,
         is_change=True,
+        in_time_from=point.in_time_from,
     )
     rows = restore_token(*(batch.manifest_key for batch in point.batches))
     return manifest_for(description, schema_of(state), (), BatchCounts(), rows=rows)

@@ -146,10 +146,15 @@ def _inputs_ends(state: ShardState, restored: Mapping[int, Restored]) -> dict[in
 
 
 def replay_config(config: CollectionConfig, hidden: str | None = None) -> CollectionConfig:
-    """The collection as a hidden shard reads it (default: its replay): nothing is given up, and no commit is split."""
+    """The collection as a hidden shard reads it (default: its replay): nothing is given up, and no commit is split.
+
+    Each listing is whole: files of any date may be left for later turns.
+    """
     update: dict[str, object] = {"name": hidden or hidden_shard(config.name, PURPOSE), "history": "all"}
     if config.time.source != "path":
         update["limits"] = config.limits.model_copy(update={"max_files": NO_LIMIT, "max_bytes": None})
+    if config.source.is_on_s3:
+        update["source"] = config.source.model_copy(update={"look_back": "all"})
     return config.model_copy(update=update)
 
 

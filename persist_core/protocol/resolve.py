@@ -100,7 +100,7 @@ def resolve(client: PersistClient, plan: ResolvePlan, *, writer: str) -> Committ
     chains = recover_newest(client, state).operators
     check_nothing_is_due(client, state, chains.get(STASH_OPERATOR, ()))
     token = restore_token("resolve", state.shard, state.upper.time, sorted(map(repr, plan.records)))
-    description = describe_change(state, token, writer=writer, operators=chains)
+    description = describe_change(client, state, token, writer=writer, operators=chains)
     unchanged = {name: OperatorState(is_delta=True, artifacts=()) for name in chains}
     attempt = client.ids.uuid7()
     key = client.open_writer(state.shard).stage(description, state.schema, attempt, errs=plan.errs, operators=unchanged)

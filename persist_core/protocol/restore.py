@@ -156,7 +156,7 @@ def append_replacing(
     with suppress(Corruption, InvalidInput):  # these checkpoints make it possible to undo this
         publish_missing(client, state)
     attempt = client.ids.uuid7()
-    description = describe_change(began, token, writer=writer, upper=upper, sources=sources)
+    description = describe_change(client, began, token, writer=writer, upper=upper, sources=sources)
     key = client.open_writer(shard).stage(
         description,
         schema,

@@ -50,6 +50,12 @@ class RestorePoint:
         """The shard's upper then."""
         return self.batches[-1].upper if self.batches else FIRST_UPPER
 
+    @property
+    def in_time_from(self) -> int | None:
+        """The end of the newest commit then that took in input."""
+        found = self.checkpoint.in_time_from
+        return self.upper if found is None else found
+
 
 def check_not_erased(client: PersistClient, state: ShardState, point: RestorePoint) -> None:
     """Raise `InvalidInput` if a key was erased since, and its records would count again when they are read again.
@@ -69,7 +75,9 @@ def check_not_erased(client: PersistClient, state: ShardState, point: RestorePoi
 
 def beginning_of(shard: str) -> RestorePoint:
     """The point before anything was consumed. It needs no checkpoint, so that always exists."""
-    empty = CheckpointManifest(uuid7_of(0, f"beginning {shard}"), epoch=1, timestamp_ms=0, watermark=FIRST_UPPER)
+    empty = CheckpointManifest(
+        uuid7_of(0, f"beginning {shard}"), epoch=1, timestamp_ms=0, watermark=FIRST_UPPER, in_time_from=0
+    )
     return RestorePoint(empty, (), {}, {})
 
 

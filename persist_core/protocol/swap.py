@@ -18,6 +18,7 @@ from persist_core.checkpoint.publish import publish_missing
 from persist_core.contents.batch import BatchCounts, BatchDescription
 from persist_core.contents.derived import Restored
 from persist_core.errors import InvalidInput
+from persist_core.handles.changes import in_time_from
 from persist_core.handles.client import PersistClient
 from persist_core.handles.overtaken import named_if_dropped
 from persist_core.handles.read import schema_of
@@ -77,7 +78,7 @@ def _swapped(
     assert old is not None
     assert new is not None
     assert lower is not None
-    point = point_of(client, theirs, new.checkpoint_id)
+    point, begun = point_of(client, theirs, new.checkpoint_id), in_time_from(client, ours)
     if point.upper != lower or theirs.since > ours.since:
         raise InvalidInput(
             f"{theirs.shard} can be read in {show_interval(theirs.since.time or 0, point.upper)}; expected all of"
@@ -97,6 +98,7 @@ def _swapped(
         sources=point.sources,
         era=ours.era,
         is_change=True,
+        in_time_from=lower if begun is None else begun,
     )
     manifest = replace(
         manifest_for(description, schema_of(theirs), (), BatchCounts(), rows=token),
@@ -105,9 +107,9 @@ def _swapped(
     )
     share(client, theirs, point, ours.shard)
     key = stage_manifest(client.blob, manifest, attempt)
-    begun = Swap(lower, now_ms, kept_name(ours), None if keep_ms is None else now_ms + keep_ms)
+    swapped = Swap(lower, now_ms, kept_name(ours), None if keep_ms is None else now_ms + keep_ms)
     _, result = client.machine.apply(
         ours.shard,
-        lambda state: swap_in(state, manifest, key, batches=point.batches, schemas=theirs.schemas, swap=begun),
+        lambda state: swap_in(state, manifest, key, batches=point.batches, schemas=theirs.schemas, swap=swapped),
     )
     return result

@@ -6,6 +6,7 @@ import logging
 from functools import cached_property
 
 from persist_core.config.collection import FILES, CollectionConfig
+from persist_core.handles.changes import listed_to
 from persist_core.handles.client import PersistClient
 from persist_core.schema import CollectionSchema
 from persist_core.shard.state import ShardState
@@ -26,6 +27,7 @@ class CollectionSource:
     ) -> None:
         """`holds_back`: files that `freeze` leaves for later."""
         self._config = config
+        self._client = client
         self._location = client.location
         self._blob = client.blob
         self._holds_back = holds_back
@@ -44,11 +46,8 @@ class CollectionSource:
         The first commit names the progress though it is empty: a restore to its checkpoint needs it.
         """
         consumed = state.sources.get(FILES)
-        newest = state.newest_commit
-        in_time_from = self._config.default_until(lower) if newest is not None and newest.is_change else None
-        freeze = self.files.freeze(
-            consumed, until=until, lower=lower, in_time_from=in_time_from, holds_back=self._holds_back
-        )
+        since = listed_to(self._client, state)
+        freeze = self.files.freeze(consumed, until=until, lower=lower, listed_to=since, holds_back=self._holds_back)
         if freeze.not_due:  # usual in a backfill, so no notice
             _log.info("%d files are dated at or after the end of this run: left for later runs", freeze.not_due)
         if freeze.requests:
@@ -71,7 +70,8 @@ class CollectionSource:
         """Files that no commit has consumed and that are dated before `until`."""
         upper = state.upper.time or 0
         lower = upper if until is None or upper < until else 0
-        freeze = self.files.freeze(state.sources.get(FILES), until=until, lower=lower)
+        since = listed_to(self._client, state)
+        freeze = self.files.freeze(state.sources.get(FILES), until=until, lower=lower, listed_to=since)
         return len(freeze.frozen.files) + freeze.left_over
 
     def inputs(self, input_key: str) -> list[ReadInput]:

@@ -129,20 +129,19 @@ class FileSource:
         *,
         until: int | None,
         lower: int = 0,
-        in_time_from: int | None = None,
+        listed_to: int | None = None,
         holds_back: HoldBack = lambda *_: False,
     ) -> Freeze:
         """All files that are not in `consumed`, dated before `until` (ms; `None`: all), within the collection's limits.
 
-        `lower` is the shard's upper: files dated before it belong to one time. They are late, but not from
-        `in_time_from` on: a commit that is a change has moved the upper past them. Reads names and
-        file metadata, not contents; the same tree gives the same result. Raises `Determinate` if a folder can't be
-        listed, `CorruptArtifact` if the ledger is damaged.
+        `lower` is the shard's upper: files dated before it belong to one time. `listed_to` (`None`: `lower`): see
+        `handles.changes`. Reads names and file metadata, not contents; the same tree gives the same result. Raises
+        `Determinate` if a folder can't be listed, `CorruptArtifact` if the ledger is damaged.
         """
         place, known = self._known(consumed)
         base = place.base
         naming = _Naming(self._pattern.root, base)
-        found = self._feed.scan(self._wanted(consumed, known, naming, lower, until))
+        found = self._feed.scan(self._wanted(consumed, known, naming, lower, until, listed_to))
         changed: list[ChangedFile] = []
         pending: list[InputFile] = []
         not_due = 0
@@ -158,8 +157,6 @@ class FileSource:
             ):
                 not_due += 1
             else:
-                if in_time_from is not None and file.date_ms is not None and in_time_from <= file.date_ms < lower:
-                    file = replace(file, date_ms=lower)
                 pending.append(_input_file(file, relative, base, is_corrected=facts is not None))
         pending.sort(key=lambda file: file.order)
         taken, left = self._within_limits(pending, until, lower)
@@ -178,18 +175,26 @@ class FileSource:
         )
 
     def _wanted(
-        self, consumed: SourceFrontier | None, known: Consumed, naming: _Naming, lower: int, until: int | None
+        self,
+        consumed: SourceFrontier | None,
+        known: Consumed,
+        naming: _Naming,
+        lower: int,
+        until: int | None,
+        listed_to: int | None,
     ) -> Wanted:
         """Return what to look for. The first listing of each UTC day is whole, and one that begins or ends the shard.
 
-        Others leave out dates more than `look_back` before the shard's upper and before all that was left over.
+        So is the first one after the progress was put back. Others leave out dates more than `look_back` before the
+        shard's upper and before all that was left over.
         """
 
         def is_known(below_root: str, size_bytes: int, mtime_ms: int) -> bool:
             return known.get(naming.relative(below_root), ())[:2] == (size_bytes, mtime_ms)
 
         dates, look_back_ms = None, self._config.source.look_back_ms
-        midnight = -(-lower // DAY_MS) * DAY_MS  # the first one that no commit has passed
+        listed_to = lower if listed_to is None else listed_to
+        midnight = -(-listed_to // DAY_MS) * DAY_MS  # the first one that no listing has passed
         if consumed is not None and look_back_ms is not None and until is not None and until <= midnight:
             unread_from = unread_from_of(consumed)
             dates = max(min(lower, lower if unread_from is None else unread_from) - look_back_ms, 0), until

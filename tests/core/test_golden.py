@@ -101,6 +101,8 @@ MANIFEST = BatchManifest(
     restored=Restored("orders", A, 9, Correction(7, None, 5, "prices in cents")),
     run=Run(("a" * 64,), 9, 10, (7, "é")),
     era=3,
+    is_change=True,
+    in_time_from=8,
 )
 CHECKPOINT = CheckpointManifest(
     checkpoint_id=B,
@@ -115,6 +117,7 @@ CHECKPOINT = CheckpointManifest(
     total_size_bytes=8,
     shard=ShardPin("orders", 4, 0, None, manifest_key("orders", A)),
     restored_from=A,
+    in_time_from=8,
 )
 FROZEN = FrozenInput(
     (

@@ -84,7 +84,7 @@ class Session:
         self.stash: tuple[Record, ...] = ()
 
     def drain(self, words: list[str], lines: list[str]) -> str:
-        """`drain LOWER UPPER [late=...] [as-of=...] [stash=no]`, then records; commits what it makes."""
+        """`drain LOWER UPPER [late=...] [in-time=...] [as-of=...] [stash=no]`, then records; commits what it makes."""
         options = dict(word.split("=") for word in words[2:])
         late: Late = "lift"
         for known in ("lift", "error", "persisted"):
@@ -97,6 +97,7 @@ class Session:
             lower=int(words[0]),
             upper=None if words[1] == "closed" else int(words[1]),
             late=late,
+            in_time_from=int(options["in-time"]) if "in-time" in options else None,
             as_of_frontier=int(options["as-of"]) if "as-of" in options else None,
         )
         self.state, self.stash = self.state + drained.updates, drained.stash

@@ -60,6 +60,7 @@ def drain_sealed_input(
     lower: int,
     upper: int | None,
     late: Late = "lift",
+    in_time_from: int | None = None,
     as_of_frontier: int | None = None,
     stash_frontier: int | None = None,
     schema: CollectionSchema | None = None,
@@ -69,10 +70,10 @@ def drain_sealed_input(
     """The updates that `records` and `stash` make of `state`, for the batch `[lower, upper)`.
 
     `late` defines how to handle a record whose time lies before `lower`: it was never consumed and is lifted or made an
-    err; or it is redelivered (`persisted`), dropped and counted. `as_of_frontier` advances earlier times to it. `stash`
-    may hold what later records beat, and, before `stash_frontier` (default: `lower`), what earlier drains have
-    processed (a chain of deltas does); from there on it is always lifted. `schema` names the columns for canonical
-    bytes; without it they are numbered.
+    err; or it is redelivered (`persisted`), dropped and counted. From `in_time_from` on (default: `lower`) it is not
+    late, and lifted. `as_of_frontier` advances earlier times to it. `stash` may hold what later records beat, and,
+    before `stash_frontier` (default: `lower`), what earlier drains have processed (a chain of deltas does); from there
+    on it is always lifted. `schema` names the columns for canonical bytes; without it they are numbered.
 
     With `orders`, what earlier drains have seen (`OrderMemory()` for the first), the batch is drained in `sequence`
     order: the highest order ever seen for a slot wins. Tombstones older than `upper - keep_deleted_ms` are forgotten.
@@ -81,6 +82,7 @@ def drain_sealed_input(
     a state that is not a keyed collection.
     """
     drain = _Drain(lower, upper, late, floor_of(lower, upper, as_of_frontier), schema, orders, keep_deleted_ms)
+    drain.in_time_from = lower if in_time_from is None else in_time_from
     processed = lower if stash_frontier is None else stash_frontier
     committed = list(state)
     if any(update.time >= lower for update in committed):
@@ -134,10 +136,10 @@ class _Drain:
         orders: OrderMemory | None,
         keep_deleted_ms: int | None,
     ) -> None:
-        self.lower, self.upper, self.late, self.floor, self.schema = lower, upper, late, floor, schema
+        self.lower = self.in_time_from = lower
+        self.upper, self.late, self.floor, self.schema = upper, late, floor, schema
         self.orders = None if orders is None else Orders(orders)
-        self.keep_deleted_ms = keep_deleted_ms
-        self.counts: Counter[str] = Counter()
+        self.keep_deleted_ms, self.counts = keep_deleted_ms, Counter[str]()
         self.final: dict[int, dict[Slot | None, list[Arrival]]] = defaultdict(lambda: defaultdict(list))
         self.pending: dict[tuple[int, Slot | None], list[Arrival]] = defaultdict(list)
 
@@ -177,7 +179,7 @@ class _Drain:
                     winner = self._completed(winner, arrivals, slot, contents)
                 elif slot is not None:
                     cells = self._cells(arrivals)
-                if not winner.is_expanded and winner.at < self.lower:
+                if not winner.is_expanded and winner.at < self.in_time_from:
                     self.counts["late_times"] += 1
                 if winner.record.value is TRUNCATE or slot is None:
                     self.counts["skipped"] += 1
@@ -205,7 +207,7 @@ class _Drain:
             record = replace(record, time=self.lower if self.upper is None else self.upper - 1)
         at = check_time(record.time)
         is_refusable = not isinstance(record.value, Err) and record.value not in (TRUNCATE, SKIP)
-        if at < self.lower and late == "error" and is_refusable:
+        if at < self.in_time_from and late == "error" and is_refusable:
             record = replace(record, value=self._late_err(record, at))
         return Arrival(record, max(at, self.floor), at)
 
@@ -216,7 +218,7 @@ class _Drain:
             LATE_TIME,
             slot if isinstance(slot, bytes) else canonical_key(slot or ()),
             self._canonical(value),
-            f"time {show_time(at)} lies before {show_time(self.lower)}, which is final",
+            f"time {show_time(at)} lies before {show_time(self.in_time_from)}, which is final",
         )
 
     def _classify(self, arrival: Arrival) -> None:
@@ -292,8 +294,7 @@ class _Drain:
         if not is_partial(cells):
             return cells
         assert isinstance(slot, tuple)
-        key = canonical_key(slot)
-        return Err("value", key, self._canonical(cells), "nothing to keep", cells)
+        return Err("value", canonical_key(slot), self._canonical(cells), "nothing to keep", cells)
 
     def _count_ties(self, arrivals: list[Arrival]) -> None:
         for rank in {self._rank(arrival) for arrival in arrivals}:
@@ -345,8 +346,7 @@ class _Drain:
 
         `cells`: in `sequence` order, what all that came with it says of the columns.
         """
-        value = None if isinstance(winner.record.value, Mark) else winner.record.value
-        before = contents.get(slot)
+        value, before = None if isinstance(winner.record.value, Mark) else winner.record.value, contents.get(slot)
         self.counts["eligible"] += 1
         self.counts["result_count"] += before is not None
         is_beaten = False

@@ -117,10 +117,11 @@ def test_a_wrong_record_with_a_high_order_does_not_win(tmp_path: Path, there: li
 DAILY = """
 source: {path: "in/date={date:%Y-%m-%d}/*.jsonl", format: json}
 key: id
-columns: {id: bigint, name: string}
+columns: {id: bigint, name: string, day: timestamp}
 time: {source: path, late: error}
 delete: none
 """
+BY_FIELD = DAILY.replace("date={date:%Y-%m-%d}", "*").replace("source: path", "field: day")
 
 
 CHANGES = (
@@ -131,19 +132,26 @@ CHANGES = (
 )
 
 
-@pytest.mark.parametrize("changes", sample(CHANGES, 2, "changes of a day"))
+@pytest.mark.parametrize(
+    ("definition", "changes"),
+    [
+        *((DAILY, each) for each in sample(CHANGES, 2, "changes of a day")),
+        *((BY_FIELD, each) for each in sample(CHANGES, 1, "changes of a midnight")),
+    ],
+)
 @pytest.mark.family("corrections")
 def test_the_day_that_is_not_over_is_left_to_its_run(
-    tmp_path: Path, there: list[str], capsys: pytest.CaptureFixture[str], changes: list[str]
+    tmp_path: Path, there: list[str], capsys: pytest.CaptureFixture[str], definition: str, changes: list[str]
 ) -> None:
     """Each change moves the upper by a millisecond, into the next day; its files are neither read early nor late."""
-    (tmp_path / "things.yaml").write_text(DAILY)
+    (tmp_path / "things.yaml").write_text(definition)
     client = PersistClient(open_location(PersistLocation(there[1], there[3])))
 
     def drop(day: int, *ids: int) -> None:
         folder = tmp_path / "in" / f"date=2026-01-{day}"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "a.jsonl").write_text("".join(f'{{"id": {each}, "name": "{day}"}}\n' for each in ids))
+        rows = [{"id": each, "name": str(day), "day": f"2026-01-{day}T00:00:00Z"} for each in ids]
+        (folder / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
     def persist(command: str, *more: str) -> None:
         assert run_command([*command.split(), *more, *there]) == 0, capsys.readouterr().err
@@ -160,7 +168,11 @@ def test_the_day_that_is_not_over_is_left_to_its_run(
     assert 23 not in client.open_reader("things").snapshot()["id"].to_pylist()
     drop(23, 23, 24)
     persist("run things", "--until", "2026-01-24", *files)
-    assert {23, 24} <= set(client.open_reader("things").snapshot()["id"].to_pylist())
     newest = client.state("things").newest_commit
     assert newest is not None
     assert client.manifest(newest).stats.get("late_times", 0) == 0
+    for ids in ((23, 24), (23, 24, 25)):
+        drop(23, *ids)
+        persist("reprocess things --from 2026-01-23", "--yes", *files)
+        reader = client.open_reader("things")
+        assert (set(ids) <= set(reader.snapshot()["id"].to_pylist()), reader.errors().num_rows) == (True, 0)

@@ -63,13 +63,14 @@ class Shard:
         upper: int | None,
         *,
         late: Late = "lift",
+        in_time_from: int | None = None,
         as_of_frontier: int | None = None,
         stash_frontier: int | None = None,
         is_restricted: bool = False,
     ) -> tuple[Written, Outcome]:
         """The batch `[lower, upper)`; asserts that updates, stash and stats are the oracle's, and keeps them."""
         bounds: dict[str, Any] = {"lower": lower, "upper": upper, "late": late, "as_of_frontier": as_of_frontier}
-        bounds["stash_frontier"] = stash_frontier
+        bounds |= {"stash_frontier": stash_frontier, "in_time_from": in_time_from}
         wanted = drain_sealed_input(records, self.stash, self.updates, schema=self.domain.schema, **bounds)
         written, outcome = self._run(records, is_restricted=is_restricted, **bounds)
         assert comparable(written.updates) == comparable(wanted.updates)
@@ -176,12 +177,14 @@ def test_ties_are_the_oracles(spark: SparkSession, dice: random.Random) -> None:
     assert all(each.is_thorough for each in outcomes if each.stats.order_ties)
 
 
-@pytest.mark.parametrize("late", ["error", "persisted"])
-def test_late_records_are_the_oracles(spark: SparkSession, dice: random.Random, late: Late) -> None:
+@pytest.mark.parametrize(("late", "changed_ms"), [("error", 0), ("error", 1), ("lift", 1), ("persisted", 1)])
+def test_late_records_are_the_oracles(spark: SparkSession, dice: random.Random, late: Late, changed_ms: int) -> None:
+    """`changed_ms`: so far changes have moved the upper; what is dated in between is not late."""
     feed, shard = Feed(ONE_KEY_DOMAIN, dice, WORLDS), Shard(spark, ONE_KEY_DOMAIN)
     for lower, upper in BATCHES[1:3]:
-        _, outcome = shard.drain(feed.records(PER_BATCH, lower, upper or lower + 4), lower, upper, late=late)
-        assert (outcome.stats.late_times if late == "error" else outcome.stats.already_persisted) > 0
+        records, begun = feed.records(PER_BATCH, lower, upper or lower + 4), lower - changed_ms
+        _, outcome = shard.drain(records, lower, upper, late=late, in_time_from=begun)
+        assert (outcome.stats.already_persisted if late == "persisted" else outcome.stats.late_times) > 0
 
 
 @pytest.mark.family("log order")
@@ -289,6 +292,7 @@ def test_each_batch_runs_the_same_generated_code(spark: SparkSession, dice: rand
             stash_frontier=lower - 1,
             as_of_frontier=upper - 2,
             late=late,
+            in_time_from=lower - 1,
         )
         found = drained.updates._jdf.queryExecution().debug().codegenToSeq()
         return [found.apply(number)._2() for number in range(found.size())]

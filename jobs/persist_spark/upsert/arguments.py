@@ -10,7 +10,7 @@ Within the plan a row has these columns, and no other names: `k0`.. and `bad_key
     ord       a struct: the order. `canonical`, in the thorough plan, decides between equal ones
     is_due    the record is processed now
     waits     it is not due before the upper. A record for which neither is true is only counted
-    is_late   `own_time` lies before the batch's lower
+    is_late   `own_time` lies before the batch's lower, and before `in_time_from`
     stashed   the record is from the stash
     expanded  it is a tombstone that a truncate is expanded to
 
@@ -127,6 +127,7 @@ class Arguments:
     lower: int
     upper: int | None
     floor: int
+    in_time_from: int
     late: Late
     may_stash: bool
     is_new: bool

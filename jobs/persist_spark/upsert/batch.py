@@ -338,6 +338,7 @@ class _Batch:
             beaten=0 if beaten is None else beaten.count,
             stash_frontier=description.stash_frontier,
             late=request.late,
+            in_time_from=description.in_time_from,
             may_stash=request.may_stash or STASH_OPERATOR in description.operators,
             has_times=request.has_times,
             is_thorough=plan.is_thorough,

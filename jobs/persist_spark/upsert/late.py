@@ -19,14 +19,14 @@ from persist_spark.frame import BAD_KEY, OP, SKIP, TRUNCATE, UPSERT, canonical_j
 from persist_spark.upsert import inherited
 
 
-def with_late_errs(records: DataFrame, schema: CollectionSchema, lower: str) -> DataFrame:
-    """Make each record before the time in column `lower` an err of its slot.
+def with_late_errs(records: DataFrame, schema: CollectionSchema, in_time_from: str) -> DataFrame:
+    """Make each record before the time in column `in_time_from` an err of its slot.
 
     Its payload is its values: the raw record is not kept.
     """
     is_good = F.col(ERR_KIND).isNull() & ~F.col(OP).isin(TRUNCATE, SKIP)
-    own_time, bound = shown_time(TIME), shown_time(lower)
-    refused = F.coalesce((F.col(TIME) < F.col(lower)) & is_good, F.lit(False))
+    own_time, bound = shown_time(TIME), shown_time(in_time_from)
+    refused = F.coalesce((F.col(TIME) < F.col(in_time_from)) & is_good, F.lit(False))
     err = {
         ERR_KIND: F.lit(LATE_TIME),
         ERR_MESSAGE: F.expr(f"concat('time ', {own_time}, ' lies before ', {bound}, ', which is final')"),

@@ -46,13 +46,7 @@ from persist_core.contents.batch import PartKind
 from persist_core.contents.key_range import Scalar
 from persist_core.errors import BadBounds, InvariantViolation
 from persist_core.keys import PART
-from persist_core.schema import (
-    DIFF,
-    ERR_KIND,
-    TIME,
-    CollectionSchema,
-    Late,
-)
+from persist_core.schema import DIFF, ERR_KIND, TIME, CollectionSchema, Late
 from persist_core.time_text import show_interval, show_time
 from persist_spark.counted import Counting, hashes
 from persist_spark.decode.filled import IN_REST
@@ -75,6 +69,7 @@ from persist_spark.upsert.seen import remembered
 from persist_spark.upsert.thorough import with_canonical, with_truncates
 
 _LOWER, _UPPER, _GIVEN, _FLOOR = "_persist_lower", "_persist_upper", "_persist_given", "_persist_floor"
+_IN_TIME = "_persist_in_time"
 _CODE = "_persist_code"
 _ERR = f"""CASE WHEN {ERR_KIND} IS NOT NULL THEN
     named_struct({", ".join(f"'{plain}', {name}" for plain, name in ERR_CELLS.items())}) END AS err"""
@@ -154,6 +149,7 @@ def persistent_upsert(
     stash_rows: int | None = None,
     beaten: int = 0,
     late: Late = "lift",
+    in_time_from: int | None = None,
     as_of_frontier: int | None = None,
     stash_frontier: int | None = None,
     may_stash: bool = True,
@@ -174,7 +170,8 @@ def persistent_upsert(
     consolidated; what it holds before `stash_frontier` (default: `lower`) was processed since. `stash_rows`: how many
     the whole stash holds, if `stash` has only what the batch can change (`persist_spark.upsert.stash`). `beaten`: how
     many records are left out (`persist_spark.upsert.hot_keys`). `late`: if a record's time lies before `lower`, it was
-    never consumed and is lifted or made an err; or (`persisted`: the caller redelivers) it is dropped and counted.
+    never consumed and is lifted or made an err; or (`persisted`: the caller redelivers) it is dropped and counted. From
+    `in_time_from` on (`None`: `lower`) it is lifted and not late: only changes have moved `lower`.
     `may_stash=False` promises that no time lies at or after `upper`, and `has_times=False` that no record has a time of
     its own. `is_thorough`: expand truncates and break ties;
     `state` then has to hold *all* slots. `inherits=False` guesses that no record leaves out a value, and promises that
@@ -193,7 +190,7 @@ def persistent_upsert(
     inherits = inherits and schema.inherits
     is_new = state is None and stash is None and not (has_times or is_thorough or inherits or seen)
     in_rest = in_rest if inherits else None
-    bounds = (schema, lower, upper, floor)
+    bounds = (schema, lower, upper, floor, lower if in_time_from is None else in_time_from)
     arguments = Arguments(*bounds, late, may_stash, is_new, is_thorough, inherits, seen, eras, watched, in_rest)
     chain = _chain(records, stash, lower if stash_frontier is None else stash_frontier, state, arguments)
     arguments = replace(arguments, has_ranges=bool(cuts))
@@ -233,17 +230,17 @@ def _arrivals(records: DataFrame, arguments: Arguments, *, stashed: bool = False
     """Records with their times settled. A missing time is the description's: the last one before the upper."""
     lower, upper = arguments.lower, arguments.upper
     bounds = {_LOWER: lower, _GIVEN: lower if upper is None else upper - 1, _FLOOR: arguments.floor}
+    bounds[_IN_TIME] = arguments.in_time_from
     if upper is not None:
         bounds[_UPPER] = upper
     records = records.selectExpr(
         "*", *[f"{sql} AS {name}" for name, sql in zip(bounds, passed(*bounds.values()), strict=True)]
     )
     if arguments.late == "error":
-        records = with_late_errs(records, arguments.schema, _LOWER)
+        records = with_late_errs(records, arguments.schema, _IN_TIME)
     records = records.selectExpr("*", f"ascii({OP}) AS {_CODE}")
     own_time = f"coalesce({TIME}, {_GIVEN})"
-    is_late = f"{own_time} < {_LOWER}"
-    is_past = is_late if arguments.late == "persisted" else "false"
+    is_past = f"{own_time} < {_LOWER}" if arguments.late == "persisted" else "false"
     waits = "false" if upper is None else f"{own_time} >= {_UPPER}"
     value = arguments.value_struct(IN_REST) if stashed else arguments.value_struct()
     return records.selectExpr(
@@ -258,7 +255,7 @@ def _arrivals(records: DataFrame, arguments: Arguments, *, stashed: bool = False
         "CAST(NULL AS BIGINT) AS diff",
         f"NOT ({_CODE} = ascii('s') OR {is_past} OR {waits}) AS is_due",
         f"{_CODE} != ascii('s') AND {waits} AS waits",
-        f"{is_late} AS is_late",
+        f"{own_time} < {_IN_TIME} AS is_late",
         f"{str(stashed).lower()} AS stashed",
         "false AS expanded",
         f"{_CODE} AS op",

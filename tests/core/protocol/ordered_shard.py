@@ -91,6 +91,7 @@ class OrderedCollection(Collection):
             lower=description.lower,
             upper=description.upper,
             stash_frontier=description.stash_frontier,
+            in_time_from=description.in_time_from,
             schema=self.schema,
             orders=before,
             keep_deleted_ms=self.config.order.keep_deleted_ms,

@@ -127,6 +127,7 @@ class Collection:
             lower=description.lower,
             upper=description.upper,
             stash_frontier=description.stash_frontier,
+            in_time_from=description.in_time_from,
             schema=self.schema,
         )
         known = set(map(repr, stash)) if description.saves_delta(STASH_OPERATOR) else set()

@@ -55,15 +55,6 @@ def test_a_file_dated_at_the_upper_is_not_due(tmp_path: Path) -> None:
     assert source.freeze(None, until=parse_time("2026-01-03") + 1).not_due == 0
 
 
-def test_a_day_that_a_correction_has_begun_is_not_late(tmp_path: Path) -> None:
-    source = FileSource(collection(tmp_path, "{date:%Y-%m-%d}.jsonl"), MemBlob())
-    upper = parse_time("2026-01-03")
-    for day in (2, 3):
-        drop(tmp_path, f"2026-01-0{day}.jsonl")
-    freeze = source.freeze(None, until=upper + DAY_MS, lower=upper + 1, in_time_from=upper)
-    assert [file.date_ms for file in freeze.frozen.files] == [upper - DAY_MS, upper + 1]
-
-
 def test_empty_files_are_consumed_too(tmp_path: Path) -> None:
     source = FileSource(collection(tmp_path), MemBlob())
     drop(tmp_path, "empty.jsonl", b"")

@@ -124,6 +124,7 @@ def _write(
         lower=description.lower,
         upper=description.upper,
         stash_frontier=description.stash_frontier,
+        in_time_from=description.in_time_from,
         orders=None if rows is None else memory.remember(client, description, rows),
     )
     late = [] if rows is None else memory.late(client, description)
