@@ -21,14 +21,13 @@ from persist_core.maintenance.maintain import maintain
 from persist_core.protocol.delta import BEGINNING, delta_since, net_of
 from persist_core.protocol.difference import Differences
 from persist_core.protocol.fork import fork
-from persist_core.protocol.replay import PURPOSE, Start
+from persist_core.protocol.replay import PURPOSE, Start, restores
 from persist_core.protocol.resolve import plan_resolve, resolve
-from persist_core.shard import invariants
-from persist_core.shard import state as transitions
 from persist_core.time_text import parse_time
 from tests.core.maintenance.copies import merge_all
 from tests.core.maintenance.test_reprocess import HIDDEN, corrected, replace_file
 from tests.core.maintenance.test_reprocess_faults import A, B, correct, made, names, ok
+from tests.core.maintenance.test_reprocess_starts import forget_commits
 from tests.core.protocol.ordered_shard import OrderedCollection
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.core.protocol.test_ordered import put
@@ -93,6 +92,23 @@ def test_errs_that_were_resolved_do_not_come_back(tmp_path: Path) -> None:
     shard.check()
 
 
+def test_errs_of_a_forgotten_correction_may_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = with_unordered(OrderedCollection(tmp_path))
+    known = places(shard)
+    replace_file(shard, "2.txt", (put(5, None),))
+    corrected(shard, 10)
+    assert places(shard) == known[:1]
+    forget_commits(monkeypatch)
+    for number in (3, 4, 5):
+        shard.drop(f"{number}.txt", [put(number + 5, "new")])
+        shard.run(10 * number)
+    assert not restores(shard.client, shard.client.state(SHARD))
+    replace_file(shard, "2.txt", (put(5, None), unordered("day=2/2.txt", 10), unordered("day=2/2.txt", 11)))
+    corrected(shard, 10)
+    assert places(shard) == known
+    shard.check()
+
+
 def backwards(folder: Path, count: int) -> Collection:
     """Commits whose files are in the opposite of their natural order. The newest value of `A` is the last one's."""
     shard = Collection(folder)
@@ -106,8 +122,7 @@ def backwards(folder: Path, count: int) -> Collection:
 
 
 def test_no_other_order_takes_the_place_of_forgotten_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((transitions, "MAX"), (transitions, "MIN"), (invariants, "MIN")):
-        monkeypatch.setattr(module, f"{name}_COMMITS_KEPT", 2)
+    forget_commits(monkeypatch)
     shard = backwards(tmp_path, 8)
     replace_file(shard, "1.txt", (ok(A, "right"),))
     with pytest.raises(
