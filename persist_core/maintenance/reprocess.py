@@ -127,7 +127,7 @@ def reprocess(
                 continue
             if theirs.origin.life != life:
                 raise RunFailed(f"another reprocess of {config.name} has ended this one; try again if it did less")
-            if theirs.upper < ours.upper:  # what came meanwhile
+            if ours.newest_commit != state.newest_commit:  # what came meanwhile, a restore or any other change too
                 continue
             plan = plan_correction(client, ours, theirs, start, max_updates=request.max_updates)
             found = _reported(client, config, start, plan, request)

@@ -10,11 +10,12 @@ import pytest
 from persist_core.config.collection import CollectionConfig
 from persist_core.contents.parts import updates_schema
 from persist_core.contents.stats import FILLED_COLUMN
+from persist_core.errors import RunFailed
 from persist_core.protocol import stages
 from persist_core.protocol.describe import describe_change
 from persist_core.schema import DIFF, TIME
 from persist_core.shard.state import Committed
-from tests.core.maintenance.test_reprocess import corrected, replace_file
+from tests.core.maintenance.test_reprocess import HIDDEN, corrected, replace_file
 from tests.core.maintenance.test_reprocess_faults import A, B, C, names, ok
 from tests.core.maintenance.test_reprocess_starts import forget_commits
 from tests.core.protocol.restored_shard import SHARD, Collection
@@ -66,3 +67,21 @@ def test_a_correction_takes_back_no_fill(
     assert (found.start.upper, found.found.total) == (10, 1)
     assert names(shard) == {A: "filled", B: "right", C: "5"}
     shard.check()
+
+
+def test_a_restore_while_a_replay_is_filled_is_not_undone(shard: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fill moves the fork's upper as far as the restore moves the shard's."""
+    good = shard.client.state(SHARD).commits[-1].checkpoint_id
+    shard.drop("3.txt", [ok(C, "wrong")])
+    shard.run(30)
+
+    def filled(_: object, config: CollectionConfig, *__: object, **___: object) -> None:
+        fill(shard, config.name)
+        shard.go_back(good)
+
+    monkeypatch.setattr("persist_core.maintenance.reprocess.fill", filled)
+    replace_file(shard, "2.txt", (ok(B, "right"),))
+    with pytest.raises(RunFailed, match="was rebuilt, restored or dropped in the meantime"):
+        corrected(shard, 10)
+    assert names(shard) == {A: "filled", B: "2"}
+    assert shard.client.state(HIDDEN).upper.time == shard.upper()
