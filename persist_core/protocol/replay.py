@@ -213,15 +213,17 @@ def turns_of(
                 " records have no time of their own: a replay from before would bring the keys back. Begin later, or"
                 " drop the correct records as a new file. Nothing was changed"
             )
-        turn_of, epoch = dict.fromkeys(files.consumed(start.progress), start.upper), start.epoch
-        unknown = None
+        before, epoch, unknown = files.consumed(start.progress), start.epoch, None
+        turn_of = dict.fromkeys(before, start.upper)
         for each in _points_since(client, state, start):
-            taken = turn_of if each.progress is None else files.consumed(each.progress)
-            if each.epoch > epoch + 1 and len(taken.keys() - turn_of.keys()) > 1:
+            taken = before if each.progress is None else files.consumed(each.progress)
+            read = {name for name in taken if name not in before or (before[name][3] and not taken[name][3])}
+            if each.epoch > epoch + 1 and len(read) > 1:
                 unknown = each
-            # A correction takes files by their dates.
+            # A correction takes files by their dates, and one that was set aside in the turn in which it was.
             turn = start.upper if each.upper in state.past.corrected else each.upper
-            turn_of, epoch = {name: turn_of.get(name, turn) for name in taken}, each.epoch
+            turn_of = {name: max(turn, turn_of.get(name, turn)) if name in read else turn_of[name] for name in taken}
+            before, epoch = taken, each.epoch
         if unknown is not None and warn is None:
             raise InvalidInput(_order_unknown(client, state, unknown))
         if unknown is not None and warn is not None and is_log:
