@@ -134,9 +134,3 @@ def _reported(client: PersistClient, state: ShardState, manifest: BatchManifest)
         if name.startswith(FILLED_COLUMN)
     }
     return Filled(state.shard, manifest.counts.insertions, rows, columns, manifest.warnings)
-
-
-def was_filled(client: PersistClient, state: ShardState, epoch: int) -> bool:
-    """True if a commit that is known, and later than `epoch`, is a fill."""
-    later = [commit for commit in state.commits if commit.is_change and commit.epoch > epoch]
-    return any(name.startswith(FILLED_COLUMN) for commit in later for name in client.manifest(commit).stats)

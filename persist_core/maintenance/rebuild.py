@@ -30,16 +30,7 @@ from persist_core.protocol.delta import BEGINNING
 from persist_core.protocol.difference import Differences
 from persist_core.protocol.fork import fork
 from persist_core.protocol.living import is_clipped, living
-from persist_core.protocol.replay import (
-    Start,
-    Turn,
-    WriteOf,
-    is_as_read,
-    newest_restore,
-    replay,
-    replay_config,
-    turns_of,
-)
+from persist_core.protocol.replay import Start, Turn, WriteOf, is_as_read, replay, replay_config, turns_of
 from persist_core.protocol.restore_point import FIRST_UPPER
 from persist_core.protocol.run import MAX_CONFLICTS
 from persist_core.protocol.swap import kept_name, swap, swap_token
@@ -115,7 +106,7 @@ def rebuild(
     hidden, is_checked = hidden_of(config.name, REBUILD), False
     for _ in range(MAX_CONFLICTS):
         gone = _gone(client, config, state, known, request)
-        definition = _definition(client, config, state, known)
+        definition = _definition(config, state, known)
         turns, beside = _turns(client, config, state, known, say), replay_config(config, hidden)
         _begin(client, config, state, known, definition, turns, say)
         say(f"building {hidden} up to {show_time(state.upper.time)}")
@@ -243,10 +234,10 @@ def _source_of(known: Kept | None) -> str:
     return known.swap.kept if known else ""
 
 
-def _definition(client: PersistClient, config: CollectionConfig, state: ShardState, known: Kept | None) -> str:
+def _definition(config: CollectionConfig, state: ShardState, known: Kept | None) -> str:
     """The writer of a rebuild: it begins again after an erasure, and after a restore, which has undone some input."""
-    epoch = newest_restore(client, state)
-    return definition_of(config, REBUILD, f"{state.origin.life} {state.erased} {epoch} {_source_of(known)}")
+    life = f"{state.origin.life} {state.erased} {state.past.restored} {_source_of(known)}"
+    return definition_of(config, REBUILD, life)
 
 
 def _begin(

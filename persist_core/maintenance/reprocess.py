@@ -20,7 +20,7 @@ from persist_core.contents.derived import Correction
 from persist_core.errors import CorruptArtifact, InvalidInput, RunFailed
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
-from persist_core.maintenance.fill import Wishes, fill, was_filled
+from persist_core.maintenance.fill import Wishes, fill
 from persist_core.maintenance.hidden import cleaned_up, give_up, hidden_of
 from persist_core.protocol.correct import CorrectionPlan, correct, plan_correction
 from persist_core.protocol.delta import BEGINNING
@@ -31,7 +31,6 @@ from persist_core.protocol.replay import (
     Turn,
     WriteOf,
     is_as_read,
-    newest_restore,
     replay,
     replay_config,
     start_for,
@@ -106,31 +105,29 @@ def reprocess(
     start = start_for(client, config, state, request.from_ms)
     where = "the beginning" if start.checkpoint_id is None else f"checkpoint {start.checkpoint_id}"
     say(f"replaying {config.name} from {where} (upper {show_time(start.upper)}) up to {show_time(state.upper.time)}")
-    restored = newest_restore(client, state)
     with _history_held(client, config.name, start, say) as keep:
         for _ in range(MAX_CONFLICTS):
             keep()
             began, state = state, client.state(config.name)
-            before, restored = restored, newest_restore(client, state)
-            if state.origin.life != began.origin.life or restored > before:
+            if state.origin.life != began.origin.life or state.past.restored > began.past.restored:
                 raise RunFailed(
                     f"{config.name} was rebuilt, restored or dropped in the meantime; nothing was corrected. Try again"
                 )
             _check_inputs(client, config, state, start, request)
             turns = turns_of(client, config, state, start)
             # Not by a replay from before a restore: it may have consumed what this has undone.
-            definition = definition_of(config, "reprocess", f"{state.origin.life} {restored}")
+            definition = definition_of(config, "reprocess", f"{state.origin.life} {state.past.restored}")
             life = _fork_of(client, config, definition, start, turns, say)
             hidden = replay_config(config)
             replay(client, hidden, turns, write=write, writer=writer, say=say, on_round=keep)
-            if start.after != BEGINNING and was_filled(client, state, start.epoch):  # no file says that
+            if start.after != BEGINNING and state.past.filled > start.upper:  # no file says that
                 fill(client, hidden, Wishes(is_confirmed=True), write=write, writer=writer, say=say)
             ours, theirs = client.state(config.name), client.state(hidden_of(config.name))
             if ours.origin.life != state.origin.life:
                 continue
             if theirs.origin.life != life:
                 raise RunFailed(f"another reprocess of {config.name} has ended this one; try again if it did less")
-            if theirs.upper < ours.upper:  # what came meanwhile
+            if ours.newest_commit != state.newest_commit:  # what came meanwhile, a restore or any other change too
                 continue
             plan = plan_correction(client, ours, theirs, start, max_updates=request.max_updates)
             found = _reported(client, config, start, plan, request)

@@ -74,6 +74,7 @@ def _without_resolved(errs: pa.Table, since: pa.Table, state: ShardState) -> pa.
     `since`: what the shard itself did since the start. What a restore or a correction retracted may come back.
     """
     restored = [last_time(commit.upper) for commit in state.commits if commit.restored_from is not None]
+    restored += [each.upper - 1 for each in state.past.undone]  # their commits may be forgotten
     resolved = since.filter(
         pc.and_(
             pc.and_(pc.equal(since[ERR_KIND], MISSING_ORDER), pc.less(since[DIFF], 0)),

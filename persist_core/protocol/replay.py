@@ -68,19 +68,9 @@ def starts(client: PersistClient, state: ShardState) -> Iterator[Start]:
 
     Not one that a later correction or restore has gone back behind: it holds what was undone.
     """
-    restored = dict(restores(client, state))
-    gone_back = [
-        (epoch, each.checkpoint_id, each.watermark or 0)
-        if each.correction is None
-        else (epoch, None, each.correction.start_ms)
-        for epoch, each in restored.items()
-    ]
-    ends = _inputs_ends(state, restored)
+    ends = _inputs_ends(state, restores(client, state))
     for each in _points(client, state):
-        if each.checkpoint_id is None or not any(
-            each.epoch < epoch and each.upper > upper and each.checkpoint_id != back_to
-            for epoch, back_to, upper in gone_back
-        ):
+        if each.checkpoint_id is None or not state.past.has_undone(each.upper):
             yield replace(each, inputs_end=ends.get(each.epoch, each.inputs_end))
 
 
@@ -228,15 +218,17 @@ def turns_of(
                 " records have no time of their own: a replay from before would bring the keys back. Begin later, or"
                 " drop the correct records as a new file. Nothing was changed"
             )
-        turn_of, epoch = dict.fromkeys(files.consumed(start.progress), start.upper), start.epoch
-        unknown = None
-        corrections = {epoch for epoch, restored in restores(client, state) if restored.correction is not None}
+        before, epoch, unknown = files.consumed(start.progress), start.epoch, None
+        turn_of = dict.fromkeys(before, start.upper)
         for each in _points_since(client, state, start):
-            taken = turn_of if each.progress is None else files.consumed(each.progress)
-            if each.epoch > epoch + 1 and len(taken.keys() - turn_of.keys()) > 1:
+            taken = before if each.progress is None else files.consumed(each.progress)
+            read = {name for name in taken if name not in before or (before[name][3] and not taken[name][3])}
+            if each.epoch > epoch + 1 and len(read) > 1:
                 unknown = each
-            turn = start.upper if each.epoch in corrections else each.upper  # a correction takes files by their dates
-            turn_of, epoch = {name: turn_of.get(name, turn) for name in taken}, each.epoch
+            # A correction takes files by their dates, and one that was set aside in the turn in which it was.
+            turn = start.upper if each.upper in state.past.corrected else each.upper
+            turn_of = {name: max(turn, turn_of.get(name, turn)) if name in read else turn_of[name] for name in taken}
+            before, epoch = taken, each.epoch
         if unknown is not None and warn is None:
             raise InvalidInput(_order_unknown(client, state, unknown))
         if unknown is not None and warn is not None and is_log:
@@ -279,15 +271,10 @@ def _held(known: Collection[str], later: Collection[str], due: int) -> HoldBack:
     return lambda name, date_ms: name in later or (name not in known and (date_ms is None or date_ms >= due))
 
 
-def restores(client: PersistClient, state: ShardState) -> list[tuple[int, Restored]]:
-    """The restores and corrections that are still known, by epoch."""
-    found = [(each.epoch, client.manifest(each).restored) for each in state.commits if each.restored_from]
-    return [(epoch, restored) for epoch, restored in found if restored is not None]
-
-
-def newest_restore(client: PersistClient, state: ShardState) -> int:
-    """The epoch of the newest restore that is still known, or 0. It has undone input that a hidden shard may hold."""
-    return max((epoch for epoch, restored in restores(client, state) if restored.correction is None), default=0)
+def restores(client: PersistClient, state: ShardState) -> dict[int, Restored]:
+    """The restores and corrections whose commits are still known, by epoch."""
+    found = {each.epoch: client.manifest(each).restored for each in state.commits if each.restored_from}
+    return {epoch: restored for epoch, restored in found.items() if restored is not None}
 
 
 def _points_since(client: PersistClient, state: ShardState, start: Start) -> list[Start]:

@@ -28,6 +28,7 @@ from persist_core.location.consensus import VersionedData
 from persist_core.sealed import check_in_place, seal, unseal
 from persist_core.shard.invariants import check_state
 from persist_core.shard.origin import Branch, Origin, Swap
+from persist_core.shard.past import Past, Undone
 from persist_core.shard.state import Commit, Hold, Lease, Released, ShardState
 
 STATE_VERSION = 1
@@ -71,6 +72,7 @@ def encode_state(version: StateVersion) -> bytes:
             "era": state.era,
             "oldest_era": state.oldest_era,
             "origin": asdict(state.origin),
+            "past": asdict(state.past),
             "erased": state.erased,
         },
     }
@@ -117,6 +119,7 @@ def _decoded(body: dict[str, Any]) -> ShardState:
         era=body["era"],
         oldest_era=body["oldest_era"],
         origin=_origin(body["origin"]),
+        past=Past(**{**body["past"], "undone": tuple(Undone(**each) for each in body["past"]["undone"])}),
         erased=body["erased"],
     )
 

@@ -153,6 +153,11 @@ def commits_are_kept(before: ShardState, after: ShardState) -> bool:
     return kept[-len(wanted) :] == wanted if wanted else True
 
 
+def the_past_outlives_commits(before: ShardState, after: ShardState) -> bool:
+    """Restores, corrections and fills are added by a commit, and stay known when their commits are forgotten."""
+    return before.past == after.past or (before.newest_commit != after.newest_commit and after.past.covers(before.past))
+
+
 def seqno_moves_by_one(before: ShardState, after: ShardState) -> bool:
     """Versions follow each other without a jump."""
     return after.seqno == before.seqno + 1
@@ -227,6 +232,7 @@ STEP_INVARIANTS: tuple[Callable[[ShardState, ShardState], bool], ...] = (
     progress_moves_with_data,
     progress_goes_back_only_by_a_restore,
     commits_are_kept,
+    the_past_outlives_commits,
     eras_never_regress,
     origin_follows_the_commits,
     schema_versions_are_kept,

@@ -35,6 +35,7 @@ from persist_core.errors import InvalidInput
 from persist_core.frontier import Frontier
 from persist_core.shard.history import PIN
 from persist_core.shard.origin import Origin, Swap
+from persist_core.shard.past import Past
 from persist_core.shard.state import Committed, Hold, ShardState, UpperMismatch, commit_of, upper_mismatch
 
 
@@ -159,6 +160,7 @@ def swap_in(
         sources=manifest.sources,
         operators=manifest.operators_after(),
         origin=state.origin.swapped(state.shard, manifest_key, manifest.epoch, swap),
+        past=Past(),
     )
     commit = commit_of(after, manifest, manifest_key, swap.swapped_ms)
     return replace(after, commits=(commit,)), Committed(commit, is_new=True)

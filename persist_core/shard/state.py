@@ -4,7 +4,6 @@
 
 Nothing here reads a clock, draws an id or touches a store: `shard.machine` runs these transitions in its one
 loop and commits the result by compare-and-set. If a transition returns the very same state object, nothing is written.
-
 What holds in every version is in `persist_core.shard.invariants`, checked at each compare-and-set and each decode.
 """
 
@@ -20,6 +19,7 @@ from persist_core.frontier import ZERO, Frontier
 from persist_core.row_text import show_row
 from persist_core.schema import CollectionSchema
 from persist_core.shard.origin import Origin
+from persist_core.shard.past import Past
 from persist_core.time_text import format_time, show_interval, show_time
 
 MIN_COMMITS_KEPT = 128  # tokens that stay idempotent; docs/semantics.md, section 3
@@ -110,6 +110,7 @@ class ShardState:
     era: int = 0  # `shard.eras`
     oldest_era: int = 0
     origin: Origin = field(default_factory=Origin)
+    past: Past = field(default_factory=Past)
     erased: str | None = None  # the key of the list of erasures (`contents.erased`)
 
     @property
@@ -198,6 +199,7 @@ def compare_and_append(
         sources=manifest.sources if manifest.restored else {**state.sources, **manifest.sources},
         operators=manifest.operators_after(),
         origin=state.origin.appended(state.shard, manifest_key, manifest.epoch),
+        past=state.past.after(manifest, {each.checkpoint_id: each.upper for each in state.commits}),
     )
     commit = commit_of(after, manifest, manifest_key, now_ms)
     commits = (*state.commits, commit)
@@ -313,9 +315,8 @@ def commit_of(after: ShardState, manifest: BatchManifest, manifest_key: str, now
 
 def upper_mismatch(state: ShardState, batch: BatchManifest | BatchDescription) -> UpperMismatch:
     """The answer to the append of a batch that can only be refused."""
-    lower = batch.lower
-    winner = next((c for c in state.commits if c.lower <= lower and (c.upper is None or lower < c.upper)), None)
-    return UpperMismatch(lower, state.upper, winner, is_stale=Frontier(batch.upper) <= state.upper)
+    winner = next((c for c in state.commits if Frontier(c.lower) <= Frontier(batch.lower) < Frontier(c.upper)), None)
+    return UpperMismatch(batch.lower, state.upper, winner, is_stale=Frontier(batch.upper) <= state.upper)
 
 
 def register_lease(
@@ -374,10 +375,9 @@ def release_lease(state: ShardState, reader: str) -> tuple[ShardState, bool]:
 
 def expire_leases(state: ShardState, *, now_ms: int) -> tuple[ShardState, tuple[str, ...]]:
     """Remove every lease that has expired; returns their readers. The machine does this with every change."""
-    expired = tuple(sorted(name for name, lease in state.leases.items() if lease.has_expired(now_ms)))
-    if not expired:
-        return state, ()
-    return replace(state, leases={name: state.leases[name] for name in state.leases if name not in expired}), expired
+    kept = {name: lease for name, lease in state.leases.items() if not lease.has_expired(now_ms)}
+    expired = tuple(sorted(state.leases.keys() - kept.keys()))
+    return (replace(state, leases=kept) if expired else state), expired
 
 
 def check_room(state: ShardState, held: int, what: str) -> None:

@@ -4,6 +4,7 @@ commits that are forgotten, a long replay, and an error of cleaning up."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +12,28 @@ import pyarrow as pa
 import pytest
 
 from persist_core.cli.main import run_command
-from persist_core.config.collection import CollectionConfig
+from persist_core.config.collection import FILES, CollectionConfig
 from persist_core.contents.batch import BatchDescription
 from persist_core.errors import InvalidInput, InvariantViolation, StorageError
 from persist_core.keys import hidden_shard
 from persist_core.maintenance import reprocess
 from persist_core.maintenance.differences import report_of
 from persist_core.maintenance.maintain import maintain
+from persist_core.protocol import stages
 from persist_core.protocol.delta import BEGINNING, delta_since, net_of
 from persist_core.protocol.difference import Differences
 from persist_core.protocol.fork import fork
-from persist_core.protocol.replay import PURPOSE, Start
+from persist_core.protocol.replay import PURPOSE, Start, restores
 from persist_core.protocol.resolve import plan_resolve, resolve
-from persist_core.shard import invariants
-from persist_core.shard import state as transitions
+from persist_core.shard.state import Committed
+from persist_core.sources.collection import CollectionSource
+from persist_core.sources.frozen import load_frozen
+from persist_core.sources.input_file import FrozenInput
 from persist_core.time_text import parse_time
 from tests.core.maintenance.copies import merge_all
 from tests.core.maintenance.test_reprocess import HIDDEN, corrected, replace_file
 from tests.core.maintenance.test_reprocess_faults import A, B, correct, made, names, ok
+from tests.core.maintenance.test_reprocess_starts import forget_commits
 from tests.core.protocol.ordered_shard import OrderedCollection
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.core.protocol.test_ordered import put
@@ -93,6 +98,23 @@ def test_errs_that_were_resolved_do_not_come_back(tmp_path: Path) -> None:
     shard.check()
 
 
+def test_errs_of_a_forgotten_correction_may_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = with_unordered(OrderedCollection(tmp_path))
+    known = places(shard)
+    replace_file(shard, "2.txt", (put(5, None),))
+    corrected(shard, 10)
+    assert places(shard) == known[:1]
+    forget_commits(monkeypatch)
+    for number in (3, 4, 5):
+        shard.drop(f"{number}.txt", [put(number + 5, "new")])
+        shard.run(10 * number)
+    assert not restores(shard.client, shard.client.state(SHARD))
+    replace_file(shard, "2.txt", (put(5, None), unordered("day=2/2.txt", 10), unordered("day=2/2.txt", 11)))
+    corrected(shard, 10)
+    assert places(shard) == known
+    shard.check()
+
+
 def backwards(folder: Path, count: int) -> Collection:
     """Commits whose files are in the opposite of their natural order. The newest value of `A` is the last one's."""
     shard = Collection(folder)
@@ -106,8 +128,7 @@ def backwards(folder: Path, count: int) -> Collection:
 
 
 def test_no_other_order_takes_the_place_of_forgotten_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((transitions, "MAX"), (transitions, "MIN"), (invariants, "MIN")):
-        monkeypatch.setattr(module, f"{name}_COMMITS_KEPT", 2)
+    forget_commits(monkeypatch)
     shard = backwards(tmp_path, 8)
     replace_file(shard, "1.txt", (ok(A, "right"),))
     with pytest.raises(
@@ -134,6 +155,27 @@ def test_a_file_takes_the_turn_that_counts(tmp_path: Path) -> None:
     found = correct(shard, from_ms=5)
     assert not found.is_needed
     assert names(shard)[A] == "3.txt"
+
+
+def test_a_file_that_was_set_aside_takes_the_turn_of_its_read(tmp_path: Path) -> None:
+    shard = Collection(tmp_path)
+    shard.drop("1.txt", [ok(A, "corrected")])
+    description = shard.mint(10)
+    assert description.input_key is not None
+    frozen = load_frozen(shard.client.blob, description.input_key, FrozenInput)
+    files = CollectionSource(shard.client, shard.config).files
+    progress = files.advance(None, frozen, era=description.era or 0, set_aside=frozen.files)
+    unread = replace(description, input_key=None, sources={FILES: progress})
+    assert isinstance(stages.append(shard.client, unread, shard.write(unread)), Committed)
+    stages.checkpoint(shard.client, shard.config)
+    shard.drop("2.txt", [ok(A, "2")])
+    shard.run(20)
+    (shard.folder / "1.txt").write_text("other bytes")
+    shard.run(30)
+    assert names(shard) == {A: "corrected"}
+    for from_ms in (0, 10):
+        assert not correct(shard, from_ms=from_ms).is_needed
+    assert names(shard) == {A: "corrected"}
 
 
 def test_a_second_correction_takes_a_new_file_by_its_date_too(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.config.collection import CollectionConfig
 from persist_core.protocol.replay import restores, start_for
 from persist_core.shard import invariants
@@ -73,9 +74,53 @@ def test_earlier_days_stay_after_corrections_before(shard: Collection, count: in
     shard.check()
 
 
-def test_with_forgotten_commits_a_checkpoint_tells(shard: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
+def forget_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on a state keeps two commits."""
     for module, name in ((transitions, "MAX"), (transitions, "MIN"), (invariants, "MIN")):
         monkeypatch.setattr(module, f"{name}_COMMITS_KEPT", 2)
+
+
+@pytest.mark.parametrize("is_restored", [True, False], ids=["restore", "correction"])
+def test_what_was_undone_is_no_start_when_it_is_forgotten(
+    shard: Collection, monkeypatch: pytest.MonkeyPatch, is_restored: bool
+) -> None:
+    good = shard.client.state(SHARD).commits[-1].checkpoint_id
+    shard.drop(file_of(4), [ok(("eu", 4), "wrong")])
+    shard.run(day(5))
+    replace_file(shard, file_of(4), (ok(("eu", 4), "right"),))
+    if is_restored:
+        shard.go_back(good)
+    else:
+        assert corrected(shard, day(4)).commit is not None
+    state = shard.client.state(SHARD)
+    forget_commits(monkeypatch)
+    shard.run(day(6))
+    for number in (6, 7, 8):
+        take(shard, number)
+    checkpointer = Checkpointer(shard.client.blob, SHARD, state.origin.life)
+    assert checkpointer.delete_checkpoint(state.commits[-1].checkpoint_id)  # as retention does
+    assert not restores(shard.client, shard.client.state(SHARD))
+    found = corrected(shard, day(5))
+    assert (found.is_needed, found.start.upper) == (False, day(4) + 1)
+    assert numbered(shard) == ["old", "right", "old", "right", "old", "old", "old"]
+
+
+def test_a_forgotten_restore_after_a_dry_run_counts(shard: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replay that was kept has read what the restore has undone."""
+    good, said = shard.client.state(SHARD).commits[-1].checkpoint_id, list[str]()
+    take(shard, 4)
+    corrected(shard, day(1), is_dry_run=True)
+    shard.go_back(good)
+    forget_commits(monkeypatch)
+    shard.run(day(6))
+    for number in (6, 7):
+        take(shard, number)
+    corrected(shard, day(1), say=said.append)
+    assert any("it is given up" in each for each in said)
+
+
+def test_with_forgotten_commits_a_checkpoint_tells(shard: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_commits(monkeypatch)
     for number in (4, 5, 6):
         take(shard, number)
     assert not restores(shard.client, shard.client.state(SHARD))

@@ -18,6 +18,7 @@ from persist_core.schema import CollectionSchema, Column
 from persist_core.sealed import seal
 from persist_core.shard.codec import StateVersion, decode_state, encode_state
 from persist_core.shard.origin import Branch, Origin, Swap
+from persist_core.shard.past import Past, Undone
 from persist_core.shard.state import Commit, Hold, Lease, Released, ShardState
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -82,6 +83,7 @@ FULL = StateVersion(
             "blob s3://new",
         ),
         erased="customers/erased/ee.json",
+        past=Past((Undone(10, 20, is_correction=True),), 30),
     ),
 )
 
