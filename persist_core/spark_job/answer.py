@@ -93,7 +93,7 @@ def job_failure(
     told = f"{what} ended without an answer; nothing was committed. {seen}"
     kind, message = _record(client, spec)
     if kind:
-        # Its message has the client's error, which looks like that of a wrong host or port.
+        # Its message has the client's error, which looks like a wrong host or port.
         cause = None if kind == ServerLost.kind else find_cause(message.splitlines()) or cause
         told = f"{what} failed; nothing was committed. {kind}: {_cut(message)}"
     is_environment = cause is not None and cause.what in ENVIRONMENT

@@ -118,9 +118,7 @@ def test_a_failed_append_may_have_committed(task_id: str) -> None:
     assert "Nothing was committed" not in notice.subject
 
 
-def test_a_notifier_that_fails_stops_no_other_without_the_location(
-    fruit: Fruit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_notifier_that_fails_stops_no_other_one(fruit: Fruit, monkeypatch: pytest.MonkeyPatch) -> None:
     """The outage that takes the location may take the service of one notifier too."""
     said: list[Any] = []
 

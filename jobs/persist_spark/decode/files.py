@@ -186,7 +186,7 @@ def text_lines(spark: SparkSession, files: Sequence[ReadableFile], options: Mapp
 def _in_fewer_tasks(lines: DataFrame, files: Sequence[ReadableFile]) -> DataFrame:
     """Lines in as many tasks as their bytes need: `kept_apart` gave each file a partition or more.
 
-    A task gets partitions that follow each other, and Spark has sorted them: the largest files are neighbours.
+    A task gets partitions that follow each other, and Spark has sorted them: the largest files are neighbors.
     """
     sizes = [each.file.size_bytes * (_UNPACKED if Path(each.path).suffix.lower() in CODECS else 1) for each in files]
     blocks = sorted((min(size, _APART_BYTES) for size in sizes for _ in range(0, size, _APART_BYTES)), reverse=True)

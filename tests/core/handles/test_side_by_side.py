@@ -17,7 +17,7 @@ class TaskTimeout(BaseException):
 
 @pytest.mark.parametrize("items", [1, 3])
 def test_a_timeout_waits_for_no_thread(items: int) -> None:
-    """What hangs may be why it came: it would never take effect."""
+    """A thread that hangs may be why it came: it would never take effect."""
     ended = threading.Event()
 
     def out(_: int, __: FrameType | None) -> None:

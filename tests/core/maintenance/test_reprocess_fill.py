@@ -28,7 +28,7 @@ def fill(shard: Collection, name: str) -> None:
     if row["name"] == "filled" or state.schema is None:
         return
     both = [{**row, TIME: state.upper.time, DIFF: -1}, {**row, "name": "filled", TIME: state.upper.time, DIFF: 1}]
-    description = describe_change(state, f"fill {name} {state.upper}", writer="fill")
+    description = describe_change(shard.client, state, f"fill {name} {state.upper}", writer="fill")
     updates = pa.Table.from_pylist(both, schema=updates_schema(state.schema))
     writer, stats = shard.client.open_writer(name), {f"{FILLED_COLUMN}name": 1}
     key = writer.stage(description, state.schema, shard.client.ids.uuid7(), updates, stats=stats)
