@@ -246,6 +246,13 @@ def known_records(
     return spark.createDataFrame([tuple(row.get(field.name) for field in of_frame.fields) for row in cells], of_frame)
 
 
+def with_texts(fields: T.StructType) -> T.StructType:
+    """These fields, dates and timestamps as texts, to be cast: Python has no years before 1 or after 9999."""
+    is_text = (T.DateType, T.TimestampType)
+    kinds = [(each.name, T.StringType() if isinstance(each.dataType, is_text) else each.dataType) for each in fields]
+    return T.StructType([T.StructField(name, kind) for name, kind in kinds])
+
+
 def err_type(name: str) -> T.DataType:
     """The Spark type of one of `ERR_COLUMNS`."""
     return _ERR_TYPES[name]

@@ -99,7 +99,7 @@ def _order_columns(schema: CollectionSchema) -> Sequence[Column]:
 
 
 def values_of(order: OrderKey, schema: CollectionSchema) -> Order:
-    """The order as Python's values."""
+    """The order as Python's values; dates and timestamps as texts."""
     columns = zip(order, _order_columns(schema), strict=True)
     return tuple(None if scalar is None else value_at(scalar, column) for scalar, column in columns)
 

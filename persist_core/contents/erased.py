@@ -12,7 +12,6 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -138,8 +137,4 @@ def _text(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, Decimal):
         return format(value, "f")
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, datetime):
-        return f"{value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
-    return value.isoformat() if isinstance(value, date) else str(value)
+    return value.hex() if isinstance(value, bytes) else str(value)

@@ -19,6 +19,7 @@ A bound may have fewer scalars than the key has columns: it then bounds the firs
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_core.errors import InvalidInput
+from persist_core.exact import DAY_MICROS, ERA_DAYS, date_text, timestamp_text
 from persist_core.schema import Column, arrow_type, decimal_of
 
 Scalar = bool | int | str
@@ -36,6 +38,7 @@ Key = tuple[Scalar, ...]
 
 MAX_TEXT_CHARS = 64  # of a scalar in a manifest: enough for UUIDs, and a manifest of 1,000 files stays below 1 MB
 _LAST_CHARACTER, _SURROGATES = 0x10FFFF, range(0xD800, 0xE000)
+_FAR = re.compile(r"(?P<year>[+-][0-9]{4,7})(?P<rest>-.*)", re.ASCII)
 _INTEGERS = {"date": pa.int32(), "timestamp": pa.int64()}
 
 
@@ -122,8 +125,10 @@ def key_at(table: pa.Table, row: int, key: Sequence[Column]) -> Key:
 
 
 def value_at(scalar: Scalar, column: Column) -> Any:
-    """The value of a column that a scalar stands for."""
-    return _arrow(scalar, column).as_py()
+    """The value of a column that a scalar stands for; of a date or a timestamp its text, which is exact."""
+    if column.type == "date":
+        return date_text(int(scalar))
+    return timestamp_text(int(scalar)) if column.type == "timestamp" else _arrow(scalar, column).as_py()
 
 
 def range_of_statistics(lowest: Sequence[Any], highest: Sequence[Any], key: Sequence[Column]) -> KeyRange:
@@ -150,8 +155,8 @@ def rows_within(table: pa.Table, ranges: Sequence[KeyRange], key: Sequence[Colum
 def is_within(table: pa.Table, ranges: Sequence[KeyRange], key: Sequence[Column]) -> pa.ChunkedArray | pa.Array:
     """For each row, whether its key is in one of the ranges."""
     if len(key) == 1 and all(each.first is not None and each.first == each.last for each in ranges):
-        wanted = [value_at(each.first[0], key[0]) for each in ranges if each.first]
-        return pc.is_in(table[key[0].name], pa.array(wanted, table[key[0].name].type))
+        wanted = _arrow_values([each.first[0] for each in ranges if each.first], key[0])
+        return pc.is_in(table[key[0].name], wanted.cast(table[key[0].name].type))
     masks = [_mask(table, each, key) for each in ranges]
     return pc.fill_null(functools.reduce(pc.or_, masks), False) if masks else pa.repeat(False, len(table))
 
@@ -217,11 +222,21 @@ def _parsed(text: str, column: Column) -> Scalar:
     try:
         if column.type == "binary":
             return bytes.fromhex(text).hex()
+        if column.type in _INTEGERS and (far := _FAR.fullmatch(text)):
+            return _far(int(far["year"]), far["rest"], column)
         return _scalar(pa.chunked_array([_cast(pa.array([text]), arrow_type(column.type))]), column)
-    except (ValueError, pa.ArrowException) as error:
+    except (ValueError, OverflowError, pa.ArrowException) as error:
         raise InvalidInput(
             f"key column {column.name}: found {text!r}; expected a value of type {column.type}"
         ) from error
+
+
+def _far(year: int, rest: str, column: Column) -> Scalar:
+    """Arrow reads years of four digits: an equal one of the calendar is read, and the eras between are added."""
+    eras, year = divmod(year - 2000, 400)
+    near = int(_parsed(f"{2000 + year}{rest}", column))
+    moved = near + eras * ERA_DAYS * (1 if column.type == "date" else DAY_MICROS)
+    return _scalar(pa.chunked_array([_arrow_values([moved], column)]), column)
 
 
 def _cast(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
@@ -241,6 +256,12 @@ def _arrow(scalar: Scalar, column: Column) -> pa.Scalar:
     if column.type == "binary":
         return pa.scalar(bytes.fromhex(str(scalar)), wanted)
     return pa.scalar(scalar, _INTEGERS.get(column.type, wanted)).cast(wanted)
+
+
+def _arrow_values(scalars: Sequence[Scalar], column: Column) -> pa.Array:
+    if column.type in _INTEGERS:  # Python's dates end with the year 9999
+        return pa.array(scalars, _INTEGERS[column.type]).cast(arrow_type(column.type))
+    return pa.array([_arrow(scalar, column).as_py() for scalar in scalars], arrow_type(column.type))
 
 
 def _mask(table: pa.Table, keys: KeyRange, key: Sequence[Column]) -> pa.ChunkedArray:

@@ -236,6 +236,19 @@ def _packing(file: pq.ParquetFile, columns: list[str]) -> tuple[list[str], float
 PARQUET = ParquetParts()
 
 
+def _with_numbers(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Dates and timestamps as days and microseconds: Python has no years before 1 or after 9999."""
+    cells = [
+        cell.cast(pa.int32())
+        if pa.types.is_date(cell.type)
+        else cell.cast(pa.int64())
+        if pa.types.is_timestamp(cell.type)
+        else cell
+        for cell in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(cells, names=batch.schema.names)
+
+
 def rows_digest(oks: pa.Table, errs: pa.Table) -> str:
     """Order-independent: the sum, modulo 2**256, of every update's SHA-256.
 
@@ -245,6 +258,6 @@ def rows_digest(oks: pa.Table, errs: pa.Table) -> str:
     for tag, found in (("ok", oks), ("err", errs.drop_columns([ERR_MESSAGE, ERR_POSITION]))):
         table = found.drop_columns([name for name in (ORDER, INHERITED) if name in found.column_names])
         for batch in table.to_batches(max_chunksize=_DIGESTED_AT_ONCE):
-            for row in batch.to_pylist():
+            for row in _with_numbers(batch).to_pylist():
                 total += int.from_bytes(hashlib.sha256(repr((tag, sorted(row.items()))).encode()).digest())
     return f"sha256-sum:{total % 2**256:064x}"

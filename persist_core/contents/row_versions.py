@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_core.errors import InvariantViolation
+from persist_core.exact import exact_rows
 from persist_core.schema import DIFF, ENDED, TIME
 
 
@@ -131,8 +132,8 @@ def _check(table: pa.Table, holds: pa.Array, keys: Sequence[str]) -> None:
         return
     row = pc.index(holds, False).as_py()
     names = [*keys, TIME, DIFF]
-    before = table.slice(row - 1, 1).select(names).to_pylist() if row else "nothing"
-    found = table.slice(row, 1).select(names).to_pylist()
+    before = list(exact_rows(table.slice(row - 1, 1).select(names))) if row else "nothing"
+    found = list(exact_rows(table.slice(row, 1).select(names)))
     raise InvariantViolation(
         f"the updates of a key do not alternate between insertion and retraction: found {found}"
         f" after {before}. Run `persist fsck`"

@@ -23,6 +23,7 @@ from persist_core.contents.parts import ERR_IDENTITY, errs_schema, nullable, upd
 from persist_core.contents.pieces import Piece
 from persist_core.contents.row_versions import sum_diffs
 from persist_core.errors import InvalidInput, InvariantViolation, OutsideFrontiers
+from persist_core.exact import exact_rows
 from persist_core.frontier import Frontier
 from persist_core.handles.load import load_manifests, read_part
 from persist_core.handles.overtaken import check_generation, named_if_slow
@@ -264,7 +265,7 @@ class ReadHandle:
             return self._repeated(updates, schema.arrow().names, time)
         odd = updates.filter(pc.and_(pc.not_equal(updates[DIFF], 1), pc.not_equal(updates[DIFF], -1)))
         if len(odd):
-            row = odd.slice(0, 1).to_pylist()[0]
+            row = next(exact_rows(odd.slice(0, 1)))
             raise self._broken({name: row[name] for name in keys}, f"a diff of {row[DIFF]} at {row[TIME]}", time)
         forward = pc.greater(updates[DIFF], 0)
         retracted_at = pc.if_else(forward, pa.scalar(None, pa.int64()), updates[TIME])
@@ -291,7 +292,7 @@ class ReadHandle:
         found = dict(zip(counted[_SLOT].to_pylist(), counted[f"{_ROW}_count"].to_pylist(), strict=True))
         for number, total in zip(slots[_SLOT].to_pylist(), sums.to_pylist(), strict=True):
             if total not in (0, 1) or found.get(number, 0) != total:
-                key = slots.slice(number, 1).select(list(keys)).to_pylist()[0]
+                key = next(exact_rows(slots.slice(number, 1).select(list(keys))))
                 what = f"diffs that add up to {total}, and {found.get(number, 0)} insertions that were not retracted"
                 raise self._broken(key, what, time)
         raise self._broken(dict.fromkeys(keys), "updates", time)  # a null key joins nothing
@@ -312,7 +313,7 @@ class ReadHandle:
         counted = too_far if len(too_far) else sum_diffs(updates, columns)
         wrong = counted.filter(_is_out_of(counted[DIFF], 0))
         if len(wrong):
-            row = wrong.slice(0, 1).select([*columns, DIFF]).to_pylist()[0]
+            row = next(exact_rows(wrong.slice(0, 1).select([*columns, DIFF])))
             raise InvariantViolation(
                 f"shard {self.shard}: a row is there {row.pop(DIFF)} times as of {show_time(time)}, expected 0 to"
                 f" {MAX_COPIES}: {show_row(row)}. Run `persist fsck {self.shard}`"

@@ -19,6 +19,7 @@ from persist_core.checkpoint.recovery import recover_newest
 from persist_core.contents.batch import LATE_OPERATOR, SourceFrontier
 from persist_core.contents.operator_state import StateArtifact
 from persist_core.contents.parts import late_schema
+from persist_core.exact import exact_rows
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.values import json_value
 from persist_core.schema import ACTED, BAD_KEY, BEATEN_BY, INHERITED, OP, ORDER, TIME, CollectionSchema
@@ -68,7 +69,7 @@ def _newest_first(client: PersistClient, chain: tuple[StateArtifact, ...], state
     for artifact in reversed(chain):
         found = list(state_rows(client.blob, artifact, columns, state.schemas, client.part_format))
         if found:
-            for row in pa.concat_tables(found).sort_by([(ACTED, "descending")]).to_pylist():
+            for row in exact_rows(pa.concat_tables(found).sort_by([(ACTED, "descending")])):
                 yield _late_record(row, state.schema, state.sources)
 
 

@@ -16,6 +16,7 @@ from persist_core.contents.parts import errs_schema, history_schema, nullable, u
 from persist_core.contents.pieces import Piece
 from persist_core.contents.row_versions import not_before
 from persist_core.errors import CorruptArtifact
+from persist_core.exact import exact_rows
 from persist_core.handles.client import PersistClient
 from persist_core.handles.load import decode_part, load_part
 from persist_core.handles.side_by_side import side_by_side
@@ -144,7 +145,7 @@ def _check_part(
         found.add(
             "bounds",
             f"{part.key}: {len(outside)} rows outside of {show_interval(manifest.lower, manifest.upper)} or later"
-            f" than the manifest says, the first {show_row(outside.slice(0, 1).to_pylist()[0])}",
+            f" than the manifest says, the first {show_row(next(exact_rows(outside.slice(0, 1))))}",
         )
     keys = range_of(table, schema.key)
     if not _is_err(part) and len(table) and not part.keys.covers(keys):
@@ -203,7 +204,7 @@ def check_updates(oks: pa.Table, errs: pa.Table, schema: CollectionSchema, since
     for check, holds in (("one_value_per_key", alternates), ("retraction_carries_its_value", carries)):
         broken = pc.indices_nonzero(pc.invert(holds)).to_pylist()
         for row in broken[:MAX_SHOWN]:
-            pair = everything.slice(max(row - 1, 0), 2 if row else 1).to_pylist()
+            pair = list(exact_rows(everything.slice(max(row - 1, 0), 2 if row else 1)))
             found.add(check, f"does not hold at {show_row(pair[-1])}; the update before it is {show_row(pair[0])}")
         found.count(check, len(broken[MAX_SHOWN:]))
 
@@ -229,7 +230,7 @@ def _negative_counts(updates: pa.Table) -> Iterator[tuple[dict[str, object], int
     ):
         count = (count if continues else 0) + diff
         if count < 0:
-            yield summed.slice(number, 1).to_pylist()[0], count
+            yield next(exact_rows(summed.slice(number, 1))), count
 
 
 def _same(left: pa.ChunkedArray, right: pa.ChunkedArray) -> pa.Array:

@@ -19,6 +19,7 @@ from persist_core.contents.batch import BatchCounts
 from persist_core.contents.parts import ERR_IDENTITY, errs_schema, updates_schema
 from persist_core.contents.row_versions import sum_diffs
 from persist_core.errors import InvalidInput, InvariantViolation
+from persist_core.exact import exact_rows
 from persist_core.handles.read import ReadHandle, check_as_of
 from persist_core.protocol.restore_orders import flattened, with_orders_of_errs, with_orders_of_oks
 from persist_core.schema import DIFF, TIME, CollectionSchema
@@ -118,8 +119,9 @@ def _net(
     summed = sum_diffs(flat, [*identity, *orders])
     broken = summed.filter(pc.greater(pc.abs(summed[DIFF]), 1))
     if len(broken):
+        row = next(exact_rows(broken.slice(0, 1)))
         raise InvariantViolation(
-            f"since {since} {broken.slice(0, 1).to_pylist()[0]} was inserted or retracted more than once; a key has at"
+            f"since {since} {row} was inserted or retracted more than once; a key has at"
             f" most one value. Nothing was committed; run `persist fsck`{remedy}"
         )
     timed = summed.set_column(summed.column_names.index(TIME), TIME, pa.repeat(time, len(summed)))

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from persist_core.contents import pieces
 from persist_core.contents.key_range import KeyRange, key_at
 from persist_core.contents.parts import ERR_IDENTITY, errs_schema, updates_schema
+from persist_core.exact import exact_rows
 from persist_core.handles.read import ReadHandle
 from persist_core.schema import DIFF, INHERITED, ORDER, TIME, CollectionSchema
 from persist_core.shard.state import ShardState
@@ -76,7 +77,8 @@ def flattened(updates: pa.Table) -> tuple[pa.Table, list[str]]:
     for name, values in zip(names, order.flatten(), strict=True):
         updates = updates.append_column(name, values)
     if INHERITED in updates.column_names:  # Arrow groups by no lists
-        texts = [None if entries is None else repr(entries) for entries in updates[INHERITED].to_pylist()]
+        found = (row[INHERITED] for row in exact_rows(updates.select([INHERITED])))
+        texts = [None if entries is None else repr(entries) for entries in found]
         updates, names = updates.append_column(_INHERITED, pa.array(texts, pa.string())), [*names, _INHERITED]
     return updates, names
 

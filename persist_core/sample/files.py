@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from persist_core.config.collection import CollectionConfig
+from persist_core.exact import exact_rows
 from persist_core.sources.feed import Feed
 from persist_core.sources.input_file import InputFile
 from persist_core.sources.root import relative_to
@@ -170,7 +171,7 @@ def raw_rows(
     found: list[RawRow] = []
     for file in files:
         if file.table is not None:
-            found += [RawRow(row, row) for row in file.table.to_pylist()]
+            found += [RawRow(row, row) for row in exact_rows(file.table)]
         elif format.endswith("csv"):
             found += _csv(file.lines, delimiter, names)
         else:

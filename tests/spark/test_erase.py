@@ -54,6 +54,13 @@ order: {mode: sequence, by: [seq]}
 delete: none
 checks: {known: {sql: "v IS NOT NULL", on_fail: warn}}
 """
+FAR = """
+source: {path: "in/*.jsonl", format: json}
+key: [born, at]
+columns: {born: date, at: {type: timestamp, unit: us}, name: string, seen: {type: timestamp, unit: us}}
+order: {mode: sequence, by: [seen]}
+delete: none
+"""
 FUTURE = 32_503_680_000_000  # in the year 3000
 ANN = "ann.smith@example.org"
 
@@ -203,6 +210,25 @@ def test_an_order_of_one_key_says_nothing_of_another(
     story.persist("erase", "people", "--key", ANN, "--key", "bo@x", "--reason", "asked")
     story.feed("2.jsonl", {"email": ANN, "name": "late", "seq": 8}, {"email": "bo@x", "name": "again", "seq": 2})
     assert story.rows() == [("bo@x", "again")]
+
+
+def test_far_dates_are_erased_for_good(
+    tmp_path: Path,
+    there: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Python has neither the year 0 nor PostgreSQL's infinity; the order of the erased row is beyond it too."""
+    story, latest = Story(tmp_path, there, FAR, capsys), 2**63 - 1
+    ann, bo = {"born": "0000-12-30", "at": latest}, {"born": "0001-01-01", "at": latest}
+    story.feed("1.jsonl", {**ann, "name": "Ann", "seen": latest - 1}, {**bo, "name": "Bo", "seen": 1})
+    story.persist(
+        "erase", "people", "--key", "0000-12-30", "--key", "+294247-01-10T04:00:54.775807Z", "--reason", "asked"
+    )
+    story.feed("2.jsonl", {**ann, "name": "late", "seen": latest - 2}, {**bo, "name": "late", "seen": 0})
+    assert story.client.open_reader("people").snapshot()["name"].to_pylist() == ["Bo"]
+    assert "0001-01-01" in story.persist("late", "people")
+    story.feed("3.jsonl", {**ann, "name": "new", "seen": latest})
+    assert sorted(story.client.open_reader("people").snapshot()["name"].to_pylist()) == ["Bo", "new"]
 
 
 @pytest.mark.family("erasures")

@@ -16,7 +16,7 @@ from pyspark.sql import types as T
 from persist_core.contents.batch import BatchDescription, last_time
 from persist_core.contents.erased import ErasedList
 from persist_core.schema import OP, ORDER, TIME, CollectionSchema
-from persist_spark.frame import SKIP, key_text, named
+from persist_spark.frame import SKIP, key_text, named, with_texts
 from persist_spark.order_memory import values_of
 
 _DIGEST, _BEFORE, _UP_TO = "_persist_digest", "_persist_before", "_persist_up_to"
@@ -40,16 +40,19 @@ def without_erased(
     if not known:
         return records
     order = records.schema[ORDER].dataType
+    assert isinstance(order, T.StructType)
     fields = [
         T.StructField(_DIGEST, T.StringType()),
         T.StructField(_BEFORE, T.LongType()),
-        *([T.StructField(_UP_TO, order)] if schema.order else []),
+        *([T.StructField(_UP_TO, with_texts(order))] if schema.order else []),
     ]
     rows = [
         (each.digest, each.time, *([each.order and values_of(each.order, schema)] if schema.order else []))
         for each in known
     ]
-    erased = F.broadcast(spark.createDataFrame(rows, T.StructType(fields)))
+    erased = spark.createDataFrame(rows, T.StructType(fields))
+    if schema.order:
+        erased = erased.withColumn(_UP_TO, F.col(_UP_TO).cast(order.simpleString()))
     is_replay = has_times and "~" in description.shard
     time = F.coalesce(F.col(TIME), F.lit(-1 if is_replay else last_time(description.upper)))
     is_over = time < F.col(_BEFORE)
@@ -59,7 +62,7 @@ def without_erased(
         is_over = F.when(F.col(_UP_TO).isNull(), is_over).otherwise(own <= highest)
     gone = F.col(_DIGEST).isNotNull() & F.coalesce(is_over, F.lit(False))
     digest = _hmac(key_text(schema), bytes.fromhex(listed.secret))
-    joined = records.join(erased, digest == F.col(_DIGEST), "left")
+    joined = records.join(F.broadcast(erased), digest == F.col(_DIGEST), "left")
     kept = {OP: F.when(gone, F.lit(SKIP)).otherwise(F.col(OP)), ORDER: F.col(ORDER)}
     return joined.select(
         *[

@@ -37,7 +37,7 @@ from persist_core.schema import (
     CollectionSchema,
 )
 from persist_spark.counted import Counting
-from persist_spark.frame import order_type, quoted, slot_names
+from persist_spark.frame import order_type, quoted, slot_names, with_texts
 from persist_spark.order_memory import Memory
 from persist_spark.read.parts import scan
 from persist_spark.session import stage_settings, use
@@ -144,8 +144,11 @@ class Fold:
         given = [(*found, kind) for kind, found in marks.items() if found is not None]
         if not given:
             return kept
-        columns = T.StructType([field for field in self._type.fields if field.name in (ORDER, TIME, INDEX_KIND)])
-        entries = self.spark.createDataFrame(given, columns)
+        order = order_type(self.schema)
+        names = [field for field in self._type.fields if field.name in (ORDER, TIME, INDEX_KIND)]
+        columns = [T.StructField(f.name, with_texts(order) if f.name == ORDER else f.dataType) for f in names]
+        entries = self.spark.createDataFrame(given, T.StructType(columns))
+        entries = entries.withColumn(ORDER, F.col(ORDER).cast(order.simpleString()))
         return kept.unionByName(entries, allowMissingColumns=True)
 
     def _counting(self, newest: DataFrame, memory: Memory) -> DataFrame:

@@ -29,8 +29,6 @@ below it, the thorough plan finds the exact one.
 
 from __future__ import annotations
 
-from datetime import date
-
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -130,8 +128,7 @@ def literal(order: Order | None, order_type: T.StructType) -> Column:
     """
     if order is None:
         return F.lit(None).cast(order_type)
-    values = [value.isoformat() if isinstance(value, date) else value for value in order]
-    given = zip(values, order_type.fields, strict=True)
+    given = zip(order, order_type.fields, strict=True)
     return F.struct(*[F.lit(value).cast(field.dataType.simpleString()).alias(field.name) for value, field in given])
 
 

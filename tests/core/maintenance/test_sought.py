@@ -116,6 +116,20 @@ def test_a_year_has_four_digits_in_a_digest(year: str) -> None:
     assert list(key_texts(key, columns).values()) == [f"{year}-01-02T03:04:05.000000Z", f"{year}-01-02"]
 
 
+@pytest.mark.parametrize("year", ["0000", "-0001", "-0400", "+10000", "+12000", "+294246", "-290307"])
+def test_a_far_year_has_a_sign_in_a_digest(year: str) -> None:
+    """As Spark writes it: the digests of a job and of an erasure are equal."""
+    columns = (Column("at", "timestamp", nullable=False), Column("day", "date", nullable=False))
+    texts = [f"{year}-01-02T03:04:05.000006Z", f"{year}-02-28"]
+    assert list(key_texts(parse_key(texts, columns), columns).values()) == texts
+
+
+@pytest.mark.parametrize("text", ["+294248-01-01T00:00:00Z", "-290309-01-01", "+9999999-01-01T00:00:00Z", "+10000-x"])
+def test_a_time_beyond_the_type_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="expected a value of type timestamp"):
+        parse_key([text], (Column("at", "timestamp", nullable=False),))
+
+
 def test_a_reason_with_a_key_is_refused() -> None:
     history = Erasing(in_memory(), KEYED, 1)
     history.append()
