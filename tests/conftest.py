@@ -175,7 +175,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def connect_server() -> Iterator[ConnectServer]:
     """One Spark Connect server for all tests that need one. It can use S3, if the jars are there."""
-    pytest.importorskip("pyspark.sql.connect.client", reason="needs Spark Connect")
+    pytest.importorskip("pyspark.sql.connect.client", reason="needs Spark Connect", exc_type=ImportError)
     pytest.importorskip("airflow", reason="the server starts as the embedded Airflow's does")
     if shutil.which("java") is None:
         pytest.skip("Spark needs Java")

@@ -97,6 +97,12 @@ def test_a_first_line_of_csv_with_any_bytes_is_read(feed: Feed) -> None:
     assert [row["id"] for row in rows if row[ERR_KIND] is None] == [1, 2, 3, 4]
 
 
+def test_a_csv_header_that_is_not_utf8_is_no_record(feed: Feed) -> None:
+    feed.write("a.csv", "id,größe\n1,x\n".encode("latin-1"))
+    rows = feed.records("csv", {"id": "string"})
+    assert [(row["id"], row[ERR_KIND]) for row in rows] == [("1", None)]
+
+
 def _expected(text: str, precision: int, scale: int) -> Decimal | None:
     if re.fullmatch(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?\s*", text, re.ASCII) is None:
         return None

@@ -48,10 +48,13 @@ MISCOUNTED = "the line does not have as many fields as its file's first line"
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of the lines of some files: the names of their fields in order, and the header lines to drop."""
+    """The layout of the lines of some files: the names of their fields in order, and the header lines to drop.
+
+    Headers are bytes, as they may be no UTF-8: then no text equals them.
+    """
 
     names: tuple[str, ...]
-    headers: tuple[str, ...]
+    headers: tuple[bytes, ...]
 
     @property
     def fields(self) -> list[str]:
@@ -66,12 +69,12 @@ def layouts(
 
     Raises `UnreadableFiles` if it cannot be read.
     """
-    found: dict[tuple[str, ...], tuple[set[str], list[ReadableFile]]] = {}
+    found: dict[tuple[str, ...], tuple[set[bytes], list[ReadableFile]]] = {}
     by_file = {each.file: each for each in files}
 
-    def look(file: InputFile) -> tuple[str, tuple[str, ...]] | None:
+    def look(file: InputFile) -> tuple[bytes, tuple[str, ...]] | None:
         line = first_line(feed, by_file[file], keeps_long=config.source.header)
-        return None if line is None else (line, _names(config, line))
+        return None if line is None else (line, _names(config, line.decode("utf-8", "replace")))
 
     for file, looked in zip(files, of_each(look, list(by_file)), strict=True):
         if looked is None:
@@ -86,7 +89,7 @@ def layouts(
     return [(Layout(names, tuple(sorted(headers))), members) for names, (headers, members) in found.items()]
 
 
-def first_line(feed: Feed, file: ReadableFile, *, keeps_long: bool) -> str | None:
+def first_line(feed: Feed, file: ReadableFile, *, keeps_long: bool) -> bytes | None:
     """The first line that is not blank, without BOM and line end; `None` for a file without one.
 
     `keeps_long`: the start of one that is too long is taken, as `readable` has it.
@@ -98,7 +101,7 @@ def first_line(feed: Feed, file: ReadableFile, *, keeps_long: bool) -> str | Non
             break
     for line in start.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
         if line.strip():
-            return line.removesuffix(b"\r").decode("utf-8", "replace")
+            return line.removesuffix(b"\r")
     return None
 
 
@@ -160,7 +163,8 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
         "emptyValue": "",
         "maxCharsPerColumn": "-1",
     }
-    kept = lines.where(~F.col(LINE).isin(list(layout.headers))) if layout.headers else lines
+    headers = [F.lit(header) for header in layout.headers]
+    kept = lines.where(~F.col(LINE).cast("binary").isin(headers)) if headers else lines
     row = F.from_csv(F.col(LINE), row_type.simpleString(), options)
     # Spark keeps a field such as "x"y with its quotes, others read xy. A second reading skips such fields; only a line
     # with a quote between two other characters needs it.
