@@ -157,3 +157,13 @@ def test_a_broken_parquet_text_keeps_its_bytes_in_its_err(feed: Feed) -> None:
     assert [row[ERR_KIND] for row in rows] == ["key", "key", None]
     assert rows[0][ERR_KEY] != rows[1][ERR_KEY]
     assert all("not well-formed UTF-8" in row[ERR_MESSAGE] for row in rows[:2])
+
+
+@pytest.mark.parametrize("odd", ['{"x":1}', [{"x": 1}], 7])
+def test_a_value_in_place_of_a_struct_is_an_err(feed: Feed, odd: object) -> None:
+    """The records without a value there are good, as in JSON."""
+    rows = records(feed, pa.table({"o": [odd, None]}), {"x": {"type": "bigint", "field": "o.x"}})
+    assert [(row[ERR_KIND], row["x"]) for row in rows] == [("value", None), (None, None)]
+    assert "'o' is of type" in rows[0][ERR_MESSAGE]
+    (row,) = records(feed, pa.table({"o": pa.nulls(1)}), {"x": {"type": "bigint", "field": "o.x"}})
+    assert row[ERR_KIND] is None

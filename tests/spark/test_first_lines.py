@@ -42,6 +42,13 @@ def test_a_first_line_of_csv_that_may_hide_records(feed: Feed, text: str) -> Non
         feed.records("csv", COLUMNS)
 
 
+def test_only_the_files_own_header_is_one_further_down(feed: Feed) -> None:
+    feed.write("1.csv", "id,name\n1,a\nid,name\n2,b\n")
+    feed.write("2.csv", '"id",name\nid,name\n')
+    rows = feed.records("csv", {"id": "string", "name": "string"})
+    assert [(row["id"], row["name"]) for row in rows] == [("1", "a"), ("2", "b"), ("id", "name")]
+
+
 @pytest.mark.parametrize("kind", ["dms-csv", "dms-parquet"])
 def test_an_op_in_another_case_is_no_full_load(feed: Feed, kind: str) -> None:
     table = pa.table({"op": ["D"], "id": [1], "name": ["a"]})

@@ -4,6 +4,7 @@ A line is kept whole as the payload of its err, so line breaks within quoted fie
 comes as lines with an odd number of quotes, each an err. Quotes are doubled within quotes (RFC 4180).
 
 The first line of each file that is not blank is its header (`header: true`); any other line equal to it is one too.
+Which other files are read with it does not matter.
 Columns are found by the header's names, exactly. Extra columns in a file are ignored, missing ones are null; without a
 key column the file is not read. Without a header, columns are in the order of `columns:`, or at
 the number that `field` gives (1 is the first); a line must have as many fields as the first line of its file.
@@ -48,13 +49,13 @@ MISCOUNTED = "the line does not have as many fields as its file's first line"
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of the lines of some files: the names of their fields in order, and the header lines to drop.
+    """The layout of the lines of some files: the names of their fields in order, and the header line to drop.
 
-    Headers are bytes, as they may be no UTF-8: then no text equals them.
+    A header is bytes, as it may be no UTF-8: then no text equals it.
     """
 
     names: tuple[str, ...]
-    headers: tuple[bytes, ...]
+    header: bytes | None
 
     @property
     def fields(self) -> list[str]:
@@ -69,24 +70,19 @@ def layouts(
 
     Raises `UnreadableFiles` if it cannot be read.
     """
-    found: dict[tuple[str, ...], tuple[set[bytes], list[ReadableFile]]] = {}
+    found: dict[Layout, list[ReadableFile]] = {}
     by_file = {each.file: each for each in files}
 
-    def look(file: InputFile) -> tuple[bytes, tuple[str, ...]] | None:
+    def look(file: InputFile) -> Layout | None:
         line = first_line(feed, by_file[file], keeps_long=config.source.header)
-        return None if line is None else (line, _names(config, line.decode("utf-8", "replace")))
+        if line is None:
+            return None
+        return Layout(_names(config, line.decode("utf-8", "replace")), line if config.source.header else None)
 
-    for file, looked in zip(files, of_each(look, list(by_file)), strict=True):
-        if looked is None:
-            continue
-        line, names = looked
-        headers, members = found.setdefault(names, (set(), []))
-        members.append(file)
-        if config.source.header:
-            headers.add(line)
-    if not found:
-        return [(Layout(("",), ()), [])]
-    return [(Layout(names, tuple(sorted(headers))), members) for names, (headers, members) in found.items()]
+    for file, layout in zip(files, of_each(look, list(by_file)), strict=True):
+        if layout is not None:
+            found.setdefault(layout, []).append(file)
+    return list(found.items()) or [(Layout(("",), None), [])]
 
 
 def first_line(feed: Feed, file: ReadableFile, *, keeps_long: bool) -> bytes | None:
@@ -163,8 +159,7 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
         "emptyValue": "",
         "maxCharsPerColumn": "-1",
     }
-    headers = [F.lit(header) for header in layout.headers]
-    kept = lines.where(~F.col(LINE).cast("binary").isin(headers)) if headers else lines
+    kept = lines if layout.header is None else lines.where(F.col(LINE).cast("binary") != F.lit(layout.header))
     row = F.from_csv(F.col(LINE), row_type.simpleString(), options)
     # Spark keeps a field such as "x"y with its quotes, others read xy. A second reading skips such fields; only a line
     # with a quote between two other characters needs it.

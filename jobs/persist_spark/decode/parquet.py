@@ -186,8 +186,8 @@ def parquet_records(
         *[rest.get(field.raw, _raw(config, schema, field)).alias(field.raw) for field in fields.all],
         *[_text(schema, path).alias(name) for name, path in free.items() if name not in typed],
         *[_raw(config, schema, field).alias(field.raw) for field in fields.orders],
-        F.lit(kind).cast("string").alias(FAULT_KIND),
-        F.lit(message).cast("string").alias(FAULT),
+        kind.alias(FAULT_KIND),
+        message.alias(FAULT),
     )
     return RawRecords(
         frame,
@@ -290,16 +290,24 @@ def _text(schema: FileSchema, path: Path) -> SparkColumn:
     return cells_text(shown) if pa.types.is_nested(found[1]) else shown.cast("string")
 
 
-def _fault(config: CollectionConfig, schema: FileSchema, fields: Fields) -> tuple[str | None, str | None]:
-    """The fault of all records of a file of this schema: the err's kind and message."""
+def _fault(config: CollectionConfig, schema: FileSchema, fields: Fields) -> tuple[SparkColumn, SparkColumn]:
+    """The fault of a record in a file of this schema: the err's kind and message, or nulls."""
     unreadable = dict(schema.unreadable)
+    kind = message = F.lit(None).cast("string")
     for field in fields.all:
         path = record_path(config, field.column)
         is_key = field in fields.keys
         if path[0] in unreadable:
             reason = f"column {path[0]!r} of the file has the type {unreadable[path[0]]}, which Spark cannot read"
-            return "key" if is_key else "value", reason
+            return F.lit("key" if is_key else "value"), F.lit(reason)
         if is_key and _find(schema, path) is None:
             shown = ", ".join(name for name, _ in schema.columns)[:_SHOWN_CHARS]
-            return "key", f"the file has no column {'.'.join(path)!r} for the key; its columns are {shown}"
-    return None, None
+            reason = f"the file has no column {'.'.join(path)!r} for the key; its columns are {shown}"
+            return F.lit("key"), F.lit(reason)
+        for depth in range(1, len(path)):
+            outer = _find(schema, path[:depth])
+            if outer is not None and not (pa.types.is_struct(outer[1]) or pa.types.is_null(outer[1])):
+                reason = f"{'.'.join(path[:depth])!r} is of type {outer[1]} in the file, expected a struct"
+                kind = F.when(outer[0].isNotNull(), F.lit("value")).otherwise(kind)
+                message = F.when(outer[0].isNotNull(), F.lit(reason)).otherwise(message)
+    return kind, message
