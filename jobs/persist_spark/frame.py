@@ -264,8 +264,6 @@ def _text(column: Column, value: SparkColumn) -> SparkColumn:
         return F.lower(F.hex(value))
     if column.type == "timestamp":
         return F.date_format(value, _TIMESTAMP_FORMAT)
-    if column.type == "date":
-        return F.date_format(value, "yyyy-MM-dd")
     _, scale = decimal_of(column.type) or (0, 0)
     if scale > _PLAIN_SCALE:  # outside of the ANSI mode a cast gives 1E-7
         return F.call_function("format_number", value, F.lit(f"0.{'0' * scale}"))

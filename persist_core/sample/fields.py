@@ -9,7 +9,7 @@ the newest file of a run are looked at, so a rare field may be found by a later 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,13 +68,23 @@ class FeedFields:
     new: dict[str, None] = field(default_factory=dict)
     missing: dict[str, None] = field(default_factory=dict)
 
-    def see(self, names: Iterable[str], count: int, unreadable: Iterable[str] = ()) -> None:
-        """Take in the names of all fields of `count` files; of the unreadable ones, `rest` has nothing."""
+    def see(
+        self,
+        names: Iterable[str],
+        count: int,
+        unreadable: Iterable[str] = (),
+        has: Callable[[tuple[str, ...]], bool] | None = None,
+    ) -> None:
+        """Take in the names of all fields of `count` files; of the unreadable ones, `rest` has nothing.
+
+        `has`: true if there is a field at a path; by default a path is one name.
+        """
         if count:
             self._add_new(found := dict.fromkeys(names))
+            has = has or (lambda path: ".".join(path) in found)
             known = named_fields(self.config)
             self.new.update(dict.fromkeys(name for name in unreadable if name not in known))
-            gone = (name for name, path in self._paths() if not {path[0], ".".join(path)} & found.keys())
+            gone = (name for name, path in self._paths() if not has(path))
             self.missing.update(dict.fromkeys(gone))
 
     def look_at(self, feed: Feed, files: Sequence[InputFile]) -> None:

@@ -15,6 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from persist_core.time_text import show_interval, show_time
 
 MAX_EXAMPLES = 5
 MAX_GROUPS = 20
+_MAX_ZEROS = 40  # of a number: one with more has an exponent
 _BAD_FILE = {
     "quarantine": "a run takes no record of it, and keeps it as one err",
     "fail": "a run would stop at it (source.on_bad_file)",
@@ -245,19 +247,34 @@ def _orders(records: Sequence[Mapping[str, Any]], position: Sequence[str]) -> di
     """First and last order, and how many records have a lower one than a record of the same key before them."""
     newest: dict[str, list[Any]] = {}
     found: list[list[Any]] = []
-    backwards = 0
+    backwards, names = 0, list[str]()
     for each in records:
         cells = list(each["order"].items())
         deciding = cells[: [name for name, _ in cells].index(position[0])]
-        order = [(value is not None, value) for _, value in deciding]
+        order, names = [(value is not None, value) for _, value in deciding], [name for name, _ in deciding]
         if not order or each["op"] not in "ud" or not _has_key(each):
             continue
         found.append(order)
         key = json.dumps(each["key"])
         backwards += order < newest.get(key, order)
         newest[key] = max(order, newest.get(key, order))
-    first, last = ([value for _, value in each(found)] if found else None for each in (min, max))
+    ends = [each(found) for each in (min, max)] if found else []
+    first, last = (
+        ([_shown(n, v) for n, (_, v) in zip(names, each, strict=True)] for each in ends) if ends else (None, None)
+    )
     return {"first": first, "last": last, "out_of_order": backwards, "of": len(found)}
+
+
+def _shown(name: str, value: Any) -> Any:
+    """A cell of an order for people: the number behind the text of `persist_spark.decode.exact.number_order`."""
+    if value is None or not name.endswith("_number"):
+        return value
+    sign, size = value[0], value[1:]
+    if sign == "0":
+        size = size[:-1].translate(str.maketrans("0123456789", "9876543210"))
+    power = int(size[:10] or 0) - 5_000_000_000
+    number = Decimal(f"{'-' if sign == '0' else ''}0.{size[10:]}e{power}") if size else Decimal(0)
+    return f"{number:f}" if abs(power) < _MAX_ZEROS else str(number)
 
 
 def _unread(config: CollectionConfig, raw: Sequence[RawRow]) -> tuple[Mapping[str, Any], ...]:

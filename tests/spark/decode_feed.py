@@ -61,11 +61,12 @@ class Feed:
     def frame(
         self, kind: str, columns: dict[str, Any], files: Sequence[InputFile] | None = None, **changes: Any
     ) -> DataFrame:
-        """The records frame of all files (or these), read as `kind`."""
+        """The records frame of all files (or these), read as `kind`. `see` as of `decode`."""
+        see = changes.pop("see", lambda *_: None)
         config = self.config(kind, columns, **changes)
         if files is None:
             files = FileSource(config, MemBlob()).freeze(None, until=None).frozen.files
-        return decode(self.spark, config, files, copies=copies_beside(self.folder))
+        return decode(self.spark, config, files, copies=copies_beside(self.folder), see=see)
 
     def records(self, kind: str, columns: dict[str, Any], **changes: Any) -> list[Record]:
         """The records of `frame`, in their order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -302,6 +303,17 @@ def test_order_by_fields_compares_numbers_and_missing_values(feed: Feed) -> None
     assert [row["id"] for row in rows] == [5, 4, 3, 0, 1, 2, 6]
     typed = feed.records("json", {"id": "int", "o": "string"}, order={"mode": "log", "by": ["o"]})
     assert [row["id"] for row in typed] == [5, 1, 2, 6, 0, 4, 3]
+
+
+def test_order_by_fields_compares_all_digits(feed: Feed) -> None:
+    """As decimals of Python do: more digits than a decimal of Spark has, and more after the point."""
+    texts, rng = ["1" * 40, "1" * 39 + "2", "2" + "0" * 60, "0.5", "0.56", "7e30"], random.Random(5)
+    whole = [f"{sign}{text}" for sign in ("", "-") for text in texts]
+    drawn = [f"{rng.choice('-+ ')}{rng.getrandbits(80) >> rng.randrange(80)}.{rng.getrandbits(60)}" for _ in range(50)]
+    orders = [*whole, *drawn, "2.0000000000002", "2.0000000000001", "-1e-400", "1e-400", "1E+400", "000", ".5e1"]
+    lines = [json.dumps({"id": index, "o": order}) for index, order in enumerate(orders)]
+    rows = feed.lines("json", lines, {"id": "int"}, order={"mode": "log", "by": ["o"]})
+    assert [row["id"] for row in rows] == sorted(range(len(orders)), key=lambda index: (Decimal(orders[index]), index))
 
 
 def test_one_format_takes_few_projections(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:

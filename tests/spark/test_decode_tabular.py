@@ -101,6 +101,9 @@ def test_a_csv_field_that_goes_on_behind_its_quote_is_an_err(feed: Feed) -> None
     ]
     assert [(row["id"], row[ERR_KIND]) for row in rows[6:]] == [(number, "value") for number in range(7, 11)]
     assert all("behind its closing quote" in row[ERR_MESSAGE] for row in rows[6:])
+    feed.write("1.csv", "\n".join(["id,name,price", '"1"x,a,', '"1"x,a', '"1"x","a,']))
+    rows = feed.records("csv", {"id": "string", "name": "string"})
+    assert [row[ERR_KIND] for row in rows] == ["key"] * 3, "a key that no record has"
 
 
 def test_a_name_that_is_twice_in_a_header_makes_errs(feed: Feed) -> None:

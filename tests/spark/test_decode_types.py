@@ -133,6 +133,7 @@ DECIMALS: list[tuple[Any, dict[str, Any] | None, tuple[str | None, str | None, s
     ("1234", INT64, ("1234", "1234", "1234")),
     (base64_of(10**20), None, (None, None, None)),
     (base64.b64encode(b"\x01" * 17).decode(), None, (None, None, None)),
+    ({**VARIABLE, "scale": -(2**31)}, None, (None, None, None)),
     ("a lot", None, (None, None, None)),
     ("NaN", None, (None, None, None)),
     (True, None, (None, None, None)),

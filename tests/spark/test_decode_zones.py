@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from persist_core.errors import ConfigError, InvalidTime
-from persist_core.schema import ERR_KIND, ERR_MESSAGE, TIME
+from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, TIME
 from persist_core.time_text import first_instant, local_of, parse_time
 from persist_spark.decode import times
 from persist_spark.decode.times import check_zone, instant_of, midnight_ms
@@ -172,6 +172,21 @@ def test_a_records_own_time_is_local_time(feed: Feed, type_name: str) -> None:
     kinds = {"string": "time", "timestamp": "value"}
     assert [row[ERR_KIND] for row in bad] == ([] if type_name == "date" else [kinds[type_name]])
     assert all("Europe/Berlin" in row[ERR_MESSAGE] for row in bad)
+
+
+@pytest.mark.parametrize("zone", sample(["UTC", "America/New_York"], 1, "zones of far dates"))
+def test_a_date_beyond_all_times_is_an_err(feed: Feed, zone: str) -> None:
+    """Also as a key, in the bytes of the err."""
+    texts = ["2026-07-03", "2026012-01-01", "294247-01-10", "-2026012-01-01"]
+    feed.write("a.jsonl", "".join(f'{{"id": {n}, "d": "{text}"}}\n' for n, text in enumerate(texts)))
+    frame = feed.frame("json", {"id": "int", "d": "date"}, key=["id", "d"], timezone=zone, time={"field": "d"})
+    rows = frame.orderBy("id").select(TIME, ERR_KIND, ERR_KEY, ERR_MESSAGE).collect()
+    assert [row[ERR_KIND] for row in rows] == [None, "time", "time", "time"]
+    assert rows[0][TIME] == parse_time("2026-07-03", zone=zone)
+    assert [bytes(row[ERR_KEY]) for row in rows[1:]] == [
+        f'["{n}","{sign}{text}"]'.encode() for n, sign, text in zip((1, 2, 3), ("+", "+", ""), texts[1:], strict=True)
+    ]
+    assert "time field 'd' is '2026012-01-01'" in rows[1][ERR_MESSAGE]
 
 
 def test_a_parquet_time_not_adjusted_to_utc_is_local(feed: Feed, tmp_path: Path) -> None:

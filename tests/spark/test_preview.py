@@ -164,6 +164,13 @@ def test_times_that_go_back(look: Look, tmp_path: Path) -> None:
     assert times == {"first": US // 1000 - 5, "last": US // 1000 + 5, "late": 1, "of": 3}
 
 
+def test_the_numbers_of_a_free_order_are_shown(look: Look, tmp_path: Path) -> None:
+    lines = [{"id": 1, "status": "x", "at": US, "n": number} for number in (10, -1.25, 0, 12345678901234567890123)]
+    config = orders(tmp_path, lines, order={"by": ["n"], "mode": "log"})
+    found = look(config).records["orders"]
+    assert found == {"first": ["-1.25", None], "last": ["12345678901234567890123", None], "out_of_order": 2, "of": 4}
+
+
 def test_a_damaged_file_is_named_and_the_others_are_shown(look: Look, tmp_path: Path) -> None:
     config = orders(tmp_path, CHANGES)
     packed = gzip.compress(

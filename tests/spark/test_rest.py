@@ -14,7 +14,7 @@ import pytest
 
 from persist_core.contents.stats import BatchWarning
 from persist_core.errors import FeedChanged
-from persist_core.sample.fields import MISSING, NEW
+from persist_core.sample.fields import MISSING, NEW, FeedFields
 from tests.sampling import sample
 from tests.spark.decode_feed import Feed
 from tests.spark.test_row_checks import things_with
@@ -191,3 +191,14 @@ def test_a_file_says_that_no_field_may_come_or_go(spark: SparkSession, tmp_path:
     (tmp_path / "in/b.csv").write_text("id,balance,y\n1,1,5\n")
     with pytest.raises(FeedChanged, match=f"{NEW}: y; {MISSING}: country. Nothing was committed"):
         things.write(spark, things.mint(2 * UNTIL))
+
+
+def test_a_field_within_a_parquet_column_may_not_go(feed: Feed) -> None:
+    """It is missing if its records would be null: dots in a name do not make a struct."""
+    feed.folder.mkdir()
+    columns = {"id": "bigint", "city": {"type": "string", "field": "a.b"}}
+    for name, cell, missing in (("a", {"b": "B"}, []), ("a", {"c": "B"}, ["city"]), ("a.b", "B", ["city"])):
+        pq.write_table(pa.table({"id": [1], name: [cell]}), feed.folder / "a.parquet")
+        fields = FeedFields(feed.config("parquet", columns))
+        (row,) = feed.records("parquet", columns, see=fields.see)
+        assert ([*fields.missing], row["city"]) == (missing, None if missing else "B")

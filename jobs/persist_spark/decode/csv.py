@@ -198,8 +198,8 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
 def _fault(layout: Layout, row: SparkColumn, wanted: dict[str, str]) -> tuple[SparkColumn, SparkColumn]:
     """The reliability of a line's key, and the fault of the line or its file, or null.
 
-    In a line with too few or too many fields, or an open quote, a key is reliable if it comes first and another
-    field follows it: then it is complete and in its place.
+    In a line with a fault a key is reliable if it comes first, another field follows it, and no quote is left in it:
+    then it is complete and in its place.
     """
     keys = [name for raw, name in wanted.items() if raw.startswith("k")]
     twice = sorted({name for name in wanted.values() if layout.names.count(name) > 1})
@@ -210,7 +210,8 @@ def _fault(layout: Layout, row: SparkColumn, wanted: dict[str, str]) -> tuple[Sp
     is_odd = row.getField("odd").isNotNull()
     follower = len(keys) + (layout.names[0] == DMS_OP)
     is_first = set(layout.names[:follower]) <= {*keys, DMS_OP} and follower < len(layout.names)
-    is_trusted = row.getField(f"c{follower}").isNotNull() if is_first else F.lit(False)
+    first = F.concat_ws("", *[row.getField(f"c{at}") for at in range(follower)])
+    is_trusted = row.getField(f"c{follower}").isNotNull() & ~first.contains('"') if is_first else F.lit(False)
     fault = F.when(is_open, F.lit(UNBALANCED)).when(is_odd, F.lit(MISCOUNTED))
     fault = fault.when(F.col("goes_on"), F.lit(CONTINUED)).otherwise(F.lit(None).cast("string"))
     return fault.isNull() | is_trusted, fault

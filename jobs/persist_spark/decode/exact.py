@@ -13,6 +13,8 @@ from persist_spark.compat import try_cast
 
 MAX_CHARS = 2_000  # of a number, a time or a boolean; the longest double written in full has 1,077
 _EXPONENT = r"^\s*+[+-]?(\d*+)\.?(\d*+)[eE]([+-]?\d{1,4})\s*+$"
+_NUMBER = r"^\s*+([+-]?)(?=\.?\d)(\d*+)(?:\.(\d*+))?(?:[eE]([+-]?\d{1,9}))?\s*+$"
+_MIDDLE = 5_000_000_000  # more than the power of ten of any number, and any sum with it has ten digits
 _MAX_HEX_DIGITS = 32  # 16 bytes, 127 bits and a sign: more than the 38 digits that a decimal can have
 
 
@@ -36,6 +38,22 @@ def _fits(text: SparkColumn, scale: int) -> SparkColumn:
     power = try_cast(F.regexp_extract(text, _EXPONENT, 3), "int")
     significant = F.length(F.regexp_replace(digits, "(?<!0)0++$", ""))
     return (significant == 0) | (fraction - power - (F.length(digits) - significant) <= scale)
+
+
+def number_order(text: SparkColumn) -> SparkColumn:
+    """A text that compares with others as its number does, exactly; null for the text of no number.
+
+    A sign, the power of ten of the first significant digit, and the significant digits; in a negative number each
+    digit is its complement to 9, and the end is above all digits.
+    """
+    sign, whole, fraction, power = (F.regexp_extract(bounded(text), _NUMBER, group) for group in range(1, 5))
+    digits = F.concat(whole, fraction)
+    significant = F.regexp_replace(digits, "^0++", "")
+    place = F.coalesce(try_cast(power, "bigint"), F.lit(0)) + F.length(whole) - F.length(digits) + F.length(significant)
+    size = F.concat((place + F.lit(_MIDDLE)).cast("string"), F.regexp_replace(significant, "(?<!0)0++$", ""))
+    negative = F.concat(F.lit("0"), F.translate(size, "0123456789", "9876543210"), F.lit(":"))
+    found = F.when(significant == "", F.lit("1")).when(sign == "-", negative).otherwise(F.concat(F.lit("2"), size))
+    return F.when(bounded(text).rlike(_NUMBER), found)
 
 
 def signed_text(digits: SparkColumn) -> SparkColumn:

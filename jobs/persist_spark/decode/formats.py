@@ -51,7 +51,8 @@ def decode(
 ) -> DataFrame:
     """The records frame of `files`, in no particular row order, lazily.
 
-    `see` gets the names of the fields that a number of files have, by their header or schema. `copies` are
+    `see` gets the names of the fields that a number of files have, by their header or schema (as
+    `persist_core.sample.fields.FeedFields.see`). `copies` are
     needed until the action on the frame ends. Raises `InvalidInput` if the session's time zone is not UTC (texts
     without a zone are UTC); `SourceChanged` if a file's header or footer cannot be read, or a compressed file is
     damaged.
@@ -102,7 +103,7 @@ def _raw_records(
     by_schema = alike(known, files)
     _check_layouts(len(by_schema))
     for schema, members in by_schema:
-        see(schema.fields, len(members), [name for name, _ in schema.unreadable])
+        see(schema.fields, len(members), [name for name, _ in schema.unreadable], schema.has)
     return [parquet_records(spark, config, schema, members, copies.options) for schema, members in by_schema]
 
 

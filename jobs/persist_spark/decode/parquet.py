@@ -59,7 +59,6 @@ _LOSSLESS: dict[type[T.DataType], tuple[str, ...]] = {
     T.IntegerType: ("int", "bigint"),
     T.LongType: ("int", "bigint") if HAS_TRY_CAST else ("bigint",),  # on 3.5 what does not fit would wrap around
     T.FloatType: ("double",),
-    T.DateType: ("timestamp",),
 }
 _SHOWN_CHARS = 200  # of a file's columns, in a message
 
@@ -75,6 +74,10 @@ class FileSchema:
     def fields(self) -> list[str]:
         """The names of all columns."""
         return [name for name, _ in (*self.columns, *self.unreadable)]
+
+    def has(self, path: Path) -> bool:
+        """True if there is a column at `path`, or within one that is unreadable."""
+        return path[0] in dict(self.unreadable) or _find(self, path) is not None
 
 
 def looked_at(
@@ -176,7 +179,7 @@ def parquet_records(
         tuple(_fitted(config, schema, field) for field in wanted.orders),
     )
     typed = {field.raw for field in fields.orders}
-    kind, message = _fault(config, schema, fields)
+    kind, message = _fault(config, schema, fields, [*free.values(), *([marker] if marker else [])])
     cells = {name: cell(F.col(f"c{index}"), kind) for index, (name, kind) in enumerate(schema.columns)}
     payload = [shown.alias(name) for name, shown in cells.items()]
     nested = {name for name, kind in schema.columns if pa.types.is_nested(kind)}
@@ -236,7 +239,7 @@ def _fitted(config: CollectionConfig, schema: FileSchema, field: Field) -> Field
     if found is None or field.column.name == config.source.rest:
         return field
     source, wanted = found[1], field.column.type
-    is_local = wanted == "timestamp" and (source == pa.date32() or (pa.types.is_timestamp(source) and not source.tz))
+    is_local = wanted == "timestamp" and pa.types.is_timestamp(source) and not source.tz
     if _is_count(source, field):
         return replace(field, unit=source.unit, is_local=is_local)
     return replace(field, is_typed=_is_lossless(source, field.column), is_local=is_local)
@@ -290,13 +293,16 @@ def _text(schema: FileSchema, path: Path) -> SparkColumn:
     return cells_text(shown) if pa.types.is_nested(found[1]) else shown.cast("string")
 
 
-def _fault(config: CollectionConfig, schema: FileSchema, fields: Fields) -> tuple[SparkColumn, SparkColumn]:
-    """The fault of a record in a file of this schema: the err's kind and message, or nulls."""
+def _fault(
+    config: CollectionConfig, schema: FileSchema, fields: Fields, others: Sequence[Path]
+) -> tuple[SparkColumn, SparkColumn]:
+    """The fault of a record in a file of this schema: the err's kind and message, or nulls. `others`: paths that are
+    needed beside the columns."""
     unreadable = dict(schema.unreadable)
     kind = message = F.lit(None).cast("string")
-    for field in fields.all:
-        path = record_path(config, field.column)
-        is_key = field in fields.keys
+    keys, values = ([record_path(config, field.column) for field in each] for each in (fields.keys, fields.values))
+    for path in (*keys, *values, *others):
+        is_key = path in keys
         if path[0] in unreadable:
             reason = f"column {path[0]!r} of the file has the type {unreadable[path[0]]}, which Spark cannot read"
             return F.lit("key" if is_key else "value"), F.lit(reason)

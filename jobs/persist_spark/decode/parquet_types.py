@@ -52,7 +52,8 @@ def stored_type(arrow: pa.DataType, leaves: Iterator[pq.ColumnSchema]) -> pa.Dat
         arrow = arrow.storage_type
     if pa.types.is_struct(arrow):
         inner = [(child.name, stored_type(child.type, leaves)) for child in arrow]
-        return pa.struct(inner) if inner and all(kind is not None for _, kind in inner) else None
+        is_clear = len({_folded(name) for name, _ in inner}) == len(inner)
+        return pa.struct(inner) if inner and is_clear and all(kind is not None for _, kind in inner) else None
     if isinstance(arrow, _LIST):
         item = stored_type(arrow.value_type, leaves)
         return None if item is None else pa.list_(item)
@@ -74,6 +75,11 @@ def stored_type(arrow: pa.DataType, leaves: Iterator[pq.ColumnSchema]) -> pa.Dat
         return pa.timestamp("ms" if arrow.unit == "s" else arrow.unit, "UTC" if arrow.tz else None)
     is_short = pa.types.is_decimal(arrow) and arrow.precision <= 38
     return arrow if is_short or arrow in _SIMPLE or pa.types.is_fixed_size_binary(arrow) else None
+
+
+def _folded(name: str) -> str:
+    """The name of a struct's field as Spark compares it: as `equalsIgnoreCase` of Java, one character by another."""
+    return "".join((char.upper() if len(char.upper()) == 1 else char).lower()[0] for char in name)
 
 
 def read_type(stored: pa.DataType) -> T.DataType:

@@ -29,9 +29,9 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.config.order import order_fields
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, MISSING_ORDER, TIME, Column
 from persist_core.time_text import UTC_ZONE
-from persist_spark.compat import fenced, try_cast
+from persist_spark.compat import fenced
 from persist_spark.decode.encoding import Encoding, Field
-from persist_spark.decode.exact import bounded
+from persist_spark.decode.exact import number_order
 from persist_spark.decode.files import BROKEN, DATE_MS, LINE, NAME
 from persist_spark.decode.json import MARK
 from persist_spark.decode.row_checks import check_message, is_strict, marks_of, with_failed_checks
@@ -377,7 +377,7 @@ def _time_message(config: CollectionConfig) -> SparkColumn:
 
 def free_order(name: str, raw: SparkColumn) -> list[OrderField]:
     """A field that is not a column: numbers in numeric order, below them any other text in text order."""
-    number = try_cast(bounded(raw), "decimal(38,9)")
+    number = number_order(raw)
     return [OrderField(f"{name}_number", number), OrderField(f"{name}_text", F.when(number.isNull(), raw))]
 
 

@@ -91,8 +91,10 @@ def finite(found: SparkColumn, type_name: str) -> SparkColumn:
 
 
 def midnight_ms(date: SparkColumn, zone: str) -> SparkColumn:
-    """The first instant of a date in ms, if the clocks skip or repeat its midnight too."""
-    return F.unix_millis(F.to_utc_timestamp(date.cast("timestamp_ltz"), zone))
+    """The first instant of a date in ms, if the clocks skip or repeat its midnight too. Null unless `is_computable`."""
+    last = F.lit(_LAST_COMPUTABLE // _DAY_MICROS)
+    found = F.unix_millis(F.to_utc_timestamp(date.cast("timestamp_ltz"), zone))
+    return F.when(F.unix_date(date).between(-last, last), found)
 
 
 def check_zone(spark: SparkSession, zone: str) -> None:

@@ -90,7 +90,7 @@ def numbers(field: Field, encoding: Encoding) -> dict[str, SparkColumn]:
 
 def _unscaled(digits: SparkColumn, scale: SparkColumn) -> SparkColumn:
     """The text of a decimal from the hex digits of its unscaled integer; null without either."""
-    return F.concat(signed_text(digits), F.lit("E"), (-scale).cast("string"))
+    return F.concat(signed_text(digits), F.lit("E"), F.try_subtract(F.lit(0), scale).cast("string"))
 
 
 def value(field: Field, encoding: Encoding) -> SparkColumn:

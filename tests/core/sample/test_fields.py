@@ -71,7 +71,10 @@ def test_a_missing_field_is_one_that_no_row_of_the_sample_has(tmp_path: Path) ->
 
 def test_files_say_their_fields(tmp_path: Path) -> None:
     fields = FeedFields(config_of(tmp_path, "csv"))
+    fields.see(["id", "address.city", "note"], 1)
+    assert fields.warnings() == ()
     fields.see(["id", "address", "note", "z"], 1)
+    assert [*fields.missing] == ["city"], "dots in a header are no nesting"
     fields.see(["id", "note"], 2)
     fields.see([], 0)
     assert fields.warnings() == (BatchWarning(NEW, 0, ("address", "z")), BatchWarning(MISSING, 0, ("city",)))
