@@ -49,7 +49,7 @@ async def _in_thread(persist_conn_id: str, call: Callable[[], _Found]) -> _Found
     """Return what `call` returns, which may block.
 
     In threads of the connection: the loop's own, and asgiref's single one, serve other triggers too. By asgiref,
-    because Airflow 3.0 to 3.2 can look up a connection only from a thread that asgiref has started.
+    because earlier releases of Airflow 3 can look up a connection only from a thread that asgiref has started.
     """
     return await sync_to_async(call, thread_sensitive=False, executor=_threads(persist_conn_id))()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from persist_airflow.announce import failure_notice
 from persist_airflow.compat import BaseNotifier
 from persist_airflow.factory import build_upsert_dag
 from persist_airflow.failures import PersistCasConflict
-from persist_airflow.notifications import Notify
+from persist_airflow.notifications import Notify, targets
 from persist_core.alerts.board import WatchBoard
 from persist_core.handles.client import PersistClient
 from persist_core.protocol.conflicts import list_conflicts
@@ -63,6 +64,29 @@ def test_notifiers_get_each_conflict_once(fruit: Fruit, client: PersistClient) -
         assert text.endswith(f" loser{day}")
     assert called == [f"persist/fruit/conflict/{each.conflict_id}" for each in list_conflicts(client.blob, NAME)]
     assert [each.delivered for each in WatchBoard(client).read().unsent] == [("Notifier",)] * 2
+
+
+def test_a_slow_notifier_changes_nothing_for_others() -> None:
+    """One that took too long goes on in its thread, and ends while the next one sends."""
+    said: list[str] = []
+    has_begun = threading.Event()
+
+    def slow(context: Any) -> None:
+        assert has_begun.wait(60)
+        said.append(context["persist_alert"]["shard"])
+
+    def quick(context: Any) -> None:
+        has_begun.set()
+        thread.join(60)
+        said.append(context["persist_alert"]["shard"])
+
+    ti: Any = SimpleNamespace(task_id=WRITE, dag_id="d", run_id="r", try_number=1)
+    notices = [failure_notice(shard, "bad", {"ti": ti}, now_ms=0) for shard in ("slow", "quick")]
+    first, second = targets((slow, quick), {})
+    thread = threading.Thread(target=first.send, args=(notices[0],))
+    thread.start()
+    second.send(notices[1])
+    assert said == ["slow", "quick"]
 
 
 def test_a_single_notifier_gets_conflicts_only_if_asked(fruit: Fruit, client: PersistClient) -> None:
