@@ -52,7 +52,7 @@ class Lineage:
 
 @cache
 def is_on() -> bool:
-    """True if the OpenLineage provider is installed, and configured to send events. Raises what its settings make it."""
+    """True if the OpenLineage provider is installed, and configured to send events. Raises its errors of settings."""
     try:
         if importlib.util.find_spec("airflow.providers.openlineage") is None:
             return False
