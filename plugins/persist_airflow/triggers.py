@@ -5,7 +5,7 @@ ShardUpperTrigger    for tasks that wait: until a shard's upper reaches a time. 
     TriggerEvent({..., "reached": false})                            `timeout_s` has passed; sensors have Airflow's
 InputTrigger         for tasks that wait: until there are files for a collection. A look lists them
     TriggerEvent({"files": ..., "reached": true})                    0: the shard covers the time already
-ShardCommitTrigger   for asset watchers (Airflow 3): commits that no append task of Airflow has made
+ShardCommitTrigger   for asset watchers (Airflow 3): commits that no task of our DAGs has made
     TriggerEvent({"shard": ..., "upper": ..., "checkpoint_id": ..., "writer": ..., "commits": ...})
 """
 
@@ -34,8 +34,8 @@ _Position = tuple[str | None, int]  # a life (`shard.origin`), within which epoc
 POLL_S = 5.0
 COMMIT_POLL_S = 30.0
 SEEN = "persist_seen"  # in the asset's state: the shard's life, and the epoch of the newest commit that was seen
-# The DAGs of our factories: their append tasks update the asset.
-OWN_WRITERS = ("persist_upsert__", "persist_group__", "persist_view__")
+# The DAGs of our factories: their tasks update the asset when they have committed.
+OWN_WRITERS = ("persist_upsert__", "persist_group__", "persist_view__", "persist_actions")
 MAX_LOOKS = 16  # side by side, of all triggers of one connection: they wait for a store, and take no processor time
 MAX_STORAGE_ERRORS = 10  # one after the other; then the task fails, and Airflow's retries take over
 
@@ -194,7 +194,7 @@ class InputTrigger(BaseTrigger):
 class ShardCommitTrigger(BaseEventTrigger):
     """Fires when programs outside of Airflow have committed to the shard: one event for all their new commits.
 
-    Commits of writers whose name starts with one of `skip_writers` are passed over, because their append task has
+    Commits of writers whose name starts with one of `skip_writers` are passed over, because their task has
     updated the asset already; by default those are the DAGs of this package's factories. Between two looks nothing is
     held open.
 
