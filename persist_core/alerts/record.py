@@ -78,8 +78,8 @@ class Notice:
     """One message to people, and who has it. Its texts are complete: nothing else is needed to send it.
 
     `key` is the same for all notices of one alert, from its first to its end (PagerDuty's deduplication key). `what` is
-    the condition, `conflict`, or the task that failed. `level` is the alert's; of a resolved alert, the highest that was sent.
-    `delivered` names the notifiers that have taken it. A watcher that sends it holds it until `claimed_until_ms`.
+    the condition, `conflict`, or the task that failed. `level` is the alert's; of a resolved alert, the highest
+    sent. `delivered` names the notifiers that have taken it. A watcher that sends it holds it until `claimed_until_ms`.
     """
 
     notice_id: str
