@@ -168,6 +168,13 @@ def test_the_operators_table_names_every_check_of_fsck() -> None:
     assert named == {check for call in calls for check in re.findall(call, code)}
 
 
+def test_the_document_of_the_page_names_every_endpoint() -> None:
+    table = (ROOT / "docs" / "page.md").read_text().partition("| endpoint |")[2]
+    named = {name for row in table.partition("\n\n")[0].splitlines()[2:] for name in _NAME.findall(row.split("|")[1])}
+    code = (ROOT / "plugins" / "persist_airflow" / "page" / "answers.py").read_text().partition("ENDPOINTS: ")[2]
+    assert named == set(re.findall(r"^    \"(\w+)\": ", code.partition("\n}")[0], re.MULTILINE))
+
+
 def test_tests_that_show_who_is_trusted_exist() -> None:
     """docs/trust.md names the test for each of its rows, or gives the reason why one is missing."""
     text = (ROOT / "docs" / "trust.md").read_text()

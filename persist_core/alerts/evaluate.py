@@ -74,5 +74,6 @@ def _step(condition: str, threshold: Threshold, value: int | None, known: Alert 
         since_ms = now_ms - (value - first) if condition in DURATIONS else now_ms
         return Alert(level, value, limit, since_ms)
     if level == "fail" and known.level == "warn":
-        return replace(known, level="fail", value=value, limit=threshold.limit("fail"))
+        is_silent = known.acknowledged is not None
+        return replace(known, level="fail", value=value, limit=threshold.limit("fail"), is_silent=is_silent)
     return replace(known, limit=threshold.limit(known.level) or threshold.limit(level))

@@ -34,7 +34,7 @@ class Alert:
     """A condition that is not as it should be. `level` is the highest since it was opened.
 
     `value` and `limit` are from when `level` was reached: ms or a count. `since_ms` is when the condition crossed its
-    first threshold, as far as is known.
+    first threshold, as far as is known. `is_silent`: users were notified of `warn` alone.
     """
 
     level: Level
@@ -42,6 +42,7 @@ class Alert:
     limit: int
     since_ms: int
     acknowledged: Acknowledged | None = None
+    is_silent: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ class Notice:
     """One message to people, and who has it. Its texts are complete: nothing else is needed to send it.
 
     `key` is the same for all notices of one alert, from its first to its end (PagerDuty's deduplication key). `what` is
-    the condition, `conflict`, or the task that failed. `level` is the alert's; of a resolved alert, its highest.
-    `delivered` names the notifiers that have taken it. A watcher that sends it holds it until `claimed_until_ms`.
+    the condition, `conflict`, or the task that failed. `level` is the alert's; of a resolved alert, the highest
+    sent. `delivered` names the notifiers that have taken it. A watcher that sends it holds it until `claimed_until_ms`.
     """
 
     notice_id: str

@@ -146,7 +146,7 @@ def alert_notice(
         key=alert_key(health.shard, condition),
         shard=health.shard,
         what=condition,
-        level=alert.level,
+        level="warn" if alert.is_silent else alert.level,
         is_resolved=is_resolved,
         at_ms=now_ms,
         since_ms=alert.since_ms,

@@ -270,6 +270,7 @@ def erase(
     *,
     by: str,
     reason: str,
+    writer: str = "erase",
     is_dry_run: bool = False,
     with_verify: bool = False,
 ) -> Done:
@@ -285,7 +286,10 @@ def erase(
         len(t) >= MIN_WORD and t.lower() in reason.lower() for t in known
     ):
         raise InvalidInput("the reason holds a key that is to be erased; expected one without it: the reason is kept")
-    done = erasing.look(client, shard, keys) if is_dry_run else erasing.erase(client, shard, keys, by=by, reason=reason)
+    if is_dry_run:
+        done = erasing.look(client, shard, keys)
+    else:
+        done = erasing.erase(client, shard, keys, by=by, reason=reason, writer=writer)
     holding = verify(client, shard, keys) if with_verify else ()
     removed = f"{done.rows} versions and errors, in {done.files} files"
     said = {

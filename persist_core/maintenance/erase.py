@@ -82,7 +82,7 @@ class Erased:
 
 def look(client: PersistClient, shard: str, keys: Sequence[Key]) -> Erased:
     """Say how much an erasure would remove; writes nothing. Raises as `erase`."""
-    task = _Erasing(client, shard, keys, "", "")
+    task = _Erasing(client, shard, keys, "", "", "")
     state = client.state(shard)
     task.check(state)
     rewriting = task.rewriting(state, is_dry_run=True)
@@ -92,13 +92,15 @@ def look(client: PersistClient, shard: str, keys: Sequence[Key]) -> Erased:
     return Erased(shard, "dry_run", digests, rewriting.rows, rewriting.files, 0, 0, (), *task.beyond(state))
 
 
-def erase(client: PersistClient, shard: str, keys: Sequence[Key], *, by: str, reason: str) -> Erased:
+def erase(
+    client: PersistClient, shard: str, keys: Sequence[Key], *, by: str, reason: str, writer: str = "erase"
+) -> Erased:
     """Erase whole keys. Safe to repeat after any error.
 
     Raises `InvalidInput` for a view, a closed or moved shard, and if a fork shares files that hold a key; `RunFailed`
     if a record in the stash is due first, or other writers were faster all the time.
     """
-    task = _Erasing(client, shard, keys, by, reason)
+    task = _Erasing(client, shard, keys, by, reason, writer)
     task.check(client.state(shard))
     task.retract()
     for name in hidden_shards(client, shard):  # what is written for one without the list is not accepted
@@ -110,8 +112,10 @@ def erase(client: PersistClient, shard: str, keys: Sequence[Key], *, by: str, re
 
 
 class _Erasing:
-    def __init__(self, client: PersistClient, shard: str, keys: Sequence[Key], by: str, reason: str) -> None:
-        self._client, self._shard, self._by, self._reason = client, shard, by, reason
+    def __init__(
+        self, client: PersistClient, shard: str, keys: Sequence[Key], by: str, reason: str, writer: str
+    ) -> None:
+        self._client, self._shard, self._by, self._reason, self._writer = client, shard, by, reason, writer
         self.schema = schema_to_erase(client.state(shard))
         if any(len(key) != len(self.schema.key) for key in keys) or not keys:
             names = ", ".join(self.schema.key_names)
@@ -272,7 +276,7 @@ class _Erasing:
         attempt = rewriting.attempt
         operators = {name: self._operator(rewriting, name, chain) for name, chain in chains.items()}
         token = restore_token("erase", self._shard, state.upper.time, attempt)
-        description = describe_change(self._client, state, token, writer="erase", operators=chains)
+        description = describe_change(self._client, state, token, writer=self._writer, operators=chains)
         key = self._client.open_writer(self._shard).stage(
             description,
             self.schema,

@@ -18,9 +18,10 @@ from persist_airflow.hook import PersistHook
 from persist_airflow.notifications import NotifyBy, takes, targets
 from persist_airflow.options import RETRY, TASK_IDS
 from persist_core.alerts.board import WatchBoard
-from persist_core.alerts.deliver import deliver, send
+from persist_core.alerts.deliver import Target, deliver, send
 from persist_core.alerts.record import Notice
 from persist_core.alerts.words import alert_key, make_notice
+from persist_core.clock import SystemClock
 from persist_core.errors import PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.keys import conflict_alert_key
@@ -45,7 +46,7 @@ def announce_conflict(
     if client.blob.get(marker) is not None:
         return False
     if takes(notify, "conflicts"):
-        _send(client, conflict_notice(record), notify, context)
+        _send(client, conflict_notice(record), targets(notify, context))
     client.blob.set(marker, json.dumps({"alerted_ms": client.clock.now_ms()}).encode())
     return True
 
@@ -88,26 +89,29 @@ class AnnounceFailure:
         self.shards = tuple(notify if shards is None else shards)
 
     def __call__(self, context: Context) -> None:
-        """Send. If the location does not answer, the notifiers are called without its record."""
+        """Send. From the first shard on for which the location fails, the notifiers are called without its record."""
         task: Any = context["task"]
         error: Any = context.get("exception")
         said = None if error is None else f"{type(error).__name__}: {error}"
         failed: Mapping[str, str | None] = getattr(error, "failed", None) or dict.fromkeys(self.shards, said)
         announced = {shard: self.notify[shard] for shard in failed if takes(self.notify.get(shard, ()), "failures")}
         client: PersistClient | None = None
+        is_reachable = True
         try:
-            client = PersistHook(task.persist_conn_id).get_conn()
             for shard, notify in announced.items():
-                notice = failure_notice(shard, failed[shard], context, now_ms=client.clock.now_ms())
-                _send(client, notice, notify, context)
-        except PersistError as unreachable:
-            _log.warning("failures are announced without the record of the location: %s", unreachable)
-            now_ms = int(context["ti"].start_date.timestamp() * 1000)
-            for shard, notify in announced.items():
-                notice = failure_notice(shard, failed[shard], context, now_ms=now_ms)
-                for target in targets(notify, context):
-                    if target.accepts(notice):
-                        send(target, notice, [])
+                notice = failure_notice(shard, failed[shard], context, now_ms=SystemClock().now_ms())
+                by = targets(notify, context)
+                try:
+                    if is_reachable:
+                        client = client or PersistHook(task.persist_conn_id).get_conn()
+                        _send(client, notice, by)
+                except Exception as unreachable:  # noqa: BLE001 - a failure is announced, whatever fails here too
+                    _log.warning("failures are announced without the record of the location: %s", unreachable)
+                    is_reachable = False
+                if not is_reachable:
+                    for target in by:
+                        if target.accepts(notice):
+                            send(target, notice, [])
         finally:
             if client is not None:
                 client.location.close()
@@ -143,10 +147,13 @@ def failure_notice(shard: str, error: str | None, context: Context, *, now_ms: i
     )
 
 
-def _send(client: PersistClient, notice: Notice, notify: Sequence[NotifyBy], context: Context) -> None:
+def _send(client: PersistClient, notice: Notice, by: Sequence[Target]) -> None:
+    """Keep the notice, and send it. Raises `PersistError` if it cannot be kept; then it was not sent."""
     board = WatchBoard(client)
     board.post(notice)
-    by = targets(notify, context)
-    done = deliver(board, lambda _: by, only=[notice.notice_id])
-    for failure in done.failures:
+    try:
+        failures = deliver(board, lambda _: by, only=[notice.notice_id]).failures
+    except PersistError as error:
+        failures = (f"{notice.subject!r}: {error}",)
+    for failure in failures:
         _log.error("%s. It is kept, and persist_watch sends it", failure)

@@ -17,7 +17,7 @@ import importlib.util
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -27,7 +27,6 @@ from persist_core.config.path_pattern import S3
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig
 from persist_core.contents.batch import BatchDescription, BatchManifest
-from persist_core.errors import PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.schema import Column
 from persist_core.shard.state import Commit
@@ -53,7 +52,7 @@ class Lineage:
 
 @cache
 def is_on() -> bool:
-    """True if the OpenLineage provider is installed, and configured to send events."""
+    """True if the OpenLineage provider is installed, and configured to send events. Raises its errors of settings."""
     try:
         if importlib.util.find_spec("airflow.providers.openlineage") is None:
             return False
@@ -83,13 +82,18 @@ class ReportsLineage:
 
 
 def _found(read: Callable[[], Lineage], otherwise: Lineage = Lineage()) -> Lineage:
-    """Return what `read` finds, if lineage is on. An error is logged: lineage must not fail a task."""
-    if is_on():
-        try:
+    """Return what `read` finds, if lineage is on. Never raises."""
+    try:
+        if is_on():
             return read()
-        except PersistError as error:
-            _log.warning("no lineage is reported: %s: %s", error.kind, error)
+    except Exception as error:  # noqa: BLE001 - a task is not to fail for its lineage, whatever the provider raises
+        _warn_once(f"{type(error).__name__}: {error}")
     return otherwise
+
+
+@lru_cache(maxsize=16)
+def _warn_once(reason: str) -> None:
+    _log.warning("no lineage is reported: %s", reason)
 
 
 def of_inputs(client: PersistClient, config: ShardConfig, description: BatchDescription, conn_id: str) -> Lineage:

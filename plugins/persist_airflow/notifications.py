@@ -157,17 +157,14 @@ def _accepts(entry: NotifyBy) -> Callable[[Notice], bool]:
 def _sender(entry: NotifyBy, context: Context) -> Callable[[Notice], None]:
     def send(notice: Notice) -> None:
         notifier = _notifier(entry, notice.shard)
-        given: Any = context
+        given: Any = copy.copy(context)  # its own: a slow notifier goes on while others send other notices
         given[CONTEXT_NAME] = facts_of(notice)
-        try:
-            if isinstance(notifier, BaseNotifier):  # called by parts: some releases swallow what `notify` raises
-                seen: Any = {name: given.get(name) for name in TEMPLATE_NAMES} | {"dag": None}
-                notifier.render_template_fields(seen if isinstance(entry, NotifyConfig) else given)
-                notifier.notify(context)
-            else:
-                notifier(context)
-        finally:
-            del given[CONTEXT_NAME]
+        if isinstance(notifier, BaseNotifier):  # called by parts: some releases swallow what `notify` raises
+            seen: Any = {name: given.get(name) for name in TEMPLATE_NAMES} | {"dag": None}
+            notifier.render_template_fields(seen if isinstance(entry, NotifyConfig) else given)
+            notifier.notify(given)
+        else:
+            notifier(given)
 
     return send
 

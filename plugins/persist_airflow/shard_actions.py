@@ -86,6 +86,7 @@ def erased(operator: Any, context: Context, params: Mapping[str, Any]) -> Json:
             texts,
             by=by(context),
             reason=params["reason"],
+            writer=writer_of(context),
             is_dry_run=params["dry_run"],
             with_verify=params["verify"],
         )

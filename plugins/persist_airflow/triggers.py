@@ -5,7 +5,7 @@ ShardUpperTrigger    for tasks that wait: until a shard's upper reaches a time. 
     TriggerEvent({..., "reached": false})                            `timeout_s` has passed; sensors have Airflow's
 InputTrigger         for tasks that wait: until there are files for a collection. A look lists them
     TriggerEvent({"files": ..., "reached": true})                    0: the shard covers the time already
-ShardCommitTrigger   for asset watchers (Airflow 3): commits that no append task of Airflow has made
+ShardCommitTrigger   for asset watchers (Airflow 3): commits that no task of our DAGs has made
     TriggerEvent({"shard": ..., "upper": ..., "checkpoint_id": ..., "writer": ..., "commits": ...})
 """
 
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from typing import Any, TypeVar, cast
 
 from asgiref.sync import sync_to_async
@@ -33,20 +34,35 @@ _Position = tuple[str | None, int]  # a life (`shard.origin`), within which epoc
 POLL_S = 5.0
 COMMIT_POLL_S = 30.0
 SEEN = "persist_seen"  # in the asset's state: the shard's life, and the epoch of the newest commit that was seen
-# The DAGs of our factories: their append tasks update the asset.
-OWN_WRITERS = ("persist_upsert__", "persist_group__", "persist_view__")
+# The DAGs of our factories: their tasks update the asset when they have committed.
+OWN_WRITERS = ("persist_upsert__", "persist_group__", "persist_view__", "persist_actions")
+MAX_LOOKS = 16  # side by side, of all triggers of one connection: they wait for a store, and take no processor time
 MAX_STORAGE_ERRORS = 10  # one after the other; then the task fails, and Airflow's retries take over
 
 
-async def _looks(look: Callable[[], _Found], poll_s: float) -> AsyncIterator[_Found | None]:
-    """Yield what `look` finds every `poll_s` seconds, `None` while the store fails. In a thread, because it may block.
+@cache
+def _threads(persist_conn_id: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(MAX_LOOKS, f"persist {persist_conn_id}")
+
+
+async def _in_thread(persist_conn_id: str, call: Callable[[], _Found]) -> _Found:
+    """Return what `call` returns, which may block.
+
+    In threads of the connection: the loop's own, and asgiref's single one, serve other triggers too. By asgiref,
+    because earlier releases of Airflow 3 can look up a connection only from a thread that asgiref has started.
+    """
+    return await sync_to_async(call, thread_sensitive=False, executor=_threads(persist_conn_id))()
+
+
+async def _looks(persist_conn_id: str, look: Callable[[], _Found], poll_s: float) -> AsyncIterator[_Found | None]:
+    """Yield what `look` finds every `poll_s` seconds, `None` while the store fails.
 
     Raises the `StorageError` of `MAX_STORAGE_ERRORS` looks in a row.
     """
     failures = 0
     while True:  # until the trigger ends
         try:
-            found = await sync_to_async(look)()
+            found = await _in_thread(persist_conn_id, look)
             failures = 0
         except StorageError:
             failures += 1
@@ -58,16 +74,16 @@ async def _looks(look: Callable[[], _Found], poll_s: float) -> AsyncIterator[_Fo
 
 
 async def _wait(
-    look: Callable[[], _Found], is_done: Callable[[_Found], bool], poll_s: float, timeout_s: float | None
+    looks: AsyncIterator[_Found | None], is_done: Callable[[_Found], bool], timeout_s: float | None
 ) -> tuple[_Found | None, bool]:
-    """Return the last finding of `look`, and whether the task waits for it. If not, `timeout_s` seconds have passed.
+    """Return the last finding of `looks`, and whether the task waits for it. If not, `timeout_s` seconds have passed.
 
     The time does not outlive a restart of the triggerer.
     """
     clock = SystemClock()
     deadline_ms = None if timeout_s is None else clock.now_ms() + timeout_s * 1000
     last: _Found | None = None
-    async for found in _looks(look, poll_s):
+    async for found in looks:
         last = last if found is None else found
         if found is not None and is_done(found):
             return last, True
@@ -126,16 +142,16 @@ class ShardUpperTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look every `poll_s` seconds. Connections are opened and read in a thread: they may block."""
-        client: PersistClient = await sync_to_async(PersistHook(self.persist_conn_id).get_conn)()
+        client = await _in_thread(self.persist_conn_id, PersistHook(self.persist_conn_id).get_conn)
 
         def is_there(state: ShardState | None) -> bool:
             return state is not None and state.upper >= Frontier(self.upper)
 
         try:
-            look = partial(client.machine.fetch, self.shard)
-            found, reached = await _wait(look, is_there, self.poll_s, self.timeout_s)
+            looks = _looks(self.persist_conn_id, partial(client.machine.fetch, self.shard), self.poll_s)
+            found, reached = await _wait(looks, is_there, self.timeout_s)
         finally:
-            await sync_to_async(client.location.close)()
+            await _in_thread(self.persist_conn_id, client.location.close)
         yield _event(shard=self.shard, upper=found.upper.time if found else 0, reached=reached)
 
 
@@ -169,7 +185,7 @@ class InputTrigger(BaseTrigger):
             with open_client(self.persist_conn_id, config) as client:
                 return files_due(client, config, self.until)
 
-        async for found in _looks(look, self.poll_s):
+        async for found in _looks(self.persist_conn_id, look, self.poll_s):
             if found is not None and (found[0] > 0 or found[1] >= Frontier(self.until)):
                 yield _event(files=found[0], reached=True)
                 return
@@ -178,7 +194,7 @@ class InputTrigger(BaseTrigger):
 class ShardCommitTrigger(BaseEventTrigger):
     """Fires when programs outside of Airflow have committed to the shard: one event for all their new commits.
 
-    Commits of writers whose name starts with one of `skip_writers` are passed over, because their append task has
+    Commits of writers whose name starts with one of `skip_writers` are passed over, because their task has
     updated the asset already; by default those are the DAGs of this package's factories. Between two looks nothing is
     held open.
 
@@ -209,7 +225,7 @@ class ShardCommitTrigger(BaseEventTrigger):
         store: Any = getattr(self, "asset_state_store", None)
         stored = None if store is None else await store.aget(SEEN)
         seen: _Position | None = (stored[0], int(stored[1])) if stored else None
-        async for state in _looks(self._look, self.poll_s):
+        async for state in _looks(self.persist_conn_id, self._look, self.poll_s):
             if state is not None and _newest(state) != seen:
                 event = None if seen is None else self._event(state, seen)
                 if event is not None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from persist_airflow.announce import failure_notice
+from persist_airflow.announce import AnnounceFailure, failure_notice
 from persist_airflow.compat import BaseNotifier
 from persist_airflow.factory import build_upsert_dag
 from persist_airflow.failures import PersistCasConflict
-from persist_airflow.notifications import Notify
+from persist_airflow.notifications import Notify, targets
 from persist_core.alerts.board import WatchBoard
+from persist_core.errors import Determinate
 from persist_core.handles.client import PersistClient
 from persist_core.protocol.conflicts import list_conflicts
 from tests.airflow.fruit import NAME, Fruit, end_of
@@ -65,6 +66,29 @@ def test_notifiers_get_each_conflict_once(fruit: Fruit, client: PersistClient) -
     assert [each.delivered for each in WatchBoard(client).read().unsent] == [("Notifier",)] * 2
 
 
+def test_a_slow_notifier_changes_nothing_for_others() -> None:
+    """One that took too long goes on in its thread, and ends while the next one sends."""
+    said: list[str] = []
+    has_begun = threading.Event()
+
+    def slow(context: Any) -> None:
+        assert has_begun.wait(60)
+        said.append(context["persist_alert"]["shard"])
+
+    def quick(context: Any) -> None:
+        has_begun.set()
+        thread.join(60)
+        said.append(context["persist_alert"]["shard"])
+
+    ti: Any = SimpleNamespace(task_id=WRITE, dag_id="d", run_id="r", try_number=1)
+    notices = [failure_notice(shard, "bad", {"ti": ti}, now_ms=0) for shard in ("slow", "quick")]
+    first, second = targets((slow, quick), {})
+    thread = threading.Thread(target=first.send, args=(notices[0],))
+    thread.start()
+    second.send(notices[1])
+    assert said == ["slow", "quick"]
+
+
 def test_a_single_notifier_gets_conflicts_only_if_asked(fruit: Fruit, client: PersistClient) -> None:
     Notifier.told.clear()
     dag = build_upsert_dag(fruit.config(), notify=Notifier("one"))
@@ -94,7 +118,6 @@ def test_a_task_that_fails_for_good_is_announced(
     context: Any = driver.context()
     ti = context["ti"]
     ti.run_id, ti.task_id, ti.try_number, ti.log_url = "run_1", WRITE, 4, "http://localhost/log"
-    ti.start_date = datetime(2026, 1, 5, tzinfo=UTC)
     context |= {"task": dag.get_task(WRITE), "exception": ValueError("too\nbad")}
     for callback in dag.get_task(WRITE).on_failure_callback:
         callback(context)
@@ -106,7 +129,34 @@ def test_a_task_that_fails_for_good_is_announced(
     assert WatchBoard(client).read().unsent == ()
     monkeypatch.setenv("PERSIST_CONSENSUS_URI", "nonsense://x")
     dag.get_task(WRITE).on_failure_callback[1](context)
-    assert said[2]["since"] == "2026-01-05T00:00:00Z"
+    assert {**said[1], **dict.fromkeys(("at", "since"))} == {**said[2], **dict.fromkeys(("at", "since"))}
+
+
+@pytest.mark.parametrize(("fails", "sent", "kept"), [("post", "abc", ""), ("claim", "ac", "b"), ("settle", "abc", "b")])
+def test_a_location_that_fails_midway_repeats_nothing(
+    fails: str, sent: str, kept: str, client: PersistClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notice is sent, or kept for `persist_watch`, or both if the location failed after it was sent."""
+    said: list[str] = []
+    real = getattr(WatchBoard, fails)
+
+    def failing(board: WatchBoard, *given: Any, **options: Any) -> Any:
+        newest = (given if fails == "post" else board.read().unsent)[-1:]
+        if [each.shard for each in newest] == ["b"]:
+            raise Determinate("the store is away")
+        return real(board, *given, **options)
+
+    monkeypatch.setattr(WatchBoard, fails, failing)
+    ti = SimpleNamespace(task_id=WRITE, dag_id="d", run_id="r", try_number=1, start_date=None)
+    context: Any = {
+        "ti": ti,
+        "task": SimpleNamespace(persist_conn_id="persist_default"),
+        "exception": ValueError("bad"),
+    }
+    told = [lambda context: said.append(context["persist_alert"]["shard"])]
+    AnnounceFailure(dict.fromkeys("abc", told))(context)
+    assert "".join(said) == sent
+    assert [each.shard for each in WatchBoard(client).read().unsent] == list(kept)
 
 
 @pytest.mark.parametrize("task_id", ["append_batches", "batch_1.append_batches", "batch_2.retry_failed"])
@@ -132,7 +182,6 @@ def test_a_notifier_that_fails_stops_no_other_one(fruit: Fruit, monkeypatch: pyt
     context: Any = DagRunDriver(dag, end_of(0), "run_1").context()
     ti = context["ti"]
     ti.run_id, ti.task_id, ti.try_number, ti.log_url = "run_1", WRITE, 4, "http://localhost/log"
-    ti.start_date = datetime(2026, 1, 5, tzinfo=UTC)
     context |= {"task": dag.get_task(WRITE), "exception": ValueError("bad")}
     monkeypatch.setenv("PERSIST_CONSENSUS_URI", "nonsense://x")
     for callback in dag.get_task(WRITE).on_failure_callback:

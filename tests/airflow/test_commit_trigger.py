@@ -106,9 +106,10 @@ def test_commits_are_reported_once_across_restarts(client: PersistClient) -> Non
     (event,) = asyncio.run(events(trigger(store)))
     assert (event["shard"], event["writer"], event["commits"], event["upper"]) == ("fruit", "cli/third", 2, 4)
     assert asyncio.run(events(trigger(store))) == []
-    append(client, "persist_view__x/run")
+    for dag_id in ("persist_view__x", "persist_group__x", "persist_actions"):
+        append(client, f"{dag_id}/run")
     assert asyncio.run(events(trigger(store))) == []
-    assert store.kept == {SEEN: [client.state("fruit").origin.life, 6]}
+    assert store.kept == {SEEN: [client.state("fruit").origin.life, 8]}
 
 
 def test_a_commit_is_reported_while_it_runs(client: PersistClient) -> None:

@@ -20,6 +20,7 @@ def test_an_erasure_needs_the_name_and_a_reason(client: PersistClient) -> None:
     done = act(**asked, verify=True)
     assert (done["status"], done["holding"], done["is_clean"]) == ("erased", [], True)
     assert rows(client) == [0, 2]
+    assert client.state(SHARD).commits[-1].writer == "persist_actions/manual__1"
     assert act(**{**asked, "key": '["0", "2"]'})["status"] == "erased"
     assert rows(client) == []
     with pytest.raises(AirflowFailException, match="expected a JSON array of texts"):

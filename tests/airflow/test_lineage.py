@@ -203,7 +203,23 @@ def test_lineage_that_cannot_be_read_fails_no_task(
     client.blob.delete(dag_run.xcoms[MINT]["input_key"])
     with caplog.at_level("WARNING"), suppress(PersistError):
         dag_run.run(APPEND)
-    assert any(line.startswith("no lineage is reported: corrupt_artifact") for line in caplog.messages)
+    assert any(line.startswith("no lineage is reported: CorruptArtifact") for line in caplog.messages)
+
+
+@pytest.mark.parametrize("setting", ["TRANSPORT=[]", "TRANSPORT={", "DISABLED=perhaps"])
+def test_a_wrong_setting_of_openlineage_fails_no_task(
+    setting: str, fruit: Fruit, client: PersistClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    del client  # it opened the location
+    lineage.is_on.cache_clear()
+    lineage._warn_once.cache_clear()
+    name, _, value = setting.partition("=")
+    monkeypatch.setenv(f"AIRFLOW__OPENLINEAGE__{name}", value)
+    monkeypatch.setattr(WriteBatchesOperator, "_write", stage_rows)
+    fruit.write_days(range(1))
+    with caplog.at_level("WARNING"):
+        DagRunDriver(build_upsert_dag(fruit.config()), end_of(0)).run_all()
+    assert len([line for line in caplog.messages if line.startswith("no lineage is reported: ")]) == 1
 
 
 def test_nothing_is_read_unless_the_provider_is_configured(

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -136,6 +137,21 @@ def test_a_program_that_keeps_ending_is_given_up_and_retried(airflow: LocalAirfl
     assert look().state == keeper.RUNS
     clock.sleep_ms(keeper.STEADY_MS)
     assert look().ends == 1
+
+
+def test_the_end_of_a_large_log_takes_little_memory(airflow: LocalAirflow) -> None:
+    """Nothing rotates these logs, and the keeper looks at them while it should start programs again."""
+    assert airflow.kept.log_tail("bad") == ""
+    with (airflow.home / "logs" / "bad.log").open("wb") as log:
+        log.truncate(50_000_000)
+        log.seek(0, os.SEEK_END)
+        log.write("\u00e9\n".encode() * 2_000)
+    tracemalloc.start()
+    tail = airflow.kept.log_tail("bad")
+    assert keeper.Keeper(airflow.home, SystemClock())._last_line("bad") == ": \u00e9"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (len(tail), peak < 1_000_000) == (2_667, True)
 
 
 def test_what_a_killed_keeper_leaves_is_stopped_children_too(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import threading
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 
 from persist_airflow import triggers
 from persist_airflow.compat import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
@@ -20,6 +22,8 @@ from persist_core.errors import Determinate, InvalidTime
 from persist_core.handles.client import PersistClient
 from tests.airflow.fruit import NAME, Fruit, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
+from tests.core.world import KEYS
+from tests.plain_commit import commit
 
 pytestmark = pytest.mark.airflow_2_11
 
@@ -86,7 +90,36 @@ def test_a_look_that_fails_hides_no_earlier_one() -> None:
             return number
         raise Determinate("the store is away")
 
-    assert asyncio.run(triggers._wait(look, lambda _: False, 0.01, 0.05)) == (7, False)
+    assert asyncio.run(triggers._wait(triggers._looks("", look, 0.01), lambda _: False, 0.05)) == (7, False)
+
+
+def test_a_slow_store_holds_up_no_other_trigger(client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One connection's triggers wait for its store; triggers of other connections and providers do not."""
+    commit(client, NAME, KEYS, 1)
+    get_conn, is_over = PersistHook.get_conn, threading.Event()
+
+    def slow(hook: PersistHook) -> PersistClient:
+        assert hook.persist_conn_id == PersistHook.default_conn_name or is_over.wait(60)
+        return get_conn(PersistHook())
+
+    monkeypatch.setattr(PersistHook, "get_conn", slow)
+
+    async def fire() -> None:
+        def fired(conn_id: str) -> Any:
+            return anext(triggers.ShardUpperTrigger(NAME, 1, persist_conn_id=conn_id).run())
+
+        waiting = asyncio.gather(*(fired("slow") for _ in range(2 * triggers.MAX_LOOKS)))
+        try:
+            async with asyncio.timeout(20):
+                await asyncio.sleep(0)  # they begin
+                await fired(PersistHook.default_conn_name)
+                await sync_to_async(len)("another provider's")
+                assert not waiting.done()
+        finally:
+            is_over.set()
+        assert all(event.payload["reached"] for event in await waiting)
+
+    asyncio.run(fire())
 
 
 def test_it_waits_for_files_in_the_triggerer(

@@ -40,7 +40,7 @@ STOP_TIMEOUT_S = 4.0  # then by force: a scheduler waits for its tasks, an API s
 KILL_TIMEOUT_S = 10.0
 _POLL_MS = 100
 _REASON_CHARS = 200
-_LOG_CHARS = 4000  # of a log's end, where the reason of an end is looked for
+_TAIL_BYTES = 4000  # of a log, which is never rotated: where the reason of an end is looked for
 _PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
 
 
@@ -91,6 +91,14 @@ def write_private(path: Path, content: Any) -> None:
     fresh.touch(mode=0o600)
     fresh.write_text(json.dumps(content))
     fresh.replace(path)
+
+
+def log_tail(home: Path, name: str) -> str:
+    """The end of a program's log; empty if the log is missing."""
+    with contextlib.suppress(OSError), (home / "logs" / f"{name}.log").open("rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        return log.read(_TAIL_BYTES).decode(errors="replace")
+    return ""
 
 
 def stop(processes: Sequence[Process]) -> list[str]:
@@ -237,8 +245,7 @@ class Keeper:
         kill_all({*orphans, *_descendants(orphans)})
 
     def _last_line(self, name: str) -> str:
-        text = (self._home / "logs" / f"{name}.log").read_text(errors="replace")[-_LOG_CHARS:]
-        lines = [line.strip()[:_REASON_CHARS] for line in text.split("\n") if line.strip()]
+        lines = [line.strip()[:_REASON_CHARS] for line in log_tail(self._home, name).split("\n") if line.strip()]
         errors = [line for line in lines if "Error" in line]
         return f": {(errors or lines)[-1]}" if lines else ""
 

@@ -16,7 +16,6 @@ from persist_airflow.embedded.keeper import Process, Program, psutil, read_proce
 from persist_core.clock import Clock
 
 _POLL_MS = 100
-_LOG_CHARS = 4000  # of a log's end, in an error
 _KEEPER_STOP_TIMEOUT_S = 2 * (keeper.STOP_TIMEOUT_S + keeper.KILL_TIMEOUT_S)  # PostgreSQL after all others
 
 
@@ -86,9 +85,7 @@ class KeptProcesses:
 
     def log_tail(self, name: str) -> str:
         """The end of a process's log, for error messages."""
-        with contextlib.suppress(OSError):
-            return (self.home / "logs" / f"{name}.log").read_text(errors="replace")[-_LOG_CHARS:]
-        return ""
+        return keeper.log_tail(self.home, name)
 
     def stop(self) -> list[str]:
         """End the keeper, what it keeps and everything that descends from it; names of the programs ended.
