@@ -161,7 +161,8 @@ def _progress(progress: Mapping[str, Any]) -> str:
 def _progress_value(name: str, value: Any) -> Any:
     """`uppers` has a time for each input of a view, `as_of` is one; all else is plain."""
     if isinstance(value, Mapping):
-        return "(" + ", ".join(f"{key} {show_time(time)}" for key, time in value.items()) + ")"
+        shown = {key: show_time(each) if name == "uppers" else each for key, each in value.items()}
+        return "(" + ", ".join(f"{key} {each}" for key, each in shown.items()) + ")"
     return show_time(value) if name == "as_of" else value
 
 
