@@ -60,7 +60,7 @@ class Request(Wishes):
 def request_of(config: CollectionConfig, *, begin: str, through: str | None, now_ms: int, **options: Any) -> Request:
     """A request in a user's words: days as text, in the collection's time zone. `options`: fields of the request."""
     first = parse_time(begin, what="from", zone=config.timezone, now_ms=now_ms)
-    last = parse_time(through, what="through", zone=config.timezone, now_ms=now_ms) if through else None
+    last = None if through is None else parse_time(through, what="through", zone=config.timezone, now_ms=now_ms)
     end_ms = None if last is None else day_of(min(last, _LAST_DAY), config.timezone, moved_by=1)
     if end_ms is not None and end_ms <= first:
         raise InvalidInput(f"--through {through} ends before --from {begin}; expected the same day or a later one")
