@@ -275,7 +275,7 @@ def late_command(session: Session, shard: str, limit: int | None) -> None:
         return
     shown = DEFAULT_ROWS if limit is None else limit
     found = late_records(session.client, shard, limit=shown + 1)
-    output.print_records(found[:shown], _LATE, as_json=False, empty="no late records")
+    output.print_records(found[:shown], _LATE, as_json=False, empty="" if found else "no late records")
     if len(found) > shown:
         output.print_line("there are older ones; --limit shows more, --json all")
 

@@ -18,6 +18,7 @@ import pytest
 
 from persist_core.cli.main import run_command
 from persist_core.cli.output import printable
+from persist_core.cli.session import Session
 from persist_core.config.collection import CollectionConfig
 from persist_core.contents.batch import BatchDescription
 from persist_core.contents.parts import errs_schema, updates_schema
@@ -208,6 +209,8 @@ def test_rows_that_are_not_shown_are_counted(persist: Persist) -> None:
     shown = persist("snapshot", "orders", "--limit", "1").out
     assert "1 more rows; --limit 2 shows all" in shown
     assert "Ada" in shown
+    for command in (["snapshot"], ["changes", "--after", "0"], ["errors"], ["errors", "--summary"]):
+        assert "no " not in persist(command[0], "orders", *command[1:], "--limit", "0").out, "there are some"
     assert "no changes" in persist("changes", "orders", "--after", str(DAY_2)).out
 
 
@@ -384,6 +387,11 @@ def test_rows_have_characters_that_the_locale_lacks(persist: Persist) -> None:
     )
     assert rb"\u0141\xf3d\u017a \U0001f600" in table
     assert json.loads(lines.splitlines()[-1])["name"] == row[1]
+
+
+def test_a_time_of_a_zone_after_the_year_9999_of_utc(persist: Persist) -> None:
+    session = Session(persist.client, persist.location, as_json=False)
+    assert session.time("9999-12-31 23:59", "--as-of", "America/New_York") == 253_402_318_740_000
 
 
 def test_small_words_for_people() -> None:
