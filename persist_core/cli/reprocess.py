@@ -139,7 +139,8 @@ def diff_command(
     found = compare(session.client, a, b, max_updates=max_updates)
     if file is not None:
         try:
-            pq.write_table(found.rows, file)
+            with file.open("wb") as target:  # Arrow opens no path that is not UTF-8
+                pq.write_table(found.rows, target)
         except OSError as error:
             raise InvalidInput(
                 f"--to {file}: {error.strerror or error}; expected a file that can be written"
