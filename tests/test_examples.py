@@ -14,6 +14,9 @@ from persist_core.cli.main import run_command
 from persist_core.cli.project import DAG_FILES, project_files
 from persist_core.config.collection import load_collection
 from persist_core.config.view import load_view
+from persist_core.handles.client import PersistClient
+from persist_core.location.open import open_location
+from persist_core.location.settings import location_from
 
 if TYPE_CHECKING:
     from tests.servers.spark_connect import ConnectServer
@@ -83,6 +86,22 @@ def test_init_writes_files_that_load(tmp_path: Path) -> None:
     assert all((dags / name).read_text() == (bundled / name).read_text() for name in DAG_FILES)
     written = {path.relative_to(tmp_path / "shop").as_posix() for path in (tmp_path / "shop").rglob("*.*")}
     assert set(project_files(tmp_path / "shop")) <= written
+
+
+@pytest.mark.parametrize("name", ["a%20b", "a#b", "a?b", 'a"b', "a\\b", "a b {c} ü"])
+def test_init_in_a_folder_of_any_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_command(["init", str(tmp_path / name)]) == 0
+    monkeypatch.chdir(tmp_path / name)
+    with open_location(location_from(env={})) as location:
+        PersistClient(location).ensure_shard("s")
+    assert (tmp_path / name / "data" / "consensus.db").exists()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", ["a\nb", b"a\xff".decode(errors="surrogateescape")])
+def test_init_refuses_a_folder_that_no_uri_can_name(name: str, tmp_path: Path) -> None:
+    assert run_command(["init", str(tmp_path / name)]) == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_init_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import click
 
@@ -14,9 +17,11 @@ from persist_core.cli.session import location_options
 from persist_core.clock import SystemClock
 from persist_core.handles.client import PersistClient
 from persist_core.ids import RandomIds
+from persist_core.location.file.blob import FileBlob
 from persist_core.location.finding import Finding, Grade
 from persist_core.location.open import open_blob, open_consensus, open_location, roles_of
 from persist_core.location.settings import location_from
+from persist_core.location.sqlite.consensus import SqliteConsensus
 from persist_core.location.uri import redact_uri
 from persist_core.maintenance.doctor import COMMITS, Examiner
 
@@ -37,8 +42,8 @@ def doctor(
 ) -> None:
     """Examine the stores that the URIs name, or the configured location: rights, races, clocks, speed, settings.
 
-    Writes under keys of its own and removes them. Exit status 1 if there is a problem; 2 if the two stores of the
-    configured location do not belong together.
+    Writes under keys of its own and removes them; creates no folder or database that a URI names. Exit status 1 if
+    there is a problem; 2 if the two stores of the configured location do not belong together.
     """
     location = None
     if uris:
@@ -66,7 +71,26 @@ def doctor(
 
 def _examined(open_store: Callable[[str], Any], examine: Callable[[Any], list[Finding]], uri: str) -> list[Finding]:
     with closing(open_store(uri)) as store:
-        return examine(store)
+        path = _path_of(store)
+        if path is None or os.access(path, os.F_OK):
+            return examine(store)
+    # Nothing is made in its place: after a wrong URI was examined, it would look like a store.
+    there = next(each for each in path.parents if os.access(each, os.F_OK))
+    found = f"{path} does not exist; {there} was examined in its place"
+    expected, remedy = "an existing folder or database, or a new location", "check the URI; the first run creates it"
+    try:
+        with TemporaryDirectory(prefix=".persist-doctor-", dir=there) as folder:
+            findings = examine(type(store)(Path(folder, path.name)))
+    except OSError as error:
+        return [Finding("exists", Grade.PROBLEM, f"{path} does not exist; {there}: {error.strerror}", expected, remedy)]
+    return [Finding("exists", Grade.WARNING, found, expected, remedy), *findings]
+
+
+def _path_of(store: object) -> Path | None:
+    """The folder or database file of a store on this machine."""
+    if isinstance(store, SqliteConsensus):
+        return store.path
+    return Path(unquote(urlsplit(store.uri).path)) if isinstance(store, FileBlob) else None
 
 
 def _print_json(role: str, uri: str, findings: Iterable[Finding]) -> None:

@@ -177,7 +177,8 @@ def errors(session: Session, shard: str, as_of: str | None, limit: int | None, r
             output.print_ndjson(bodies)
         else:
             columns = ("count", "kind", "message", "position", "payload")
-            output.print_table(columns, [[body[name] for name in columns] for body in bodies], empty="no errors")
+            empty = "" if len(table) else "no errors"
+            output.print_table(columns, [[body[name] for name in columns] for body in bodies], empty=empty)
         return
     columns = table.column_names if session.as_json else table.column_names[: len(ERR_COLUMNS)]
     _print_rows(session, (table.select(columns).slice(0, rows), len(table)), "no errors")
@@ -200,7 +201,7 @@ def _print_rows(session: Session, found: tuple[pa.Table, int], empty: str) -> No
         output.print_ndjson(json_rows(shown))
         return
     rows = (_row_for_people(row) for row in json_rows(shown))
-    output.print_table(output.short_names(shown.column_names), rows, empty=empty)
+    output.print_table(output.short_names(shown.column_names), rows, empty="" if total else empty)
     if len(shown) < total:
         output.print_line(f"{total - len(shown)} more rows; --limit {total} shows all, --json too")
 

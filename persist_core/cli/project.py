@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
+from urllib.parse import quote
 
 import click
 
@@ -43,13 +45,14 @@ def bundled_dags() -> Path:
 
 
 def project_files(folder: Path) -> dict[str, str]:
-    """The files of a new project in `folder`: path, text."""
+    """The files of a new project in `folder`: path, text. Raises `InvalidUri` if no URI can name the folder."""
     data = folder.absolute() / "data"
     files = {f"dags/{name}": bundled_dags() / name for name in DAG_FILES}
     files |= {str(path.relative_to(TEMPLATE)): path for path in TEMPLATE.rglob("*") if path.is_file()}
     texts = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
-    uris = {"blob": (data / "blob").as_uri(), "consensus": f"sqlite:///{data / 'consensus.db'}"}
-    return {**texts, "persist.toml": texts["persist.toml"].format(**uris)}
+    consensus = quote(os.fsencode(data / "consensus.db"))  # quoted, neither URI has a character that TOML escapes
+    uris = location_from((data / "blob").as_uri(), f"sqlite:///{consensus}")  # refuses a path that no URI can name
+    return {**texts, "persist.toml": texts["persist.toml"].format(blob=uris.blob_uri, consensus=uris.consensus_uri)}
 
 
 @click.command()
@@ -116,7 +119,7 @@ def _create(folder: Path) -> None:
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    output.print_line(f"created {len(files)} files; next: cd {folder} && persist run orders --until 2026-01-03")
+    output.print_line(f"created {len(files)} files; next: cd {shlex.quote(str(folder))} && persist run orders --until 2026-01-03")
 
 
 @click.command()

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from persist_core.cli import output
-from persist_core.cli.reprocess import carry_out
+from persist_core.cli.reprocess import carry_out, print_given_up
 from persist_core.cli.run import find_config, spark_of, with_spark_options
 from persist_core.cli.session import Session, with_session
 from persist_core.config.collection import CollectionConfig
@@ -57,13 +57,17 @@ def rebuild_command(
     if not isinstance(config, CollectionConfig):
         raise InvalidInput(f"{config.name} is a view: its next refresh makes it again by its file and its inputs")
     if give_up_only:
+        if dry_run or yes or take_back_gone or swap_back:
+            raise InvalidInput(
+                "--give-up deletes, and does nothing else; expected no --dry-run, --yes, --take-back-gone, --swap-back"
+            )
         kept = kept_generations(session.client, session.client.state(config.name))
         if generation is None:
             did = give_up_rebuild(session.client, config.name)
         else:
             doomed = [each.state.shard for each in kept if each.number == generation]
             did = [name for name in doomed if end(session.client, name)]
-        output.print_line(f"{config.name}: {' and '.join(did) + ' deleted' if did else 'there is nothing to give up'}")
+        print_given_up(session, config.name, did)
         return
     if generation is not None and not swap_back:
         raise InvalidInput("--generation is for --swap-back and --give-up: a rebuild makes a new one")

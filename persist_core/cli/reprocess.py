@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -18,7 +18,7 @@ from persist_core.errors import InvalidInput
 from persist_core.inspection.values import json_rows
 from persist_core.maintenance.differences import SAMPLES, facts_of, line_of, report_of
 from persist_core.maintenance.fill import Filled, Wishes, fill
-from persist_core.maintenance.hidden import give_up
+from persist_core.maintenance.hidden import give_up, hidden_of
 from persist_core.maintenance.rebuild import Rebuilt
 from persist_core.maintenance.reprocess import Reprocessed, reprocess, request_of
 from persist_core.protocol.compare import compare, side_of
@@ -70,8 +70,10 @@ def reprocess_command(
     if not isinstance(config, CollectionConfig):
         raise InvalidInput(f"{config.name} is a view: it follows its inputs, and its next refresh corrects it")
     if give_up_only:
-        did = give_up(session.client, config.name)
-        output.print_line(f"{config.name}: {'the replay is deleted' if did else 'there is no replay to give up'}")
+        if dry_run or yes or take_back_gone:
+            raise InvalidInput("--give-up deletes, and does nothing else; expected no --dry-run, --yes, --take-back-gone")
+        deleted = [hidden_of(config.name)] if give_up(session.client, config.name) else []
+        print_given_up(session, config.name, deleted)
         return
     if begin is None:
         raise InvalidInput("expected --from DAY: the first day whose input is replayed")
@@ -137,7 +139,8 @@ def diff_command(
     found = compare(session.client, a, b, max_updates=max_updates)
     if file is not None:
         try:
-            pq.write_table(found.rows, file)
+            with file.open("wb") as target:  # Arrow opens no path that is not UTF-8
+                pq.write_table(found.rows, target)
         except OSError as error:
             raise InvalidInput(
                 f"--to {file}: {error.strerror or error}; expected a file that can be written"
@@ -183,6 +186,15 @@ def carry_out(
         output.print_json(report_of(found).facts)
     else:
         output.print_line(report_of(found).done)
+
+
+def print_given_up(session: Session, shard: str, deleted: Sequence[str]) -> None:
+    """What `--give-up` has deleted: names of hidden shards."""
+    if session.as_json:
+        output.print_json({"shard": shard, "status": "given_up" if deleted else "up_to_date", "deleted": list(deleted)})
+    else:
+        said = f"{' and '.join(deleted)} deleted" if deleted else "there is nothing to give up"
+        output.print_line(f"{shard}: {said}")
 
 
 def _print_samples(found: Differences, limit: int) -> None:

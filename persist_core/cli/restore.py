@@ -94,7 +94,7 @@ def resolve_command(session: Session, shard: str, is_all: bool, at: str | None, 
     Each stands in a slot of its own, so no record removes it. Rows, orders and progress do not change; older times keep
     the errors. If the record counts, deliver it again with an order, before or after.
     """
-    if is_all == (at is not None):
+    if is_all == bool(at):  # an empty text is an unset variable of a shell, not all errors
         raise InvalidInput("expected either --all or --at GLOB: which errors you have looked at; --dry-run lists them")
     done = actions.resolve(session.client, shard, at=at or "*", writer=RESOLVER, is_dry_run=dry_run)
     output.print_done(done, as_json=session.as_json)

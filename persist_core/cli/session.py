@@ -17,6 +17,7 @@ import click
 from persist_core.cli import output
 from persist_core.errors import InvalidTime
 from persist_core.handles.client import PersistClient
+from persist_core.inspection.days import LAST_DAY
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation, location_from
 from persist_core.time_text import UTC_ZONE, parse_time, show_local, show_time
@@ -46,7 +47,7 @@ class Session:
         except InvalidTime:
             is_plain = False
         if not is_plain:
-            local = "" if zone == UTC_ZONE else f", {show_local(time, zone)}"
+            local = "" if zone == UTC_ZONE or time > LAST_DAY else f", {show_local(time, zone)}"
             self.say(f"{option} {text}: {show_time(time)}{local}")
         return time
 

@@ -161,7 +161,8 @@ def _progress(progress: Mapping[str, Any]) -> str:
 def _progress_value(name: str, value: Any) -> Any:
     """`uppers` has a time for each input of a view, `as_of` is one; all else is plain."""
     if isinstance(value, Mapping):
-        return "(" + ", ".join(f"{key} {show_time(time)}" for key, time in value.items()) + ")"
+        shown = {key: show_time(each) if name == "uppers" else each for key, each in value.items()}
+        return "(" + ", ".join(f"{key} {each}" for key, each in shown.items()) + ")"
     return show_time(value) if name == "as_of" else value
 
 
@@ -274,7 +275,7 @@ def late_command(session: Session, shard: str, limit: int | None) -> None:
         return
     shown = DEFAULT_ROWS if limit is None else limit
     found = late_records(session.client, shard, limit=shown + 1)
-    output.print_records(found[:shown], _LATE, as_json=False, empty="no late records")
+    output.print_records(found[:shown], _LATE, as_json=False, empty="" if found else "no late records")
     if len(found) > shown:
         output.print_line("there are older ones; --limit shows more, --json all")
 

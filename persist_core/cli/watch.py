@@ -60,7 +60,7 @@ def _replace(path: Path, text: str) -> None:
     # The textfile collector reads only `*.prom`: no name that ends so may hold half of the text.
     part = path.with_name(f".{path.name}.{RandomIds().uuid7()}.part")
     try:
-        part.write_text(text)
+        part.write_text(text, encoding="utf-8", errors="surrogateescape")  # an argument in a locale of few characters
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 
 from persist_core.inspection.facts import CommitFacts, DayFacts, DayState, FileFacts
 from persist_core.sources.source import ConsumedInput
-from persist_core.time_text import DAY_MS, UTC_ZONE, day_of, local_of
+from persist_core.time_text import DAY_MS, LAST_ISO_MS, UTC_ZONE, day_of, local_of
 
+LAST_DAY = LAST_ISO_MS - 3 * DAY_MS  # whose next day has a date in every zone
 MAX_DAYS = 366
 MAX_FILES = 20  # names of one day; the rest are counted
 _COUNTS = ("inserts", "updates", "deletes", "errors")
@@ -44,13 +45,14 @@ def days_of(
     failed: Collection[int] = (),
     zone: str = UTC_ZONE,
 ) -> tuple[DayFacts, ...]:
-    """The newest `limit` days up to today, oldest first; none for a shard whose times are not clock times.
+    """The newest `limit` days up to today, oldest first; none for a shard whose times are not clock times. Commits
+    after the year 9999 are on no day.
 
     `loads` are the newest commits, oldest first. `upper` is the shard's (`None`: closed). `due`: all days that end at
     or before it should be covered by now. `failed` has the start of each day whose newest dag run failed. `zone` is the
     collection's: see `day_of`.
     """
-    timed = [load for load in loads if load.commit.upper is None or load.commit.upper >= DAY_MS]
+    timed = [load for load in loads if load.commit.upper is None or DAY_MS <= load.commit.upper <= LAST_DAY]
     if not timed:
         return ()
     is_dated = any(each.date_ms is not None for load in timed for each in load.inputs)

@@ -19,6 +19,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
+from urllib.parse import unquote
 
 from persist_core.alerts.board import WatchBoard
 from persist_core.checkpoint.checkpointer import Checkpointer
@@ -129,11 +131,8 @@ class Copier:
             for state in states
             if named or not state.is_dropped
         }
-
-        def depth(name: str) -> int:
-            return 1 + max((depth(each) for each in inputs[name] if each in inputs), default=0)
-
-        names = sorted(inputs, key=lambda name: (-depth(name), name))
+        depths = _depths({name: [each for each in read if each in inputs] for name, read in inputs.items()})
+        names = sorted(inputs, key=lambda name: (-depths[name], name))
         return [names] if is_together else [[name] for name in names]
 
     def copy(self, group: Sequence[str], *, is_move: bool = False) -> list[Copied]:
@@ -369,9 +368,23 @@ class Copier:
         self.target.pair.make(mends=True)  # of a target that has lost its files
 
 
+def _depths(inputs: dict[str, list[str]]) -> dict[str, int]:
+    """How many layers of inputs lie below each view. Views whose files were turned round between refreshes have read
+    one another: such a cycle is cut."""
+    depths: dict[str, int] = {}
+    while len(depths) < len(inputs):  # each turn but the last cuts one of the inputs
+        try:
+            for name in TopologicalSorter(inputs).static_order():
+                depths[name] = 1 + max((depths[each] for each in inputs[name]), default=0)
+        except CycleError as error:
+            read, view, *_ = error.args[1]
+            inputs[view].remove(read)
+    return depths
+
+
 def _folder(uri: str) -> str:
     path = uri.removeprefix("file://")
-    return f"{path if path == uri else os.path.realpath(path)}/"
+    return f"{path if path == uri else os.path.realpath(unquote(path))}/"
 
 
 def _both(first: Copied, last: Copied) -> Copied:

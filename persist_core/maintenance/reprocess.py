@@ -20,6 +20,7 @@ from persist_core.contents.derived import Correction
 from persist_core.errors import CorruptArtifact, InvalidInput, RunFailed
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
+from persist_core.inspection.days import LAST_DAY
 from persist_core.maintenance.fill import Wishes, fill
 from persist_core.maintenance.hidden import cleaned_up, give_up, hidden_of
 from persist_core.protocol.correct import CorrectionPlan, correct, plan_correction
@@ -42,10 +43,9 @@ from persist_core.row_text import show_count, show_names
 from persist_core.shard.state import Commit, Committed, ShardState
 from persist_core.sources.collection import CollectionSource
 from persist_core.sources.files import InputsNow
-from persist_core.time_text import DAY_MS, LAST_ISO_MS, day_of, parse_time, show_time
+from persist_core.time_text import DAY_MS, day_of, parse_time, show_time
 
 LEASE_MS = DAY_MS  # on the shard's history from the start on; a replay that was killed holds it no longer
-_LAST_DAY = LAST_ISO_MS - 3 * DAY_MS  # whose next day has a date in every zone
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Request(Wishes):
 def request_of(config: CollectionConfig, *, begin: str, through: str | None, now_ms: int, **options: Any) -> Request:
     """A request in a user's words: days as text, in the collection's time zone. `options`: fields of the request."""
     first = parse_time(begin, what="from", zone=config.timezone, now_ms=now_ms)
-    last = parse_time(through, what="through", zone=config.timezone, now_ms=now_ms) if through else None
-    end_ms = None if last is None else day_of(min(last, _LAST_DAY), config.timezone, moved_by=1)
+    last = None if through is None else parse_time(through, what="through", zone=config.timezone, now_ms=now_ms)
+    end_ms = None if last is None else day_of(min(last, LAST_DAY), config.timezone, moved_by=1)
     if end_ms is not None and end_ms <= first:
         raise InvalidInput(f"--through {through} ends before --from {begin}; expected the same day or a later one")
     return Request(**{"from_ms": first, "end_ms": end_ms, "max_changed": config.limits.max_changed, **options})

@@ -1,8 +1,9 @@
 """Keys in stored objects: found wherever they can be.
 
 Parquet       rows by their key columns, whatever their names were; errs by the bytes of their key; and a record whose
-              key could not be decoded, if its bytes hold each text of the key as a word, the escapes of JSON and of a
-              URL read or not, bytes in hex or base64, and decimals and times with any zeros at their end
+              key could not be decoded, if its bytes hold each text of the key as a word, in UTF-8 or Latin-1, accents
+              composed or not (NFC, NFD), the escapes of JSON, of a URL and of quotes in CSV read or not, bytes in hex
+              or base64, and decimals and times with any zeros at their end
 sealed JSON   bounds of files; texts for people: samples of errs and warnings, which may be cut
 """
 
@@ -17,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
+from unicodedata import normalize
 from urllib.parse import unquote_plus
 
 import pyarrow as pa
@@ -36,6 +38,7 @@ from persist_core.schema import (
 
 MIN_WORD = 4  # characters of a key's text: a shorter one is in many records
 _CUT = 190  # bytes: a text for people that is as long may be cut
+_ENCODINGS = ("utf-8", "cp1252")  # the second has all letters of Latin-1
 _NESTED = 3  # JSON in a text in JSON, in a text
 _ESCAPE = re.compile(r"""\\(?:u([0-9a-fA-F]{4})|(["\\/bfnrt]))""")
 _CONTROLS = dict(zip("bfnrt", "\b\f\n\r\t", strict=True))
@@ -172,15 +175,17 @@ def _all_in(words: tuple[re.Pattern[bytes], ...], raw: bytes) -> bool:
 
 
 def _spellings(raw: bytes, *, is_cut: bool = False) -> Iterator[bytes]:
-    """The bytes, then their text with the escapes of JSON or of a URL read, again and again."""
-    yield raw
-    texts = {raw.decode("utf-8", "replace")}
+    """The bytes, then their text, with the escapes of JSON, of a URL or of a quote in CSV read, again and again."""
+    texts = {raw.decode(each, "replace") for each in _ENCODINGS}
+    yield from {raw, *(text.encode() for text in texts)}
     for _ in range(_NESTED):
         plain = {unquote_plus(text) for text in texts if "%" in text or "+" in text}
         for text in texts:
             if "\\" in text:
                 said = _ESCAPE.sub(_read, _TAIL.sub("", text) if is_cut else text)
                 plain.add(said.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+            if '""' in text:
+                plain.add(text.replace('""', '"'))
         yield from (text.encode() for text in plain)
         texts = plain
 
@@ -217,12 +222,13 @@ def _with_zeros(text: str) -> bytes:
 
 
 def _written(text: str, column: Column) -> list[str]:
-    """A text of a key as feeds may write it: bytes in hex or base64; of times what all spellings begin with."""
+    """A text of a key as feeds may write it: accents composed or not; bytes in hex or base64; of times what all
+    spellings begin with."""
     if column.type == "timestamp":
         moment = text.removesuffix("Z").rstrip("0").removesuffix(".")
         return [moment, moment.replace("T", " ")]
     if column.type != "binary":
-        return [text]
+        return [text, *{normalize("NFC", text), normalize("NFD", text)} - {text}]
     data = bytes.fromhex(text)
     encoded = [each(data).decode().rstrip("=") for each in (base64.b64encode, base64.urlsafe_b64encode)]
     return [text, text.upper(), *encoded]

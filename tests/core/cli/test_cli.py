@@ -18,6 +18,7 @@ import pytest
 
 from persist_core.cli.main import run_command
 from persist_core.cli.output import printable
+from persist_core.cli.session import Session
 from persist_core.config.collection import CollectionConfig
 from persist_core.contents.batch import BatchDescription
 from persist_core.contents.parts import errs_schema, updates_schema
@@ -50,7 +51,7 @@ DAY_1, DAY_2, DAY_3 = (parse_time(f"2026-01-0{day}") for day in (1, 2, 3))
 HOSTILE = "x\x1b]0;title\x07\x1b[2J\r\n\u202egnp.exe\u2028\x85end"
 ADA = (1, "Ada", Decimal("10.50"), b"\x00\xff", date(2026, 1, 31), datetime(2026, 1, 1, 12, tzinfo=UTC), 0.5)
 ADA_LATER = (*ADA[:2], Decimal("7.00"), *ADA[3:])
-_MAIN = [sys.executable, "-c", "from persist_core.cli.main import main; main()"]
+MAIN = [sys.executable, "-c", "from persist_core.cli.main import main; main()"]
 NAUGHTY = (2, HOSTILE, None, None, None, None, float("nan"))
 
 
@@ -208,6 +209,8 @@ def test_rows_that_are_not_shown_are_counted(persist: Persist) -> None:
     shown = persist("snapshot", "orders", "--limit", "1").out
     assert "1 more rows; --limit 2 shows all" in shown
     assert "Ada" in shown
+    for command in (["snapshot"], ["changes", "--after", "0"], ["errors"], ["errors", "--summary"]):
+        assert "no " not in persist(command[0], "orders", *command[1:], "--limit", "0").out, "there are some"
     assert "no changes" in persist("changes", "orders", "--after", str(DAY_2)).out
 
 
@@ -370,7 +373,7 @@ def test_an_output_that_can_not_be_written(persist: Persist) -> None:
 
 
 def _run(persist: Persist, command: str, stdout: int) -> tuple[int, str]:
-    command_line, environment = [*_MAIN, *command.split()], {**os.environ, **persist.location.to_env()}
+    command_line, environment = [*MAIN, *command.split()], {**os.environ, **persist.location.to_env()}
     done = subprocess.run(command_line, env=environment, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
     return done.returncode, done.stderr
 
@@ -380,10 +383,15 @@ def test_rows_have_characters_that_the_locale_lacks(persist: Persist) -> None:
     assert isinstance(persist.append(persist.describe(DAY_3, DAY_3 + 1, "c"), [row], []), Committed)
     environment = {**os.environ, **persist.location.to_env(), "PYTHONIOENCODING": "ascii"}
     table, lines = (
-        subprocess.check_output([*_MAIN, "snapshot", "orders", *more], env=environment) for more in ([], ["--json"])
+        subprocess.check_output([*MAIN, "snapshot", "orders", *more], env=environment) for more in ([], ["--json"])
     )
     assert rb"\u0141\xf3d\u017a \U0001f600" in table
     assert json.loads(lines.splitlines()[-1])["name"] == row[1]
+
+
+def test_a_time_of_a_zone_after_the_year_9999_of_utc(persist: Persist) -> None:
+    session = Session(persist.client, persist.location, as_json=False)
+    assert session.time("9999-12-31 23:59", "--as-of", "America/New_York") == 253_402_318_740_000
 
 
 def test_small_words_for_people() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.time_text import parse_time
+from tests.core.cli.test_cli import MAIN
 from tests.core.world import SCHEMA
 from tests.plain_commit import commit
 
@@ -66,6 +69,16 @@ def test_a_file_is_replaced_whole(persist: Run, tmp_path: Path) -> None:
     assert len(shards_in(file.read_text())) == 2
     assert list(file.parent.iterdir()) == [file], "nothing is left beside it"
     assert file.stat().st_mode & 0o044 == 0o044, "the collector is another user"
+
+
+@pytest.mark.usefixtures("persist")
+def test_a_file_is_utf_8_in_any_locale(tmp_path: Path) -> None:
+    file = tmp_path / "persist.prom"
+    stores = ["--blob-uri", f"file://{tmp_path}/blob", "--consensus-uri", f"sqlite:///{tmp_path}/consensus.db"]
+    command = [*MAIN, "metrics", "--location", "Zürich", "--output", str(file), *stores]
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run(command, env=ascii_only, check=True)
+    assert shards_in(file.read_text(encoding="utf-8")) == {("Zürich", "cities"), ("Zürich", "customers")}
 
 
 def test_what_cannot_be_done_is_an_error_and_changes_no_file(persist: Run, tmp_path: Path) -> None:

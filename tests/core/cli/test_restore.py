@@ -12,7 +12,9 @@ import pytest
 from persist_core.cli.main import run_command
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
+from persist_core.maintenance.hidden import hidden_of
 from persist_core.protocol import stages
+from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.protocol.stages import Conflict
 from persist_core.schema import CollectionSchema, Column
@@ -217,3 +219,18 @@ def test_the_procedure_of_the_handbook(inside: World, capsys: pytest.CaptureFixt
         capsys.readouterr()
     assert inside.ids() == [1, 2, 4]
     assert sorted(inside.client.open_reader("orders_fork").snapshot()["id"].to_pylist()) == [1, 2, 4]
+
+
+@pytest.mark.parametrize("command", ["reprocess", "rebuild"])
+def test_giving_up_is_all_that_a_command_does(command: str, inside: World, capsys: pytest.CaptureFixture[str]) -> None:
+    hidden = hidden_of("orders", command)
+    fork(inside.client, "orders", inside.client.state("orders").commits[0].checkpoint_id, hidden, writer="test")
+    for option in ("--dry-run", "--yes", "--take-back-gone", *(["--swap-back"] if command == "rebuild" else [])):
+        assert run_command([command, "orders", "--give-up", option]) == 2
+        assert "--give-up deletes, and does nothing else" in capsys.readouterr().err
+    assert inside.client.state(hidden).commits
+    for status, deleted in (("given_up", [hidden]), ("up_to_date", [])):
+        assert run_command([command, "orders", "--give-up", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"shard": "orders", "status": status, "deleted": deleted}
+    assert run_command([command, "orders", "--give-up"]) == 0
+    assert capsys.readouterr().out == "orders: there is nothing to give up\n"

@@ -56,6 +56,8 @@ def test_a_view_is_run_and_read_like_a_collection(world: World, capsys: pytest.C
     assert [(each["holder"], each["since"]) for each in described["held"] if each["kind"] == "view"] == [
         ("view/ids", 0)
     ]
+    assert run_command(["describe", "ids"]) == 0
+    assert "uppers (orders 1000)" in capsys.readouterr().out
     (again,) = printed(capsys, "run", "ids")
     assert again["status"] == "up_to_date"
     assert "up to date with its inputs" in again["reason"]

@@ -110,6 +110,17 @@ def test_counters_have_no_days() -> None:
     assert days_of([counter], upper=5, due=NOW, now_ms=NOW, limit=9) == ()
 
 
+@pytest.mark.parametrize("upper", [1_767_398_400_000_000, 2**62, 253_402_300_800_000])
+def test_times_after_the_year_9999_have_no_days(upper: int) -> None:
+    """A counter of microseconds, and a run that was forced to a far --until."""
+    far = replace(load(2).commit, upper=upper)
+    for zone in ("UTC", "Pacific/Kiritimati", "America/New_York"):
+        assert shown([Loaded(far)], zone=zone) == ()
+        found = shown([load(1), Loaded(far, (dated(2),))], zone=zone)
+        assert {each.state for each in found} <= {"loaded", "open", "missing"}
+        assert sum(each.commits for each in found) == 1
+
+
 def test_the_newest_days_show_sums_and_first_files() -> None:
     many = [ConsumedInput(f"{number}.jsonl") for number in range(MAX_FILES + 5)]
     found = shown([load(5, inserts=2), load(5, *many, inserts=3, deletes=1)], limit=3)

@@ -22,6 +22,7 @@ from persist_core.maintenance.copy import Copier
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.fork import fork
 from persist_core.shard.state import ShardState
+from persist_core.sources.shards import Refreshed
 from tests.core.compaction.histories import KEYED, MULTISET, SEQUENCED, History
 from tests.core.gc.test_kills import SHARD as FRUIT
 from tests.core.gc.test_kills import make_garbage
@@ -202,6 +203,25 @@ def test_together_gives_up_if_there_is_always_a_commit(monkeypatch: pytest.Monke
     with pytest.raises(RunFailed, match="no moment without a commit"):
         copier.copy(group)
     assert target.shards() == []
+
+
+@pytest.mark.parametrize("reads", [{}, {"x": ["y", "z"], "y": ["x"], "z": ["z"]}], ids=["layers", "cycles"])
+def test_views_come_before_their_inputs(reads: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 layers of two views that read both views below; and views whose files were turned round between refreshes."""
+    layers = {f"{view}{n}": [f"{each}{n - 1}" for each in "st" if n] for n in range(40) for view in "st"}
+    source, reads = Client(), layers | reads
+    for name in reads:
+        source.ensure_shard(name)
+    fetch = source.state
+
+    def state(name: str) -> ShardState:
+        return replace(fetch(name), sources={"shards": Refreshed(0, "", dict.fromkeys(reads[name], 1), {}).to_source()})
+
+    monkeypatch.setattr(source, "state", state)
+    (names,) = Copier(source, Client(), threads=1).groups(is_together=True)
+    assert sorted(names) == sorted(reads)
+    assert [name for name in names if name in layers] == [f"{view}{n}" for n in reversed(range(40)) for view in "st"]
+    assert not {"x", "z"} < {*names} or names.index("x") < names.index("z")
 
 
 @pytest.mark.parametrize("end", ["source", "target"])

@@ -305,10 +305,10 @@ def test_the_next_move_ends_one_that_stopped(monkeypatch: pytest.MonkeyPatch) ->
     make_garbage(target, 3)
 
 
-@pytest.mark.parametrize("folders", [("a", "a/b"), ("a/b", "a"), ("a", "link/b")])
+@pytest.mark.parametrize("folders", [("a", "a/b"), ("a/b", "a"), ("a", "a link/b")])
 def test_a_folder_within_the_other_one_is_refused(tmp_path: Path, folders: tuple[str, str]) -> None:
     (tmp_path / "a").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "a")
+    (tmp_path / "a link").symlink_to(tmp_path / "a")
     source, target = (Client(OpenLocation(FileBlob(tmp_path / name), MemConsensus())) for name in folders)
     make_garbage(source, 1)
     with pytest.raises(InvalidInput, match="lie in one another; expected another one"):

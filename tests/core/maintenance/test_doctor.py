@@ -318,6 +318,18 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], postgre
     assert unreachable["findings"][0].keys() == {"check", "grade", "found", "expected", "remedy"}
 
 
+@pytest.mark.parametrize("uri", ["file://{}/typo/blob", "sqlite:///{}/typo/c.db"])
+def test_what_does_not_exist_is_said_and_not_made(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["doctor", "--commits", "5", "--json", uri.format(tmp_path)]) == 0
+    found = {each["check"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert (found["exists"]["grade"], found["reachable"]["grade"]) == ("warning", "ok")
+    assert found["exists"]["found"].endswith(f"does not exist; {tmp_path} was examined in its place")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "typo").write_text("a file")
+    assert run_command(["doctor", uri.format(tmp_path)]) == 1
+    assert "problem  exists" in capsys.readouterr().out
+
+
 def test_the_command_takes_the_configured_location(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--blob-uri", f"file://{tmp_path}/b", "--consensus-uri", f"sqlite:///{tmp_path}/c.db"]
     assert run_command(["doctor", "--commits", "5", *options]) == 0

@@ -66,6 +66,12 @@ def test_a_last_day_before_the_first_is_refused(tmp_path: Path) -> None:
     assert reprocess.request_of(config, begin="2026-03-02", through="2026-03-02", now_ms=0).end_ms
 
 
+def test_an_empty_last_day_is_refused(tmp_path: Path) -> None:
+    """An empty variable of a shell is no wish for all days."""
+    with pytest.raises(InvalidInput, match="through is ''; expected an ISO date"):
+        reprocess.request_of(Collection(tmp_path).config, begin="2026-03-02", through="", now_ms=0)
+
+
 def test_the_first_input_is_replayed_too(tmp_path: Path) -> None:
     shard = Collection(tmp_path)
     shard.drop("0.txt", [ok(A, "wrong")])

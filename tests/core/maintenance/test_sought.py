@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from itertools import product
+from typing import Literal
+from unicodedata import normalize
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -33,6 +35,21 @@ def test_a_key_is_found_however_json_writes_it(text: str, is_ascii: bool) -> Non
             assert sought.is_in_object(b"no JSON but " + each.encode())
         said = json.dumps(said, ensure_ascii=is_ascii)
     assert not sought.is_said(json.dumps({"email": f"x{text}"}))
+
+
+@pytest.mark.parametrize("text", ['ann "x" smith', 'änn "x" smith', "šárka@example.org"])
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_a_key_is_found_in_csv_latin_1_and_nfd(text: str, form: Literal["NFC", "NFD"]) -> None:
+    """In a field of CSV a quote is doubled, and the field may be JSON."""
+    sought = Sought.of([(text,)], EMAIL)
+    said = normalize(form, text)
+    for each in (said, json.dumps({"email": said}), json.dumps({"email": said}, ensure_ascii=False)):
+        field = '1,"' + each.replace('"', '""') + '",'
+        assert sought.is_said([field])
+        assert sought.is_in_object(field.encode())
+        if form == "NFC":
+            assert sought.is_in_object(field.encode("cp1252"))
+    assert not sought.is_in_object(f'1,"x{said}",'.encode())
 
 
 @pytest.mark.parametrize("written", ["fbefbe00ff", "FBEFBE00FF", "++++AP8=", "----AP8", "++++AP8"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -106,7 +108,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     client = PersistClient(open_location(where))
     commit(client, "plain", SCHEMA, 10, [((1, "a"), 5, 1), ((2, "b"), 5, 1)])
     commit(client, "plain", SCHEMA, 20, [((1, "a"), 15, -1), ((1, "c"), 15, 1), ((2, "b"), 15, -1), ((3, "d"), 15, 1)])
-    file = tmp_path / "rows.parquet"
+    file = tmp_path / os.fsdecode(b"rows\xff.parquet")  # a name that is not UTF-8
     assert run_command(["diff", "plain", "--a", "9", "--json", "--to", str(file), *there]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["added"], facts["removed"], facts["changed"], facts["columns"]) == (1, 1, 1, {"name": 1})
@@ -116,7 +118,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ("removed", 2, "b"),
         ("added", 3, "d"),
     ]
-    assert pq.read_table(file)[KIND].to_pylist() == ["before", "after", "removed", "added"]
+    assert pq.read_table(io.BytesIO(file.read_bytes()))[KIND].to_pylist() == ["before", "after", "removed", "added"]
     assert run_command(["diff", "plain", "--a", "9", "--limit", "1", *there]) == 0
     assert "3 more" in capsys.readouterr().out
     with pytest.raises(InvalidInput, match="expected a checkpoint of plain, a time, or a shard"):

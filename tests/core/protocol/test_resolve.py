@@ -91,8 +91,9 @@ def test_the_command_says_what_it_would_remove(tmp_path: Path, capsys: pytest.Ca
     with in_files(tmp_path) as (_, options):
         pass
     capsys.readouterr()
-    assert run_command(["resolve", SHARD, *options]) == 2
-    assert "either --all or --at" in capsys.readouterr().err
+    for chosen in ([], ["--at", ""], ["--all", "--at", "*"]):  # empty: a variable of a shell that is not set
+        assert run_command(["resolve", SHARD, *chosen, *options]) == 2
+        assert "either --all or --at" in capsys.readouterr().err
     assert run_command(["errors", SHARD, *options]) == 0
     assert f"`persist resolve {SHARD}` does" in capsys.readouterr().out
     assert run_command(["resolve", SHARD, "--all", "--dry-run", *options]) == 0
