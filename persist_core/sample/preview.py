@@ -258,9 +258,9 @@ def _orders(records: Sequence[Mapping[str, Any]], position: Sequence[str]) -> di
         key = json.dumps(each["key"])
         backwards += order < newest.get(key, order)
         newest[key] = max(order, newest.get(key, order))
-    ends = [each(found) for each in (min, max)] if found else []
     first, last = (
-        ([_shown(n, v) for n, (_, v) in zip(names, each, strict=True)] for each in ends) if ends else (None, None)
+        [_shown(name, value) for name, (_, value) in zip(names, end(found), strict=True)] if found else None
+        for end in (min, max)
     )
     return {"first": first, "last": last, "out_of_order": backwards, "of": len(found)}
 
