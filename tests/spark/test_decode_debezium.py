@@ -187,6 +187,9 @@ def test_unwrapped_records(feed: Feed) -> None:
         {"key": {"id": 3}, "value": {"id": 3, "name": "c", "__op": "u"}},
         {"__op": "t"},
         {"id": 4, "name": "d", "__op": "x"},
+        {"id": 5, "name": "e", "__deleted": True},
+        {"id": 6, "name": "f", "__deleted": "True"},
+        {"id": 7, "name": "g", "__deleted": 1},
     ]
     assert told(read(feed, messages)) == [
         ("u", 1, "a", None),
@@ -196,6 +199,9 @@ def test_unwrapped_records(feed: Feed) -> None:
         ("u", 3, "c", None),
         ("t", None, None, None),
         ("u", 4, None, "op"),
+        ("d", 5, None, None),
+        ("u", 6, None, "op"),
+        ("u", 7, None, "op"),
     ]
 
 

@@ -8,6 +8,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME
@@ -264,6 +266,28 @@ def test_deletes_by_marker_and_by_nulls(feed: Feed) -> None:
     ]  # fmt: skip
     nulls = feed.lines("json", lines, columns, delete={"null_value": True})
     assert [(row[OP], row[ERR_KIND]) for row in nulls] == [("u", None), ("u", "value"), ("d", None), ("u", None)]
+
+
+MARKS = ["null", "1", "1.0", '"1"', "true", '"True"', '"T"', "0", "false", "2", '"D"', '"d "', '""']
+
+
+@pytest.mark.parametrize(
+    ("values", "ops"), [([1], "uddddddu uueeu"), ([True], "uddddddu ueeeu"), (["D"], "uuuuuuuu uudeu")]
+)
+def test_a_marker_is_compared_by_value(feed: Feed, values: list[Any], ops: str) -> None:
+    """The marks in JSON, and in Parquet by type: what may be a delete, and is not clearly one, is an err (`e`)."""
+    lines = [f'{{"id":{at},"op":{mark}}}' for at, mark in enumerate(MARKS)]
+    rows = feed.lines("json", lines, {"id": "int"}, delete={"column": "op", "values": values})
+    assert "".join("e" if row[ERR_KIND] == "op" else row[OP] for row in rows) == ops.replace(" ", "")
+    (feed.folder / "lines.jsonl").unlink()
+    marks: list[list[Any]] = [[1, 0], [1.0, None], [True, False], [Decimal("1.00")], [b"D"]]
+    types = [pa.int8(), pa.float64(), pa.bool_(), pa.decimal128(5, 2), pa.binary()]
+    for at, (found, kind) in enumerate(zip(marks, types, strict=True)):
+        table = pa.table({"id": range(len(found)), "op": pa.array(found, kind)})
+        pq.write_table(table, feed.folder / f"{at}.parquet")
+    rows = feed.records("parquet", {"id": "int"}, order="position", delete={"column": "op", "values": values})
+    expected = "uuuuuuud" if values == ["D"] else "dududude"
+    assert "".join("e" if row[ERR_KIND] == "op" else row[OP] for row in rows) == expected
 
 
 def test_a_column_that_may_not_be_null(feed: Feed) -> None:

@@ -248,7 +248,7 @@ def test_a_bare_integer_is_no_date_without_a_unit_or_a_schema(feed: Feed) -> Non
         (2023, None, None, date(1975, 7, 17)),
         (0, None, None, date(1970, 1, 1)),
         (19439, DAYS, date(2023, 3, 23), date(2023, 3, 23)),
-        (2023, YEAR, None, date(1975, 7, 17)),
+        (2023, YEAR, None, None),
         ("2023-03-23", None, date(2023, 3, 23), date(2023, 3, 23)),
         ("2023-03-23Z", None, date(2023, 3, 23), date(2023, 3, 23)),
         ("2023-03-23+01:00", None, None, None),
@@ -264,9 +264,19 @@ def test_a_bare_integer_is_no_date_without_a_unit_or_a_schema(feed: Feed) -> Non
 
 def test_the_schema_says_the_unit_before_the_collection(feed: Feed) -> None:
     micros = {**INT64, "name": "io.debezium.time.MicroTimestamp"}
-    messages = [message(2_000_000), message(2_000_000, INT64), message(2_000_000, micros)]
-    rows = values(feed, {"type": "timestamp", "unit": "ms"}, messages)
-    assert [row["v"].timestamp() for row in rows] == [2000.0, 2000.0, 2.0]
+    own = {**INT64, "name": "com.example.Millis"}
+    others = [
+        "io.debezium.time.MicroTime",
+        "io.debezium.time.MicroDuration",
+        "io.debezium.time.Year",
+        "org.apache.kafka.connect.data.Time",
+    ]
+    schemas = [None, INT64, own, micros, *({**INT64, "name": name} for name in others)]
+    rows = values(feed, {"type": "timestamp", "unit": "ms"}, [message(2_000_000, schema) for schema in schemas])
+    assert [row["v"].timestamp() for row in rows[:4]] == [2000.0, 2000.0, 2000.0, 2.0]
+    for row, name in zip(rows[4:], others, strict=True):
+        assert row[ERR_KIND] == "value"
+        assert row[ERR_MESSAGE].endswith(f"; the message's schema says {name}")
 
 
 def test_the_records_own_time_is_read_as_its_column_is(feed: Feed) -> None:

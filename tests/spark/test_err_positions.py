@@ -15,7 +15,7 @@ import pytest
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
-from persist_core.schema import DIFF, ERR_MESSAGE, ERR_POSITION
+from persist_core.schema import DIFF, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION
 from persist_core.shard.state import Committed
 from persist_spark.frame import ORDER
 from persist_spark.read.frames import errors
@@ -108,15 +108,18 @@ def test_a_stored_position_is_the_records_own(feed: Feed, monkeypatch: pytest.Mo
     assert places() == alone
 
 
-def test_a_late_record_that_is_an_err_has_a_position(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_late_record_has_its_position_and_its_bytes(spark: SparkSession, tmp_path: Path) -> None:
     collection = Collection(tmp_path)
     time = collection.config.time.model_copy(update={"late": "error"})
     collection.config = collection.config.model_copy(update={"time": time})
     collection.drop("a.jsonl", {"id": 1, "name": "a", "at": 5})
     collection.run(spark, DAY_MS)
-    collection.drop("b.jsonl", {"id": 2, "name": "b", "at": DAY_MS}, {"id": 3, "name": "late", "at": 6})
+    lines = ['{"id":2,"name":"b","at":86400000}\n', '{"id":3, "name":"late","at":6,"more":[1.10]}']
+    collection.drop("b.jsonl", *lines)
     collection.run(spark, 2 * DAY_MS)
     assert where(collection) == ["b.jsonl, line 2"]
+    (payload,) = collection.client.open_reader("things").errors()[ERR_PAYLOAD].to_pylist()
+    assert payload == lines[1].encode()
 
 
 def where(collection: Collection, shard: str = "things") -> list[str | None]:

@@ -250,6 +250,8 @@ def _record_row(schema: CollectionSchema, record: Record) -> dict[str, Any]:
     row |= _slot_cells(schema, record.slot)
     if isinstance(record.slot, bytes):
         row[BAD_KEY] = record.slot
+    sent = record.value if isinstance(record.value, tuple) else (None,) * len(schema.values)
+    row[ERR_PAYLOAD] = canonical_bytes(sent, [column.name for column in schema.values])  # what is shown if it is late
     if not isinstance(record.value, Mark):
         row |= _value_cells(schema, record.value)
     return row | _inherited_cells(schema, record.value)

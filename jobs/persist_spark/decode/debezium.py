@@ -57,6 +57,7 @@ from persist_spark.decode.records import (
     is_sequence,
     line_columns,
     record_path,
+    shown_text,
 )
 from persist_spark.decode.rest import all_marked, read_paths, rest_of_json
 from persist_spark.decode.unsent import ROW_FIELDS, fields_in, unsent
@@ -316,6 +317,11 @@ def _faults() -> tuple[SparkColumn, SparkColumn]:
         (is_value & F.col("document").isNull(), without_key, F.lit(NOT_JSON)),
         (is_value & op.isNull() & F.col("__deleted").isNull() & ~_is_control(), without_key, F.lit(NOT_DEBEZIUM)),
         (~op.isin(*_OPS), F.lit("op"), F.concat(F.lit("op is '"), op, F.lit(f"'; expected one of {', '.join(_OPS)}"))),
+        (
+            _is_flat() & ~F.col("__deleted").isin("true", "false"),
+            F.lit("op"),
+            F.concat(F.lit("__deleted is "), shown_text("__deleted"), F.lit("; expected true or false")),
+        ),
         (F.col("odd"), F.lit("value"), F.lit(ODD_JSON)),
         (
             F.col("op").isin(*_UPSERTS) & F.col("after").isNull(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -10,9 +11,10 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from persist_core.config.collection import CollectionConfig
+from persist_core.config.collection import CollectionConfig, DeleteConfig
 from persist_core.sample.fields import named_fields
 from persist_spark.decode.encoding import Encoding
+from persist_spark.decode.exact import bounded, exact_decimal
 from persist_spark.decode.files import BROKEN, FILE, LINE
 from persist_spark.decode.json import Path, Shape, envelope, has_half_surrogates, parsed, unmarked
 from persist_spark.decode.records import (
@@ -29,6 +31,7 @@ from persist_spark.decode.records import (
     is_sequence,
     line_columns,
     record_path,
+    shown_text,
 )
 from persist_spark.decode.rest import all_marked, read_paths, rest_of_json
 from persist_spark.decode.unsent import ROW_FIELDS, fields_in, unsent
@@ -39,6 +42,8 @@ ODD_JSON = "a field holds another kind of JSON value than the object expected"
 MARKER = "marker"  # text of the field that marks a row as an upsert or a delete
 DMS_OP = "Op"
 _DMS_UPSERTS = ("I", "U")
+_BITS = {"true": "1", "false": "0"}
+_YES, _NO = ("true", "t", "yes", "y"), ("false", "f", "no", "n")  # as the type `boolean` reads them
 _FULL_LOAD = r"(?:^|/)LOAD[0-9A-F]+\.[^/]*(?: //[0-9.]*)?$"  # what DMS calls its full-load files, as a natural-sort key
 
 
@@ -149,12 +154,37 @@ def row_op(
         if not has_marker:
             lost = F.lit(f"there is no column {config.delete.column!r}, which marks deletes")
             return RowOp(none, lost)
-        return RowOp(F.when(marker.isin(list(config.delete.values)), DELETE).otherwise(UPSERT), none)
+        return _marked_op(config.delete)
     if config.delete.null_value and fields.values:
         sent = lacking or {}
         is_empty = all_of([F.col(f.raw).isNull() & ~sent.get(f.raw, F.lit(False)) for f in fields.values])
         return RowOp(F.when(is_empty, DELETE).otherwise(UPSERT), none)
     return RowOp(F.lit(UPSERT), none)
+
+
+def _marked_op(delete: DeleteConfig) -> RowOp:
+    """The effects of rows by the value in `MARKER`: writers change the spelling of a flag, to a double 1.0 for a 1.
+
+    Numbers are compared as numbers, true being 1. An unclear marker is an err: a text if all of `delete.values` are
+    numbers, and one that differs from a text of them in case or blanks alone.
+    """
+    marker, texts = F.col(MARKER), list(delete.values)
+    plain = F.lower(F.trim(marker))
+    is_delete, is_unclear = marker.isin(texts), plain.isin([text.strip().lower() for text in texts])
+    expected = f"the spelling of delete.values ({', '.join(texts)}); if it marks deletes too, add it there"
+    bits = [_BITS.get(text.lower(), text) for text in texts]
+    if numbers := [text for text in bits if re.fullmatch(r"[+-]?[0-9]{1,29}(\.[0-9]{1,9})?", text)]:
+        exact = exact_decimal(bounded(marker), 38, 9)
+        number = F.when(plain.isin(*_YES), 1).when(plain.isin(*_NO), 0).otherwise(exact)
+        is_delete |= number.isin([F.lit(text).cast("decimal(38,9)") for text in numbers])
+        if len(numbers) == len(texts):
+            is_flag = not set(map(str.lower, texts)) - set(_BITS)
+            expected = "a boolean" if is_flag else "a number or a boolean"
+            is_known = number.isin(0, 1) if is_flag else number.isNotNull()
+            is_unclear = (plain != "") & ~F.coalesce(is_known, F.lit(False))
+    said = F.concat(F.lit(f"column {delete.column!r}, which marks deletes, is "), shown_text(MARKER))
+    fault = F.when(is_delete, None).when(is_unclear, F.concat(said, F.lit(f"; expected {expected}")))
+    return RowOp(F.when(is_delete, DELETE).when(is_unclear, None).otherwise(UPSERT), fault)
 
 
 def order_of(config: CollectionConfig, fields: Fields) -> tuple[OrderField, ...]:

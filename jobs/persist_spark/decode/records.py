@@ -162,7 +162,7 @@ def decoded(config: CollectionConfig, raw: RawRecords, position: SparkColumn) ->
         ERR_KIND,
         F.when(~is_good, F.expr(check_message(config, final, FAULT))).alias(ERR_MESSAGE),
         F.when(~is_good, F.coalesce(BAD_KEY, key)).alias(ERR_KEY),
-        F.when(~is_good, raw.payload.cast("binary")).alias(ERR_PAYLOAD),
+        F.when(may_be_err, raw.payload.cast("binary")).alias(ERR_PAYLOAD),
         F.when(may_be_err, position).alias(ERR_POSITION),
         *inherited_column(config.collection_schema(), raw.fields.values, is_kept),
         *marks_of(config, [(field.column, is_bad(field), shown_text(field.raw)) for field in values], is_kept),

@@ -22,11 +22,13 @@ _CHECKED: set[tuple[str, str]] = set()  # servers, each with a zone that `check_
 _DAY_MICROS = _MICROS["days"]
 _LAST_COMPUTABLE = 2**63 - 1 - 7 * _DAY_MICROS
 _INTEGER = r"^\s*[+-]?\d{1,19}\s*$"
-_DATE = r"^([+-]?\d{4,7}-\d{2}-\d{2})(?:[T ]00:00(?::00(?:\.0++)?+)?)?Z?$"
+# Above 9999 Java and JavaScript (+010000) write a sign, PostgreSQL none; 02026 is what no writer means.
+_YEAR = r"(?:\d{4}|[1-9]\d{4,6}|[+-]\d{4,7})"
+_DATE = rf"^({_YEAR}-\d{{2}}-\d{{2}})(?:[T ]00:00(?::00(?:\.0++)?+)?)?Z?$"
 _ZONE = r"(?: ?(?:Z|UTC|[+-]\d{2}(?::?\d{2})?))?"
-_TIMESTAMP = r"^[+-]?\d{4,6}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}:\d{2}(?:\.\d{1,6}+0*+)?+" + _ZONE + ")?$"
+_TIMESTAMP = rf"^{_YEAR}-\d{{2}}-\d{{2}}(?:[T ]\d{{2}}:\d{{2}}:\d{{2}}(?:\.\d{{1,6}}+0*+)?+{_ZONE})?$"
 _HAS_OFFSET = r":.*(?:Z|UTC|[+-]\d{2}(?::?\d{2})?)$"
-_MINUTES = r"^([+-]?\d{4,6}-\d{2}-\d{2}[T ]\d{2}:\d{2})(" + _ZONE + ")$"  # Java's form of a time without seconds
+_MINUTES = rf"^({_YEAR}-\d{{2}}-\d{{2}}[T ]\d{{2}}:\d{{2}})({_ZONE})$"  # Java's form of a time without seconds
 # Names of Debezium's and Kafka Connect's logical types, and what they count in.
 _UNIT_NAMES: dict[Unit, tuple[str, ...]] = {
     "days": ("io.debezium.time.Date", "org.apache.kafka.connect.data.Date"),
@@ -34,6 +36,7 @@ _UNIT_NAMES: dict[Unit, tuple[str, ...]] = {
     "us": ("io.debezium.time.MicroTimestamp",),
     "ns": ("io.debezium.time.NanoTimestamp",),
 }
+_LOGICAL = r"^(?:io\.debezium|org\.apache\.kafka\.connect)\."
 
 
 def time_ms(text: SparkColumn, unit: Unit, zone: str) -> SparkColumn:
@@ -134,7 +137,10 @@ def iso_timestamp(text: SparkColumn) -> SparkColumn:
 
 
 def _counted_micros(text: SparkColumn, unit: Unit | None, hint: Hint | None) -> SparkColumn | None:
-    """Microseconds by the unit that the message's schema names, else by the configured one; `None` without either."""
+    """Microseconds by the unit that the message's schema names, else by the configured one; `None` without either.
+
+    Null for another type of Debezium or Kafka Connect (a year, a time of day, a duration), whatever the unit.
+    """
     by_unit = None if unit is None else _unit_micros(text, unit)
     if hint is None:
         return by_unit
@@ -145,8 +151,7 @@ def _counted_micros(text: SparkColumn, unit: Unit | None, hint: Hint | None) -> 
     by_schema = F.coalesce(F.try_multiply(try_cast_integer(text, "bigint"), factor), nanos)
     if by_unit is None:
         return by_schema
-    known = [name for names in _UNIT_NAMES.values() for name in names]
-    return F.when(hint.name.isin(*known), by_schema).otherwise(by_unit)
+    return F.when(hint.name.rlike(_LOGICAL), by_schema).otherwise(by_unit)
 
 
 def _unit_micros(text: SparkColumn, unit: Unit) -> SparkColumn:

@@ -145,6 +145,9 @@ def remedy(field: Field, encoding: Encoding) -> SparkColumn:
     if field.may_be_base64(encoding) and encoding.decimals is None:
         is_open = F.col(f"hex_{field.raw}").isNotNull() & ~raw.startswith("{")  # not a VariableScaleDecimal
         found = F.when(is_open, F.lit(f"; {TWO_NUMBERS}")).otherwise(found)
+    if field.hint and field.column.type in ("date", "timestamp"):
+        said = F.concat(F.lit("; the message's schema says "), field.hint.name)
+        found = F.concat(found, F.coalesce(said, F.lit("")))
     if field.column.type == "timestamp" and encoding.zone != UTC_ZONE:
         if field.is_local and not field.is_typed:
             is_time = raw.isNotNull()

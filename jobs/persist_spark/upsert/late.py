@@ -9,20 +9,18 @@ from persist_core.schema import (
     ERR_KEY,
     ERR_KIND,
     ERR_MESSAGE,
-    ERR_PAYLOAD,
     INHERITED,
     LATE_TIME,
     TIME,
     CollectionSchema,
 )
-from persist_spark.frame import BAD_KEY, OP, SKIP, TRUNCATE, UPSERT, canonical_json, canonical_key, named, shown_time
-from persist_spark.upsert import inherited
+from persist_spark.frame import BAD_KEY, OP, SKIP, TRUNCATE, UPSERT, canonical_key, named, shown_time
 
 
 def with_late_errs(records: DataFrame, schema: CollectionSchema, in_time_from: str) -> DataFrame:
     """Make each record before the time in column `in_time_from` an err of its slot.
 
-    Its payload is its values: the raw record is not kept.
+    Decoders give these collections the position and the payload of good records too.
     """
     is_good = F.col(ERR_KIND).isNull() & ~F.col(OP).isin(TRUNCATE, SKIP)
     own_time, bound = shown_time(TIME), shown_time(in_time_from)
@@ -31,12 +29,10 @@ def with_late_errs(records: DataFrame, schema: CollectionSchema, in_time_from: s
         ERR_KIND: F.lit(LATE_TIME),
         ERR_MESSAGE: F.expr(f"concat('time ', {own_time}, ' lies before ', {bound}, ', which is final')"),
         ERR_KEY: F.coalesce(F.col(BAD_KEY), canonical_key(schema.key)),
-        ERR_PAYLOAD: canonical_json(schema.values),
     }
     names = [column.name for column in schema.values]
     if schema.inherits:
         names.append(INHERITED)
-        err[ERR_PAYLOAD] = inherited.sent_json(schema, [named(c.name) for c in schema.values], INHERITED)
     changed = {name: F.when(refused, value).otherwise(F.col(name)) for name, value in err.items()}
     gone = {name: F.when(~refused, named(name)) for name in names}
     return records.withColumns({**changed, **gone, OP: F.when(refused, F.lit(UPSERT)).otherwise(F.col(OP))})
