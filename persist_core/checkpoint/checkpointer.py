@@ -36,7 +36,6 @@ from persist_core.keys import (
     CheckpointLayout,
     check_checkpoint_id,
     is_checkpoint_id,
-    offsets_path,
     state_path,
 )
 from persist_core.location.blob import Blob
@@ -239,10 +238,9 @@ class Checkpointer:
         """
         if sizes is None:
             sizes = self._sizes(manifest.checkpoint_id)
-        expected = {artifact.path: artifact.size_bytes for artifact in manifest.artifacts if not artifact.is_carried}
-        expected |= {offsets_path(name): len(each.encode()) for name, each in manifest.source_offsets.items()}
         return all(
-            sizes.get(self.layout.artifact(manifest.checkpoint_id, path)) == size for path, size in expected.items()
+            sizes.get(self.layout.artifact(manifest.checkpoint_id, path)) == size
+            for path, size in manifest.paths.items()
         )
 
     def needed_by(self, checkpoint_id: str) -> frozenset[str]:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from persist_core.contents.batch import SourceFrontier
 from persist_core.contents.operator_state import StateArtifact
 from persist_core.errors import CorruptArtifact, InvalidInput, UnknownVersion
-from persist_core.keys import check_checkpoint_id, state_path
+from persist_core.keys import check_checkpoint_id, offsets_path, state_path
 from persist_core.sealed import from_plain, is_sealed, seal, unseal
 
 MANIFEST_VERSION = 2
@@ -138,6 +138,12 @@ class CheckpointManifest(_Entry):
     @property
     def artifacts(self) -> tuple[PartitionState, ...]:
         return tuple(part for operator in self.operators.values() for part in operator.partitions)
+
+    @property
+    def paths(self) -> dict[str, int]:
+        """The sizes in bytes of all objects in its folder but the manifest itself, by path: artifacts and offsets."""
+        copies = {artifact.path: artifact.size_bytes for artifact in self.artifacts if not artifact.is_carried}
+        return copies | {offsets_path(name): len(each.encode()) for name, each in self.source_offsets.items()}
 
     @property
     def upper(self) -> int | None:

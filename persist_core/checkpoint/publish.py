@@ -364,9 +364,18 @@ class _Publication:
         return tuple(reversed(doomed))
 
     def _publish(self, commit: Commit, *, is_newest: bool = False) -> bool:
-        """Publish one commit. False if it is damaged itself; for the newest commit the caller raises an error."""
+        """Publish one commit. False if it is damaged itself; for the newest commit the caller raises an error.
+
+        If an erasure has replaced the commit's manifest meanwhile, the checkpoint may hold the key: publish it again.
+        """
+        shard, life = self._state.shard, self._state.origin.life
         try:
-            self.repaired += publish(self._client.blob, self._client.manifest(commit), commit, self._state.origin.life)
+            for _ in range(MAX_LOOKS):  # each but the first because of an erasure during the one before
+                self.repaired += publish(self._client.blob, self._client.manifest(commit), commit, life)
+                now = {each.checkpoint_id: each for each in self._client.state(shard).commits}
+                published, commit = commit, now.get(commit.checkpoint_id, commit)
+                if commit.manifest_key == published.manifest_key:
+                    break
         except Corruption as error:
             if is_newest:
                 raise

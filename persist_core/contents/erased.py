@@ -27,19 +27,21 @@ MAX_KEYS = 10_000  # of one shard: a write joins its records with them
 
 @dataclass(frozen=True)
 class ErasedKey:
-    """One key. A record of it is dropped if its order, positions aside, is not above `order`; without an
-    order, if its time is before `time`: the shard's upper, or after the last record that waited for its time."""
+    """One key. A record of it is dropped if its order, positions aside, is not above `order`, or if its time is before
+    `time`: the shard's upper, or after the last record that waited for its time. One erasure gives one of them, the
+    order if any was seen; several may give both."""
 
     digest: str
-    time: int
+    time: int | None
     order: OrderKey | None = None
 
     def later(self, other: ErasedKey | None) -> ErasedKey:
         """Both of the same key as one."""
         if other is None:
             return self
+        times = [each for each in (self.time, other.time) if each is not None]
         orders = [each for each in (self.order, other.order) if each is not None]
-        return replace(self, time=max(self.time, other.time), order=max(orders, key=rank, default=None))
+        return replace(self, time=max(times, default=None), order=max(orders, key=rank, default=None))
 
 
 def rank(order: OrderKey) -> list[tuple[bool, Any]]:

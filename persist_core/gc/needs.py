@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from persist_core.checkpoint.checkpointer import Checkpointer, Listing
+from persist_core.checkpoint.publish import manifest_of
 from persist_core.checkpoint.quarantine import Quarantine
 from persist_core.contents.batch import BatchManifest, SourceFrontier
 from persist_core.errors import CorruptArtifact, Corruption, UnknownVersion
@@ -115,17 +116,22 @@ class Needs:
         return needed
 
     def of_folders(self, state: ShardState, listing: Listing) -> set[str]:
-        """The objects of checkpoints that exist, that may be published, or whose manifest is in the quarantine.
+        """The objects of checkpoints that exist or may be published, as their commit or else their manifest names
+        them; and all objects of one that is known only by a manifest that is unreadable or in the quarantine.
 
-        Retention deletes whole checkpoints; this leaves the remains of folders that nothing else will complete.
+        Retention deletes whole checkpoints; this leaves the remains of folders that nothing else will complete, and
+        what a publisher has written that was slower than an erasure.
         """
-        layout = CheckpointLayout(state.shard)
-        ids = {manifest.checkpoint_id for manifest in listing.manifests} | set(listing.unreadable)
-        ids |= {commit.checkpoint_id for commit in state.commits}
-        ids |= Quarantine(self._client.blob, layout).ids()
-        folders = tuple(layout.folder(checkpoint_id) for checkpoint_id in ids)
-        kept = (layout.latest, layout.quarantine)
-        return {key for key in listing.sizes if key.startswith(kept) or key.startswith(folders)}
+        layout, life = CheckpointLayout(state.shard), state.origin.life
+        known = {manifest.checkpoint_id: manifest for manifest in listing.manifests}
+        known |= {
+            each.checkpoint_id: manifest_of(self._manifests[each.manifest_key], each, life) for each in state.commits
+        }
+        needed = {key(each) for each in known for key in (layout.manifest, layout.pin)}
+        needed |= {layout.artifact(each, path) for each, manifest in known.items() for path in manifest.paths}
+        whole = {*listing.unreadable, *Quarantine(self._client.blob, layout).ids()} - known.keys()
+        kept = (layout.latest, layout.quarantine, *(layout.folder(checkpoint_id) for checkpoint_id in whole))
+        return {key for key in listing.sizes if key.startswith(kept) or key in needed}
 
     def of_conflicts(self, limit: int = MAX_CONFLICTS) -> set[str]:
         """The newest records of conflicts, and the marks of called callbacks."""

@@ -231,20 +231,17 @@ class _Erasing:
         assert state.upper.time is not None
         upper = state.upper.time
         found = [(key, _rows_of(history, one), _rows_of(waiting, one)) for key, one in self._one_by_one()]
-        keys = tuple(
-            ErasedKey(
-                known.digest(key, self.schema.key),
-                max(upper, _until(later)),
-                max(orders_of([*rows, *later], self.schema), key=rank, default=None),
-            )
-            for key, rows, later in found
-        )
+        keys = []
+        for key, rows, later in found:
+            order = max(orders_of([*rows, *later], self.schema), key=rank, default=None)
+            time = max(upper, _until(later)) if order is None else None
+            keys.append(ErasedKey(known.digest(key, self.schema.key), time, order))
         if place is not None and known.erasures[place].ended_ms is not None:
             place = None  # of new records since: another request
         if place is None:
             types = tuple(column.type for column in self.schema.order or ())
             now_ms = self._client.clock.now_ms()
-            erasure = Erasure(self._by, self._reason, now_ms, keys, upper=upper, order_types=types)
+            erasure = Erasure(self._by, self._reason, now_ms, tuple(keys), upper=upper, order_types=types)
         else:
             before = {each.digest: each for each in known.erasures[place].keys}
             merged = tuple(key.later(before.get(key.digest)) for key in keys)

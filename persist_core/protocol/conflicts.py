@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from persist_core.clock import Clock
 from persist_core.contents.batch import BatchDescription
+from persist_core.errors import CorruptArtifact
 from persist_core.keys import conflict_key, conflicts_prefix
 from persist_core.location.blob import Blob
 from persist_core.sealed import Sealed, check_in_place
@@ -61,12 +63,13 @@ class ConflictRecord(Sealed):
 def record_conflict(
     blob: Blob, clock: Clock, description: BatchDescription, mismatch: UpperMismatch
 ) -> tuple[ConflictRecord, bool]:
-    """Write the record of this conflict, or find it; True if it is new."""
+    """Write the record of this conflict, or find it; True if it is new. A damaged one is written again."""
     conflict_id = hashlib.sha256(description.token.encode()).hexdigest()[:32]
     key = conflict_key(description.shard, conflict_id)
     known = blob.get(key)
     if known is not None:
-        return ConflictRecord.read(known, key), False
+        with suppress(CorruptArtifact):
+            return ConflictRecord.read(known, key), False
     record = ConflictRecord(
         conflict_id=conflict_id,
         shard=description.shard,
@@ -80,7 +83,7 @@ def record_conflict(
         detected_ms=clock.now_ms(),
     )
     blob.set(key, record.encode())
-    return record, True
+    return record, known is None
 
 
 def list_conflicts(

@@ -33,6 +33,7 @@ from persist_core.errors import (
     PersistError,
     RunFailed,
     StorageError,
+    TokenReuse,
 )
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
@@ -309,7 +310,7 @@ def append(client: PersistClient, description: BatchDescription, manifest_key: s
     """Append the staged batch. A lost race is a `Conflict`, recorded once; nothing is lost or doubled by it.
 
     A description that is committed is `Committed`, and one that can only be refused a `Conflict`, also if its staged
-    batch is gone by now.
+    batch is gone by now, or is another one. Raises `TokenReuse` if its token is bound to another interval.
     """
     try:
         manifest = client.staged_manifest(manifest_key)
@@ -324,7 +325,13 @@ def append(client: PersistClient, description: BatchDescription, manifest_key: s
         return _conflict(client, description, upper_mismatch(state, description))
     # Not by `open_writer`: minting has made the shard, and another look at it is another request on a remote store.
     writer = WriteHandle(client, description.shard)
-    result = writer.compare_and_append(manifest, manifest_key)
+    try:
+        result = writer.compare_and_append(manifest, manifest_key)
+    except TokenReuse:  # another try has committed this description with other contents: without a file, for example
+        commit = _commit_of(client.state(description.shard), description)
+        if commit is None or (commit.lower, commit.upper) != (description.lower, description.upper):
+            raise
+        return Committed(commit, is_new=False)
     return _conflict(client, description, result) if isinstance(result, UpperMismatch) else result
 
 

@@ -212,6 +212,28 @@ def test_an_order_of_one_key_says_nothing_of_another(
     assert story.rows() == [("bo@x", "again")]
 
 
+def test_a_later_erasure_protects_no_less_than_the_first(
+    tmp_path: Path,
+    there: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The first one has no order to go by, the second one has."""
+    timed = SEQUENCE.replace("seq: bigint", "seq: bigint, at: bigint") + "time: {field: at, unit: ms}\n"
+    story = Story(tmp_path, there, timed, capsys)
+    story.feed("1.jsonl", {"email": "bo@x", "name": "Bo", "seq": 1, "at": 1})
+    erase = ["erase", "people", "--key", ANN, "--reason", "asked"]
+    story.persist(*erase)
+    first = story.client.state("people").upper.time
+    assert first is not None
+    story.feed("2.jsonl", {"email": ANN, "name": "Ann", "seq": 10, "at": first})
+    assert story.rows() == [(ANN, "Ann"), ("bo@x", "Bo")]
+    story.persist(*erase)
+    story.feed("3.jsonl", {"email": ANN, "seq": 11, "at": first - 1}, {"email": ANN, "seq": 10, "at": first})
+    assert story.rows() == [("bo@x", "Bo")]
+    story.feed("4.jsonl", {"email": ANN, "name": "again", "seq": 12, "at": first})
+    assert story.rows() == [(ANN, "again"), ("bo@x", "Bo")]
+
+
 def test_far_dates_are_erased_for_good(
     tmp_path: Path,
     there: list[str],

@@ -1,6 +1,6 @@
 """Records of erased keys: a write makes control records of what came before the erasure.
 
-    records ──digest of the key──> on the shard's list? ──order not above, or time before──> op `s`, without any value
+    records ──digest of the key──> on the shard's list? ──order not above or time before──> op `s`, without any value
 
 So nothing of such a record is stored, whether a feed delivers it again, a replay, or a restored progress. A record
 without a key column (it could not be decoded, or the record has no order) is not recognized.
@@ -59,7 +59,7 @@ def without_erased(
     if schema.order:
         names = [f"by{place}" for place in range(len(schema.order))]  # the same record in another file is not newer
         own, highest = (F.struct(*[F.col(each).getField(name) for name in names]) for each in (ORDER, _UP_TO))
-        is_over = F.when(F.col(_UP_TO).isNull(), is_over).otherwise(own <= highest)
+        is_over = is_over | F.when(F.col(_UP_TO).isNotNull(), own <= highest)  # null, without one of both
     gone = F.col(_DIGEST).isNotNull() & F.coalesce(is_over, F.lit(False))
     digest = _hmac(key_text(schema), bytes.fromhex(listed.secret))
     joined = records.join(F.broadcast(erased), digest == F.col(_DIGEST), "left")

@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
+from persist_core.checkpoint.checkpointer import Checkpointer
+from persist_core.checkpoint.publish import publish_and_retain, publish_missing
+from persist_core.config.shard import RetentionConfig
 from persist_core.contents.erased import ErasedKey, ErasedList, Erasure
 from persist_core.contents.key_range import KeyRange
 from persist_core.contents.parts import PARQUET
 from persist_core.errors import InvalidInput
+from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
 from persist_core.handles.erased import erased_for, erased_list
 from persist_core.keys import failure_key, input_copy, job_key, part_key
@@ -180,3 +184,40 @@ def test_no_manifest_outlives_the_files_that_it_names(monkeypatch: pytest.Monkey
         if deletes[0] < at:
             return
     raise AssertionError("there are more objects to delete than expected")
+
+
+@pytest.mark.parametrize("dies_at", [None, "write_derived", "is_complete"])
+def test_gc_deletes_what_a_slow_publisher_brings_back(monkeypatch: pytest.MonkeyPatch, dies_at: str | None) -> None:
+    """It has read operator state before the erasure, and stores its copy, then its manifest, after it."""
+    history = Erasing(in_memory(), SEQUENCED, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(history, "_publish", lambda: None)
+        history.append()
+    client, write, is_whole = history.client, Checkpointer.write_derived, Checkpointer.is_complete
+    erasures: list[str] = []
+
+    def written(self: Checkpointer, checkpoint_id: str, path: str, data: bytes) -> bool:
+        if not erasures:
+            erasures.append("begun")
+            erasures.append(erase(client, "s", KEYS, by="me", reason="asked").status)
+            write(self, checkpoint_id, path, data)
+            if dies_at == "write_derived":
+                raise Crash
+        return write(self, checkpoint_id, path, data)
+
+    def looked_at(*arguments: Any) -> bool:
+        if dies_at == "is_complete" and len(erasures) == 2:
+            raise Crash
+        return is_whole(*arguments)
+
+    with monkeypatch.context() as patch, suppress(Crash):
+        patch.setattr(Checkpointer, "write_derived", written)
+        patch.setattr(Checkpointer, "is_complete", looked_at)
+        publish_missing(client, history.state)
+    assert erasures == ["begun", "erased"]
+    assert verify(client, "s", KEYS) != ()
+    for _ in range(3):
+        collect(client, "s", grace_ms=0, intent_ms=0)
+        publish_and_retain(client, "s", RetentionConfig())
+    assert verify(client, "s", KEYS) == ()
+    assert fsck(client, "s").is_clean

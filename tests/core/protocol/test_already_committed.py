@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from persist_core.errors import AlreadyCommitted, CorruptArtifact, InvalidInput
+from persist_core.errors import AlreadyCommitted, CorruptArtifact, InvalidInput, TokenReuse
 from persist_core.protocol import run, stages
 from persist_core.protocol.stages import NothingToDo
 from persist_core.shard.state import Committed
@@ -86,6 +87,17 @@ def test_an_append_whose_staged_batch_is_gone(world: World) -> None:
         stages.append(world.client, later, other)
     with pytest.raises(InvalidInput, match="mixed up"):
         stages.append(world.client, later, key)
+
+
+def test_an_append_of_another_try_with_other_contents(world: World) -> None:
+    description = world.minted(DAY_MS)
+    key, other = world.write(description, ROWS), world.write(description, [])
+    committed = stages.append(world.client, description, key)
+    assert isinstance(committed, Committed)
+    assert stages.append(world.client, description, other) == Committed(committed.commit, is_new=False)
+    longer = replace(description, upper=2 * DAY_MS)
+    with pytest.raises(TokenReuse):
+        stages.append(world.client, longer, world.write(longer, ROWS))
 
 
 def test_a_checkpoint_that_is_repeated(world: World) -> None:

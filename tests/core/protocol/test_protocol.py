@@ -17,6 +17,7 @@ from persist_core.contents.parts import updates_schema
 from persist_core.errors import AlreadyCommitted, InvalidInput, OutdatedDescription, SchemaMismatch
 from persist_core.frontier import CLOSED, Frontier
 from persist_core.handles.client import PersistClient
+from persist_core.keys import conflicts_prefix
 from persist_core.location.open import OpenLocation, open_blob, open_consensus
 from persist_core.protocol import stages
 from persist_core.protocol.conflicts import list_conflicts
@@ -139,6 +140,9 @@ def test_a_lost_append_is_recorded_once_and_heals(world: World) -> None:
     again = stages.append(world.client, slow, staged)
     assert isinstance(again, Conflict)
     assert not again.is_new
+    (stored,) = world.blob.list_keys_and_metadata(conflicts_prefix("things"))
+    world.blob.set(stored.key, b"damaged")
+    assert stages.append(world.client, slow, staged) == again
     assert [record.conflict_id for record in list_conflicts(world.blob, "things")] == [lost.record.conflict_id]
     healed = world.minted(2 * DAY_MS, "dag/slow")
     assert (healed.lower, world.files(healed)) == (DAY_MS, [])
