@@ -71,7 +71,9 @@ def reprocess_command(
         raise InvalidInput(f"{config.name} is a view: it follows its inputs, and its next refresh corrects it")
     if give_up_only:
         if dry_run or yes or take_back_gone:
-            raise InvalidInput("--give-up deletes, and does nothing else; expected no --dry-run, --yes, --take-back-gone")
+            raise InvalidInput(
+                "--give-up deletes, and does nothing else; expected no --dry-run, --yes, --take-back-gone"
+            )
         deleted = [hidden_of(config.name)] if give_up(session.client, config.name) else []
         print_given_up(session, config.name, deleted)
         return
