@@ -191,7 +191,7 @@ def carry_out(
 
 
 def print_given_up(session: Session, shard: str, deleted: Sequence[str]) -> None:
-    """What `--give-up` has deleted: names of hidden shards."""
+    """Print the names of the hidden shards that `--give-up` has deleted."""
     if session.as_json:
         output.print_json({"shard": shard, "status": "given_up" if deleted else "up_to_date", "deleted": list(deleted)})
     else:
