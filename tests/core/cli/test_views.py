@@ -104,8 +104,8 @@ def test_read_only_says_what_it_would_write_and_leaves_nothing(
     assert not list(world.client.blob.list_keys_and_metadata("tried/"))
     assert run_command(["run", "orders", "--read-only"]) == 2
     assert "orders is a collection; expected a view" in capsys.readouterr().err
-    for arguments in (["ids", "--read-only", "--close"], ["tried", "--recreate"]):
-        assert run_command(["run", *arguments]) == 2
+    for refused in (["ids", "--read-only", "--close"], ["tried", "--recreate"]):
+        assert run_command(["run", *refused]) == 2
         assert "a read-only run writes nothing; expected no --close" in capsys.readouterr().err
 
 
