@@ -15,6 +15,7 @@ import click
 from persist_core.cli import output
 from persist_core.cli.session import location_options
 from persist_core.clock import SystemClock
+from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.ids import RandomIds
 from persist_core.location.file.blob import FileBlob
@@ -46,6 +47,8 @@ def doctor(
     there is a problem; 2 if the two stores of the configured location do not belong together.
     """
     location = None
+    if uris and (blob_uri or consensus_uri or config_file):
+        raise InvalidInput("expected either URIs or a location (--blob-uri, --consensus-uri, --config): found both")
     if uris:
         stores = [(role, uri) for uri in uris for role in roles_of(uri)]
     else:

@@ -163,8 +163,8 @@ def changes(
 def errors(session: Session, shard: str, as_of: str | None, limit: int | None, rejected: bool, summary: bool) -> None:
     """The errors of SHARD as of a time: records that could not be decoded, and why."""
     if rejected:
-        if as_of is not None:
-            raise InvalidInput("--rejected and --as-of exclude each other: a refused batch is not in the shard")
+        if as_of is not None or summary:
+            raise InvalidInput("--rejected excludes --as-of and --summary: a refused batch is not in the shard")
         print_rejected(session, shard, limit)
         return
     rows = _limit(session, limit)

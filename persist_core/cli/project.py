@@ -119,7 +119,9 @@ def _create(folder: Path) -> None:
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    output.print_line(f"created {len(files)} files; next: cd {shlex.quote(str(folder))} && persist run orders --until 2026-01-03")
+    output.print_line(
+        f"created {len(files)} files; next: cd {shlex.quote(str(folder))} && persist run orders --until 2026-01-03"
+    )
 
 
 @click.command()

@@ -71,7 +71,9 @@ def reprocess_command(
         raise InvalidInput(f"{config.name} is a view: it follows its inputs, and its next refresh corrects it")
     if give_up_only:
         if dry_run or yes or take_back_gone:
-            raise InvalidInput("--give-up deletes, and does nothing else; expected no --dry-run, --yes, --take-back-gone")
+            raise InvalidInput(
+                "--give-up deletes, and does nothing else; expected no --dry-run, --yes, --take-back-gone"
+            )
         deleted = [hidden_of(config.name)] if give_up(session.client, config.name) else []
         print_given_up(session, config.name, deleted)
         return
@@ -189,7 +191,7 @@ def carry_out(
 
 
 def print_given_up(session: Session, shard: str, deleted: Sequence[str]) -> None:
-    """What `--give-up` has deleted: names of hidden shards."""
+    """Print the names of the hidden shards that `--give-up` has deleted."""
     if session.as_json:
         output.print_json({"shard": shard, "status": "given_up" if deleted else "up_to_date", "deleted": list(deleted)})
     else:

@@ -93,6 +93,8 @@ def run(
     if len({config.name for config in configs}) < len(configs):
         raise InvalidInput(f"{' '.join(names)}: found a shard twice; give each once")
     if read_only or (len(configs) == 1 and configs[0].writes_nothing):
+        if close or recreate:
+            raise InvalidInput("a read-only run writes nothing; expected no --close, --recreate")
         for config in configs:
             if not isinstance(config, ViewConfig):
                 raise InvalidInput(f"--read-only: {config.name} is a collection; expected a view")

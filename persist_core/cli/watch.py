@@ -12,7 +12,7 @@ from persist_core.alerts.health import open_alerts
 from persist_core.alerts.words import show_value
 from persist_core.cli import output as printed
 from persist_core.cli.session import Session, this_user, with_session
-from persist_core.errors import StorageError
+from persist_core.errors import InvalidInput, StorageError
 from persist_core.ids import RandomIds
 from persist_core.inspection.inspector import MAX_STATES, Inspector
 from persist_core.inspection.metrics import labeled_samples, prometheus_text
@@ -43,6 +43,8 @@ def metrics(session: Session, shards: tuple[str, ...], location: str, output: Pa
     It reads consensus and manifests, never rows. A shard that cannot be read has
     persist_attention{problem="unreadable"} 1, and no facts. With --json one object for each value.
     """
+    if output is not None and session.as_json:
+        raise InvalidInput("--output and --json exclude each other: the file is for Prometheus")
     found = Inspector(session.client, threads=MAX_STATES).newest_commits(shards or session.client.shards())
     if output is not None:
         _replace(output, prometheus_text(found, location=location))

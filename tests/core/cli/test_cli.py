@@ -18,7 +18,6 @@ import pytest
 
 from persist_core.cli.main import run_command
 from persist_core.cli.output import printable
-from persist_core.cli.session import Session
 from persist_core.config.collection import CollectionConfig
 from persist_core.contents.batch import BatchDescription
 from persist_core.contents.parts import errs_schema, updates_schema
@@ -302,6 +301,7 @@ def test_fsck_repairs_what_is_derived_and_checks_again(persist: Persist) -> None
         (["snapshot", "orders", "--as-of", "1969-01-01"], 2, "invalid_time"),
         (["snapshot", "orders", "--as-of", "2026-01-01 Europa/Berlin"], 2, "invalid_time"),
         (["changes", "orders"], 2, "invalid_input"),
+        (["errors", "orders", "--rejected", "--summary"], 2, "invalid_input"),
         (["snapshot", "orders", "--frobnicate"], 2, "invalid_input"),
         (["run", "none"], 2, "invalid_input"),
         (["run", "none.yaml"], 2, "config"),
@@ -387,11 +387,6 @@ def test_rows_have_characters_that_the_locale_lacks(persist: Persist) -> None:
     )
     assert rb"\u0141\xf3d\u017a \U0001f600" in table
     assert json.loads(lines.splitlines()[-1])["name"] == row[1]
-
-
-def test_a_time_of_a_zone_after_the_year_9999_of_utc(persist: Persist) -> None:
-    session = Session(persist.client, persist.location, as_json=False)
-    assert session.time("9999-12-31 23:59", "--as-of", "America/New_York") == 253_402_318_740_000
 
 
 def test_small_words_for_people() -> None:

@@ -87,6 +87,9 @@ def test_what_cannot_be_done_is_an_error_and_changes_no_file(persist: Run, tmp_p
     code, out, err = persist("nothing", "--output", str(file))
     assert (code, out, file.read_text()) == (3, "", "old")
     assert "no shard 'nothing'" in err
+    code, _, err = persist("--output", str(file), "--json")
+    assert (code, file.read_text()) == (2, "old")
+    assert "--output and --json exclude each other" in err
     code, _, err = persist("--output", str(tmp_path / "no" / "persist.prom"))
     assert code == 6
     assert "can't be written: No such file or directory" in err

@@ -11,6 +11,7 @@ import pytest
 
 from persist_core.cli.main import run_command
 from persist_core.cli.run import ENV_COLLECTIONS, ENV_VIEWS, find_config
+from persist_core.cli.session import Session
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.view import ViewConfig
 from persist_core.errors import InvalidInput
@@ -103,6 +104,9 @@ def test_read_only_says_what_it_would_write_and_leaves_nothing(
     assert not list(world.client.blob.list_keys_and_metadata("tried/"))
     assert run_command(["run", "orders", "--read-only"]) == 2
     assert "orders is a collection; expected a view" in capsys.readouterr().err
+    for refused in (["ids", "--read-only", "--close"], ["tried", "--recreate"]):
+        assert run_command(["run", *refused]) == 2
+        assert "a read-only run writes nothing; expected no --close" in capsys.readouterr().err
 
 
 def test_a_view_is_closed_when_its_inputs_are(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,3 +124,8 @@ def test_names_are_looked_up_in_both_folders(world: World, monkeypatch: pytest.M
     with pytest.raises(InvalidInput, match=f"no view file {world.folder}/ids.yaml.*--views FOLDER"):
         find_config("ids", None, None)
     assert isinstance(find_config("ids", None, tmp_path / "views"), ViewConfig)
+
+
+def test_a_time_of_a_zone_after_the_year_9999_of_utc(world: World) -> None:
+    session = Session(world.client, world.location, as_json=False)
+    assert session.time("9999-12-31 23:59", "--as-of", "America/New_York") == 253_402_318_740_000

@@ -334,6 +334,8 @@ def test_the_command_takes_the_configured_location(tmp_path: Path, capsys: pytes
     options = ["--blob-uri", f"file://{tmp_path}/b", "--consensus-uri", f"sqlite:///{tmp_path}/c.db"]
     assert run_command(["doctor", "--commits", "5", *options]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[0] != " "] == ["blob", "consensus"]
+    assert run_command(["doctor", "mem:x", *options]) == 2
+    assert "expected either URIs or a location" in capsys.readouterr().err
     assert run_command(["doctor", "gopher://x"]) == 2
     assert "unknown scheme 'gopher'" in capsys.readouterr().err
 

@@ -67,7 +67,7 @@ def test_a_last_day_before_the_first_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_empty_last_day_is_refused(tmp_path: Path) -> None:
-    """An empty variable of a shell is no wish for all days."""
+    """A variable of a shell that is not set does not mean all days."""
     with pytest.raises(InvalidInput, match="through is ''; expected an ISO date"):
         reprocess.request_of(Collection(tmp_path).config, begin="2026-03-02", through="", now_ms=0)
 
