@@ -16,7 +16,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
-from urllib.parse import quote
 
 import click
 
@@ -46,12 +45,12 @@ def bundled_dags() -> Path:
 
 def project_files(folder: Path) -> dict[str, str]:
     """The files of a new project in `folder`: path, text. Raises `InvalidUri` if no URI can name the folder."""
-    data = folder.absolute() / "data"
     files = {f"dags/{name}": bundled_dags() / name for name in DAG_FILES}
     files |= {str(path.relative_to(TEMPLATE)): path for path in TEMPLATE.rglob("*") if path.is_file()}
     texts = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
-    consensus = quote(os.fsencode(data / "consensus.db"))  # quoted, neither URI has a character that TOML escapes
-    uris = location_from((data / "blob").as_uri(), f"sqlite:///{consensus}")  # refuses a path that no URI can name
+    in_data = PersistLocation.in_folder(folder / "data")
+    uris = location_from(in_data.blob_uri, in_data.consensus_uri)  # refuses a path that no URI can name
+    # Quoted, neither URI has a character that TOML escapes.
     return {**texts, "persist.toml": texts["persist.toml"].format(blob=uris.blob_uri, consensus=uris.consensus_uri)}
 
 

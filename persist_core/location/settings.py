@@ -39,6 +39,12 @@ class PersistLocation:
     consensus_uri: str
     connections: Mapping[str, str] = field(default_factory=dict, hash=False)
 
+    @classmethod
+    def in_folder(cls, folder: Path) -> PersistLocation:
+        """The location of plain files `blob` and `consensus.db` in a folder of any name."""
+        blob, consensus = folder.absolute() / "blob", folder.absolute() / "consensus.db"
+        return cls(blob.as_uri(), f"sqlite:///{quote(os.fsencode(consensus))}")
+
     def __repr__(self) -> str:
         return (
             f"PersistLocation(blob_uri={redact_uri(self.blob_uri)!r}, consensus_uri={redact_uri(self.consensus_uri)!r})"

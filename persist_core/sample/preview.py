@@ -134,7 +134,7 @@ def preview(
         return empty
     with tempfile.TemporaryDirectory(prefix="persist-preview-") as scratch:
         sampled = copied(config, found, Path(scratch, "in"))
-        location = PersistLocation(f"file://{scratch}/blob", f"sqlite:///{scratch}/consensus.db")
+        location = PersistLocation.in_folder(Path(scratch))
         with open_location(location) as opened:
             tried = _tried(PersistClient(opened, client.clock), sampled, start(location), until, empty, rows)
             return replace(tried, stops=tried.stops or _refusal(config, tried))

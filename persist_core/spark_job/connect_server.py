@@ -89,14 +89,14 @@ class Heap:
         total = 0.0
         for path in self._folder.glob(pattern):
             with suppress(ValueError):  # only its header so far
-                total += float(path.read_text().rstrip().rpartition(",")[2])
+                total += float(path.read_text(encoding="utf-8").rstrip().rpartition(",")[2])
         return total
 
 
 def connections_of(port: int) -> int | None:
     """How many connections a port of this machine or container has; `None` if it is not Linux."""
     tables = [path for path in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")) if path.exists()]
-    rows = [line.split() for path in tables for line in path.read_text().splitlines()[1:]]
+    rows = [line.split() for path in tables for line in path.read_text(encoding="utf-8").splitlines()[1:]]
     mine = [row for row in rows if row[1].endswith(f":{port:04X}") and row[3] == _ESTABLISHED]
     return len(mine) if tables else None
 

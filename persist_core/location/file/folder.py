@@ -41,7 +41,7 @@ _OCTAL = re.compile(r"\\([0-7]{3})")  # how the kernel writes blanks in names
 def file_system_of(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str | None:
     """The type of the file system that holds `path` ("ext4", "nfs4"), or `None` if this system does not report it."""
     try:
-        lines = mounts.read_text().splitlines()
+        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
     except OSError:
         return None
     found, depth = None, -1

@@ -93,7 +93,7 @@ class LocalAirflow:
     def __post_init__(self) -> None:
         self.home, self.dags = self.home.absolute(), self.dags.absolute()
         self.kept = KeptProcesses(self.home, self.clock)
-        ports = json.loads((self.home / _PORTS).read_text()) if self.is_running() else {}
+        ports = json.loads((self.home / _PORTS).read_text(encoding="utf-8")) if self.is_running() else {}
         self.port = self.port or ports.get("port") or free_port()
         self._postgres = LocalPostgres(self.home, ports.get("postgres_port") or free_port())
         self._spark = LocalSpark(self.home, ports.get("spark_port") or free_port()) if self.has_spark else None
@@ -155,9 +155,9 @@ class LocalAirflow:
         """Make the home and migrate its database, once for each version of Airflow."""
         self._make_home()
         stamp, version = self.home / "migrated-to", importlib.metadata.version("apache-airflow")
-        if not stamp.exists() or stamp.read_text() != version:
+        if not stamp.exists() or stamp.read_text(encoding="utf-8") != version:
             self.command("db", "migrate")
-            stamp.write_text(version)
+            stamp.write_text(version, encoding="utf-8")
 
     def _make_home(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
@@ -335,13 +335,13 @@ class LocalAirflow:
     def passwords(self) -> dict[str, str]:
         """The UI's users and their passwords, which Airflow draws when its API server first starts."""
         with contextlib.suppress(OSError, ValueError):
-            found: dict[str, str] = json.loads((self.home / PASSWORDS).read_text())
+            found: dict[str, str] = json.loads((self.home / PASSWORDS).read_text(encoding="utf-8"))
             return found
         return {}
 
 
 def project_airflow(root: Path, *, port: int = 0, settings: Mapping[str, str] | None = None) -> LocalAirflow:
     """The embedded Airflow of a clone: home `.airflow`, DAGs `dags`, location `.persist`, the rest in `.cache`."""
-    data, root = root.absolute() / ".persist", root.absolute()
-    location = PersistLocation(f"file://{data / 'blob'}", f"sqlite:///{data / 'consensus.db'}")
+    root = root.absolute()
+    location = PersistLocation.in_folder(root / ".persist")
     return LocalAirflow(root / ".airflow", root / "dags", location, settings or {}, port, has_spark=True)

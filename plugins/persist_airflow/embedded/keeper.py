@@ -80,7 +80,7 @@ class Process:
 def read_processes(home: Path) -> list[Process]:
     """The processes that the keeper wrote last, itself first."""
     try:
-        return [Process(**entry) for entry in json.loads((home / PROCESSES).read_text())]
+        return [Process(**entry) for entry in json.loads((home / PROCESSES).read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError):
         return []
 
@@ -89,7 +89,7 @@ def write_private(path: Path, content: Any) -> None:
     """Replace a JSON file of the home, which its owner alone may read."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.touch(mode=0o600)
-    fresh.write_text(json.dumps(content))
+    fresh.write_text(json.dumps(content), encoding="utf-8")
     fresh.replace(path)
 
 
@@ -190,7 +190,7 @@ class Keeper:
         if version == self._read:
             return
         self._read = version
-        for entry in json.loads(path.read_text()):
+        for entry in json.loads(path.read_text(encoding="utf-8")):
             program = Program(**entry)
             kept = self._kept.setdefault(program.name, _Kept(program))
             kept.program = program
@@ -250,7 +250,7 @@ class Keeper:
         return f": {(errors or lines)[-1]}" if lines else ""
 
     def _log(self, text: str) -> None:
-        with (self._home / "logs" / "keeper.log").open("a") as log:
+        with (self._home / "logs" / "keeper.log").open("a", encoding="utf-8") as log:
             log.write(f"{format_time(self._clock.now_ms())} {text}\n")
 
 

@@ -65,7 +65,7 @@ class LocalPostgres:
         """Make what is missing: programs, data, password."""
         self.remove_programs()
         programs = readable_programs()
-        self._programs_file.write_text(str(programs))
+        self._programs_file.write_text(str(programs), encoding="utf-8")
         if not (self._data / "PG_VERSION").exists():
             shutil.rmtree(self._data, ignore_errors=True)  # of an initdb that was interrupted
             self._initialize(programs)
@@ -98,7 +98,7 @@ class LocalPostgres:
 
     def command(self) -> list[str]:
         """The server's command line. Its working folder has to be `folder`, its user `as_ordinary_user`'s."""
-        programs = Path(self._programs_file.read_text())
+        programs = Path(self._programs_file.read_text(encoding="utf-8"))
         settings = {"port": self.port, "listen_addresses": "127.0.0.1", "unix_socket_directories": ""}
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         return [str(programs / "postgres"), "-D", self._data_argument(), *options]
@@ -142,7 +142,7 @@ class LocalPostgres:
     def remove_programs(self) -> None:
         """Remove the copy of its programs, if it has one. It must not run."""
         with contextlib.suppress(OSError):
-            top = Path(self._programs_file.read_text()).parents[2]
+            top = Path(self._programs_file.read_text(encoding="utf-8")).parents[2]
             if top.name.startswith(_COPY_PREFIX):
                 shutil.rmtree(top, ignore_errors=True)
         self._programs_file.unlink(missing_ok=True)
@@ -157,9 +157,9 @@ def secret_of(path: Path, size_bytes: int) -> str:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         fresh = path.with_name(f"{path.name}.new")
         fresh.touch(mode=0o600)
-        fresh.write_text(secrets.token_urlsafe(size_bytes))
+        fresh.write_text(secrets.token_urlsafe(size_bytes), encoding="utf-8")
         fresh.replace(path)
-    return path.read_text()
+    return path.read_text(encoding="utf-8")
 
 
 def as_ordinary_user() -> dict[str, Any]:
