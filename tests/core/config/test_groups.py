@@ -90,5 +90,16 @@ def test_one_that_differs_is_left_out_with_both_files_named(folder: Path, line: 
     assert [config.name for config in agreeing] == ["crm_b", "own"]
     (error,) = errors
     assert isinstance(error, ConfigError)
-    assert str(error).startswith(f"{folder / 'crm_a.yaml'}: {line.partition(':')[0]}: found ")
+    assert str(error).startswith(f"{folder / 'crm_a.yaml'}: {line.partition(':')[0]}")
     assert str(folder / "crm_b.yaml") in str(error)
+
+
+def test_another_section_for_airflow_is_named_by_its_field(folder: Path) -> None:
+    lines = {"crm_a": "owner: {o}", "crm_b": "owner: {o}", "own": "write: {{pool: {o}}}"}
+    for owner, expected in (("me", "airflow.owner: found nothing, expected 'me'"), ("you", "expected 'you'")):
+        for name, line in lines.items():
+            (folder / f"{name}.yaml").write_text(f"{COLLECTION}group: crm\nairflow: {{{line.format(o=owner)}}}\n")
+        found, _ = load_collections(folder)
+        agreeing, (error,) = agreed([(folder / f"{config.name}.yaml", config) for config in found])
+        assert [config.name for config in agreeing] == ["crm_a", "crm_b"]
+        assert expected in str(error)
