@@ -43,7 +43,7 @@ class _FastLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignor
     """`_Loader` by libyaml, if PyYAML has it: 10 times as fast."""
 
 
-_FORMS = {  # of values that are no text, and their first characters
+_FORMS = {  # of values other than text, and their first characters
     "tag:yaml.org,2002:bool": (re.compile(r"(?:true|false)\Z"), list("tf")),
     "tag:yaml.org,2002:null": (re.compile(r"(?:~|null|Null|NULL|)\Z"), ["~", "n", "N", ""]),
     "tag:yaml.org,2002:int": (re.compile(r"[-+]?(0|[1-9][0-9]{0,18})\Z"), list("-+0123456789")),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 from typing import Any
 
@@ -297,17 +296,6 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     assert collections == []
     assert len(errors) == 1
     assert "none: the folder: found No such file or directory" in str(errors[0])
-
-
-def test_the_project_file_lies_beside_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, project = tmp_path / "dags" / "collections", tmp_path / "dags" / "persist.yaml"
-    (folder / "archive").mkdir(parents=True)
-    load(folder, LEAST)
-    monkeypatch.chdir(folder / "archive")
-    for zone in ("Europe/Berlin", "UTC"):  # the second within the clock tick of the first
-        project.write_text(f"timezone: {zone}\n")
-        os.utime(project, (1e9, 1e9))
-        assert load_collection(Path("../orders.yaml")).timezone == zone
 
 
 def test_a_huge_file_is_not_even_read(tmp_path: Path) -> None:

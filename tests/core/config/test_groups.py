@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from persist_core.config.collection import load_collections
+from persist_core.config.collection import load_collection, load_collections
 from persist_core.config.groups import agreed
 from persist_core.config.project import load_project
 from persist_core.errors import ConfigError
@@ -39,6 +40,15 @@ def groups(folder: Path) -> dict[str, str | None]:
     found, errors = load_collections(folder)
     assert not errors
     return {config.name: config.group for config in found}
+
+
+def test_the_project_file_lies_beside_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "own.yaml").write_text(COLLECTION)
+    (folder / "archive").mkdir()
+    monkeypatch.chdir(folder / "archive")
+    for zone in ("Europe/Berlin", "UTC"):  # the second within the clock tick of the first
+        os.utime(project(folder, f"timezone: {zone}\n"), (1e9, 1e9))
+        assert load_collection(Path("../own.yaml")).timezone == zone
 
 
 def test_a_files_own_group_goes_over_the_patterns(folder: Path) -> None:
