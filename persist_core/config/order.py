@@ -172,7 +172,7 @@ def has_eras(order: OrderConfig, format: str) -> bool:
 
 
 def check_restarts(order: OrderConfig, zone: str) -> None:
-    """Refuse a restart that is not a time, or a local time that the clocks of `zone`, the collection's, skip or repeat."""
+    """Refuse a restart that is not a time, or that the clocks of `zone` (the collection's) skip or repeat."""
     for index, text in enumerate(order.restarts):
         try:
             parse_time(text, zone=zone)

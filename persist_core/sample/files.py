@@ -65,7 +65,7 @@ def take(
     """Take at most `limit` records: of the first file, of the newest, of the second, and so on inwards.
 
     One file gives at most half of them, if there are others. `header`: text files have a line more.
-    `is_text`: the format is known to be a text; else Parquet files are told by their first bytes.
+    `is_text`: the format is known to be a text; else Parquet files are known by their first bytes.
     """
     inwards = [each for pair in zip(files, reversed(files), strict=True) for each in pair][: len(files)]
     share, left, bytes_left = limit if len(files) < 2 else -(-limit // 2), limit, MAX_BYTES
