@@ -51,6 +51,8 @@ def _value(value: pa.Scalar) -> Any:
             return {name: _value(cell) for name, cell in value.items()}
         if pa.types.is_list(value.type):
             return [_value(cell) for cell in value]
+        if pa.types.is_map(value.type):
+            return [tuple(_value(cell) for _, cell in entry.items()) for entry in value.values]
         if pa.types.is_date32(value.type):
             return date_text(value.value)
         if pa.types.is_timestamp(value.type) and value.type.unit in _MICROS:

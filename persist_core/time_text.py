@@ -30,11 +30,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_ISO_MS = (datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
 _INTEGER = re.compile(r"[0-9]{1,19}", re.ASCII)
 _OFFSET = re.compile(r"(?<=[0-9]) (?=(?:[+-][0-9:]+|Z)$)", re.ASCII)  # the blank before it
-_ISO = re.compile(r"[0-9W-]+(?:[T ][0-9].*)?", re.ASCII)
+_ISO = re.compile(r"[0-9]{4}-?(?:[0-9]{2}-?[0-9]{2}|W[0-9]{2}(?:-?[0-9])?)(?:[T ][0-9].*)?", re.ASCII)
 _ZONED = re.compile(r"(?P<local>.*) (?P<zone>[A-Z][A-Za-z_]{2,}(?:/[A-Za-z0-9_+/-]+)?)", re.ASCII)
 _DAYS_AGO = {"today": 0, "yesterday": 1}
 _DURATION = re.compile(r"([0-9]{1,9}) *([a-z]+)", re.ASCII)
-UNITS = ("weeks", "days", "hours", "minutes")  # of a duration
+_UNIT_MS = {"weeks": 604_800_000, "days": 86_400_000, "hours": 3_600_000, "minutes": 60_000}
+UNITS = tuple(_UNIT_MS)  # of a duration
 _SHORT_UNITS = {"w": "weeks", "d": "days", "h": "hours", "m": "minutes", "min": "minutes"}
 DAY_MS = 86_400_000  # times in the first day of 1970 are counters, not clock times
 _MAX_CHARS = 100  # longer than any text of a time; keeps messages short
@@ -107,7 +108,7 @@ def _instant(text: str, local: datetime, zone: str, what: str) -> int:
     first, second = _readings(local, zone)
     if first == second:
         return first
-    if ":" not in text:
+    if not {"T", " "} & {*text}:
         return first_instant(local, zone) * 1000
     verb = "repeat" if first < second else "skip"
     raise InvalidTime(f"{what} is {text!r}, which the clocks of {zone} {verb}; expected an offset: {text}+01:00")
@@ -169,8 +170,7 @@ def parse_duration(text: str) -> tuple[str, int] | None:
     unit = "" if found is None else _SHORT_UNITS.get(found[2], f"{found[2].removesuffix('s')}s")
     if found is None or unit not in UNITS:
         return None
-    length = timedelta(**{unit: int(found[1])})
-    return f"{int(found[1])} {unit}", length // timedelta(milliseconds=1)
+    return f"{int(found[1])} {unit}", int(found[1]) * _UNIT_MS[unit]
 
 
 def show_duration(duration_ms: int, *, units: int = 2) -> str:

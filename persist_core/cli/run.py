@@ -232,11 +232,11 @@ def _folders(collections: Path | None, views: Path | None) -> tuple[Path, Path]:
 
 def find_config(name: str, collections: Path | None, views: Path | None) -> ShardConfig:
     """The collection or view meant by a name or a path. A file with a query or a function is a view's."""
-    collections, views = _folders(collections, views)
+    given, (collections, views) = collections, _folders(collections, views)
     if name.endswith(SUFFIXES) or "/" in name:
         fields = read_mapping(Path(name), None, first_fields="source: or query:")
         is_view = "query" in fields or "function" in fields
-        return load_view(Path(name)) if is_view else load_collection(Path(name))
+        return load_view(Path(name), collections=given) if is_view else load_collection(Path(name))
     check_shard_name(name)
     for suffix in SUFFIXES:
         if (path := collections / f"{name}{suffix}").is_file():

@@ -24,7 +24,7 @@ from persist_core.config.error_limits import DEFAULT_CHANGED, LimitsField
 from persist_core.config.files import Loaded, expanded, load_folder, read_mapping
 from persist_core.config.groups import GroupName
 from persist_core.config.model import ConfigModel, FieldName, Names
-from persist_core.config.order import BESIDE, OrderConfig, check_sequence, has_eras, order_columns
+from persist_core.config.order import BESIDE, OrderConfig, check_restarts, check_sequence, has_eras, order_columns
 from persist_core.config.path_pattern import S3, PathPattern, parse_pattern
 from persist_core.config.problems import nearest, refuse, show, validated
 from persist_core.config.row_checks import CheckConfig, check_names, parsed_checks
@@ -300,6 +300,7 @@ class CollectionConfig(ShardConfig):
             if column.decimals is not None and self.source.format != "debezium-json":
                 raise refuse(column.decimals, f"no decimals: {self.source.format} writes numbers as digits",
                              "remove it", at=["columns", name, "decimals"])  # fmt: skip
+        check_restarts(self.order, self.timezone)
         if self.order.mode == "sequence":
             check_sequence(self.order, self.columns, self.source.format)
             if self.time.late == "error":

@@ -58,7 +58,7 @@ def read_mapping(path: Path, base_dir: Path | None, *, first_fields: str) -> dic
 def groups_beside(folder: Path) -> Mapping[str, GroupConfig]:
     """The groups in the `persist.yaml` beside a folder of collections; empty without one. Raises `ConfigError`."""
     section = _fields_of_project(folder).get("groups")
-    return {} if section is None else read_groups(section, folder.absolute().parent / PROJECT_FILE)
+    return {} if section is None else read_groups(section, beside(folder, PROJECT_FILE))
 
 
 def _may_be_of(path: Path, group: str) -> bool:
@@ -70,13 +70,21 @@ def _may_be_of(path: Path, group: str) -> bool:
         return True
 
 
+def beside(folder: Path, name: str) -> Path:
+    """The absolute path of a file or folder beside `folder`, which may be a path with `..`."""
+    return Path(os.path.normpath(folder.absolute())).parent / name
+
+
 def _fields_of_project(folder: Path) -> Mapping[str, Any]:
-    project = folder.absolute().parent / PROJECT_FILE
-    return _fields_at(project, project.stat().st_mtime_ns) if project.is_file() else {}
+    project = beside(folder, PROJECT_FILE)
+    if not project.is_file():
+        return {}
+    facts = project.stat()
+    return _fields_at(project, (facts.st_mtime_ns, facts.st_size, facts.st_ino))
 
 
 @functools.lru_cache(maxsize=16)
-def _fields_at(path: Path, mtime_ns: int) -> Mapping[str, Any]:  # noqa: ARG001 - a file is read again after a change
+def _fields_at(path: Path, facts: tuple[int, ...]) -> Mapping[str, Any]:  # noqa: ARG001 - a file is read again after a change
     return read_fields(path, first_fields="timezone:")
 
 

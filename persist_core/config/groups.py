@@ -9,6 +9,7 @@ group share must be the same in all its files: `AGREED`.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -63,19 +64,21 @@ def agreed(members: Sequence[tuple[Path, C]]) -> tuple[list[C], list[ConfigError
 
     One that differs is left out of its group, which goes on without it.
     """
-    wanted: dict[str, tuple[str, Path]] = {}
+    wanted: dict[str, tuple[str, Path, C]] = {}
     for field in AGREED:
-        (most, _), *_ = Counter(_shown(config, field) for _, config in members).most_common(1)
-        wanted[field] = (most, next(file for file, config in members if _shown(config, field) == most))
+        texts = [_text(config, field) for _, config in members]
+        (most, _), *_ = Counter(texts).most_common(1)
+        wanted[field] = (most, *members[texts.index(most)])
     agreeing, errors = [], []
     for file, config in members:
-        wrong = [field for field in AGREED if _shown(config, field) != wanted[field][0]]
+        wrong = [field for field in AGREED if _text(config, field) != wanted[field][0]]
         for field in wrong[:1]:
-            most, other = wanted[field]
+            _, other, like = wanted[field]
+            differs = _difference(field, _value(config, field), _value(like, field))
             errors.append(
                 ConfigError(
-                    f"{file}: {field}: found {_shown(config, field)}, expected {most} as in {other}: collections of a"
-                    " group share their DAG; write the same, or take this one out of the group (group: null)"
+                    f"{file}: {differs} as in {other}: collections of a group"
+                    " share their DAG; write the same, or take this one out of the group (group: null)"
                 )
             )
         if not wrong:
@@ -83,6 +86,17 @@ def agreed(members: Sequence[tuple[Path, C]]) -> tuple[list[C], list[ConfigError
     return agreeing, errors
 
 
-def _shown(config: object, field: str) -> str:
+def _value(config: object, field: str) -> Any:
     value = getattr(config, field)
-    return show(value.model_dump(exclude_defaults=True) if isinstance(value, ConfigModel) else value)
+    return value.model_dump(exclude_defaults=True) if isinstance(value, ConfigModel) else value
+
+
+def _text(config: object, field: str) -> str:
+    return json.dumps(_value(config, field), sort_keys=True, default=str)
+
+
+def _difference(field: str, found: Any, wanted: Any) -> str:
+    while isinstance(found, Mapping) and isinstance(wanted, Mapping):  # bounded by the depth of a YAML file
+        name = next(name for name in {**wanted, **found} if found.get(name) != wanted.get(name))
+        field, found, wanted = f"{field}.{name}", found.get(name), wanted.get(name)
+    return f"{field}: found {show(found)}, expected {show(wanted)}"

@@ -100,17 +100,6 @@ class OrderConfig(ConfigModel):
             raise refuse(data, "a list of servers, first to last", "for example servers: [184, 185]")
         return [checks.scalar_text(item) for item in data]
 
-    @field_validator("restarts")
-    @classmethod
-    def _check_restarts(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
-        for text in texts:
-            try:
-                parse_time(text)
-            except InvalidTime as error:
-                raise refuse(text, "a time at which the numbers of the log started again",
-                             "for example 2026-03-01T10:00:00Z") from error  # fmt: skip
-        return texts
-
     @model_validator(mode="after")
     def _check_fields(self) -> OrderConfig:
         if self.by == "fields" and not self.fields:
@@ -180,6 +169,16 @@ def order_columns(order: OrderConfig, columns: Mapping[str, ColumnConfig], forma
 def has_eras(order: OrderConfig, format: str) -> bool:
     """True if the numbers of orders can start again, so that `BESIDE` is stored with them."""
     return order.by == "auto" and format == "debezium-json"
+
+
+def check_restarts(order: OrderConfig, zone: str) -> None:
+    """Refuse a restart that is not a time, or that the clocks of `zone` (the collection's) skip or repeat."""
+    for index, text in enumerate(order.restarts):
+        try:
+            parse_time(text, zone=zone)
+        except InvalidTime as error:
+            raise refuse(text, "a time at which the numbers of the log started again",
+                         "for example 2026-03-01T10:00:00Z", at=["order", "restarts", index]) from error  # fmt: skip
 
 
 def check_sequence(order: OrderConfig, columns: Mapping[str, ColumnConfig], format: str) -> None:

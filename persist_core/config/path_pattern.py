@@ -152,8 +152,11 @@ def parse_pattern(path: str, base_dir: str, *, zone: str = UTC_ZONE) -> PathPatt
     last = segments[-1]
     if _is_any_depth(last):
         raise BadPattern("expected a file name after '**'; for example **/*.jsonl")
-    if last[0].literal is not None and last[0].literal.startswith(HIDDEN):
-        raise BadPattern("expected a file name that starts with neither '.' nor '_': these mark unfinished files")
+    if any(tokens[0].strict.removeprefix("\\").startswith(HIDDEN) for tokens in segments):
+        raise BadPattern(
+            "expected no name that starts with '.' or '_' from the first wildcard on: these mark unfinished files, and"
+            " folders that are not entered"
+        )
     strict = re.compile(_strict(segments)) if dates else None
     plain = list(itertools.takewhile(lambda token: token.literal is not None, segments[0]))
     return PathPattern(

@@ -23,7 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from persist_core.config import checks
 from persist_core.config.collection import load_collection
-from persist_core.config.files import SUFFIXES, config_files, load_folder, read_mapping
+from persist_core.config.files import SUFFIXES, beside, config_files, load_folder, read_mapping
 from persist_core.config.model import ConfigModel, Names
 from persist_core.config.problems import nearest, refuse, show, validated
 from persist_core.config.shard import ShardConfig
@@ -205,7 +205,7 @@ def load_views(
 
 
 def _known(views: Path, collections: Path | None) -> _Known:
-    return _Known(views, collections or views.absolute().parent / COLLECTIONS_FOLDER)
+    return _Known(views, collections or beside(views, COLLECTIONS_FOLDER))
 
 
 def _load_view(path: Path, known: _Known) -> ViewConfig:

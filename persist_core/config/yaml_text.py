@@ -43,14 +43,16 @@ class _FastLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignor
     """`_Loader` by libyaml, if PyYAML has it: 10 times as fast."""
 
 
+_FORMS = {  # of values other than text, and their first characters
+    "tag:yaml.org,2002:bool": (re.compile(r"(?:true|false)\Z"), list("tf")),
+    "tag:yaml.org,2002:null": (re.compile(r"(?:~|null|Null|NULL|)\Z"), ["~", "n", "N", ""]),
+    "tag:yaml.org,2002:int": (re.compile(r"[-+]?(0|[1-9][0-9]{0,18})\Z"), list("-+0123456789")),
+    "tag:yaml.org,2002:merge": (re.compile(r"<<\Z"), ["<"]),
+}
 for _loader in (_Loader, _FastLoader):
     _loader.yaml_implicit_resolvers = {}
-    _loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"(?:true|false)\Z"), list("tf"))
-    _loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"(?:~|null|Null|NULL|)\Z"), ["~", "n", "N", ""])
-    _loader.add_implicit_resolver(
-        "tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9]{0,18})\Z"), list("-+0123456789")
-    )
-    _loader.add_implicit_resolver("tag:yaml.org,2002:merge", re.compile(r"<<\Z"), ["<"])
+    for _tag, (_form, _first) in _FORMS.items():
+        _loader.add_implicit_resolver(_tag, _form, _first)
 
 
 def parse_yaml(data: bytes) -> Any:
@@ -142,7 +144,10 @@ _TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", 
 
 
 def _check_tag(node: yaml.Node) -> None:
-    if node.tag not in _TAGS:
+    is_other_form = (
+        isinstance(node, yaml.ScalarNode) and node.tag in _FORMS and not _FORMS[node.tag][0].match(node.value)
+    )
+    if node.tag not in _TAGS or is_other_form:
         raise YamlError(f"found the tag {node.tag!r}, expected plain data without tags; remove it", node.start_mark)
 
 

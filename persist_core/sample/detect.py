@@ -28,7 +28,7 @@ _DATES = tuple(
     )
 )
 _DATE = "\0"  # in place of a date
-_OPS = {"c", "u", "d", "r", "t", "m"}
+_OPS = ("c", "u", "d", "r", "t", "m")
 _NAME = re.compile(r"[^\W\d][\w .$-]*")
 _NOT_CSV = re.compile(r"\s*[\[{<]|.*[\0-\x08\r]")  # an array, an object over several lines, XML, bytes, CR as line end
 _SHOWN_CHARS = 80  # of a first line, in an error
@@ -53,6 +53,7 @@ _LOGICAL: dict[str, tuple[str, Unit | None]] = {
     "org.apache.kafka.connect.data.Timestamp": ("timestamp", "ms"),
 }
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
+_PARAMETER = re.compile(r"-?\d{1,9}", re.ASCII)
 
 
 def path_of(paths: Sequence[str]) -> str:
@@ -167,23 +168,35 @@ def _of_csv(lines: Sequence[str]) -> Detected:
 
 def stated_types(message: Mapping[str, Any], at: str | None) -> dict[str, Guess]:
     """The types of a row's fields, as the schema in a message states them. `at`: the part of it that is the row."""
-    schema = message.get("schema")
-    fields = schema.get("fields") if isinstance(schema, dict) else None
+    fields = _fields(message.get("schema"))
     if at is not None:
-        fields = next((each.get("fields") for each in fields or () if each.get("field") == at), None)
-    return {each["field"]: _stated(each) for each in fields or () if "field" in each}
+        fields = _fields(fields.get(at))
+    return {name: _stated(each) for name, each in fields.items()}
+
+
+def _fields(schema: Any) -> dict[str, Mapping[str, Any]]:
+    """The fields of a schema by name; a feed may send anything in its place."""
+    found = schema.get("fields") if isinstance(schema, dict) else None
+    objects = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    return {each["field"]: each for each in objects if isinstance(each.get("field"), str)}
+
+
+def _parameter(field: Mapping[str, Any], name: str) -> int | None:
+    parameters = field.get("parameters")
+    text = str(parameters.get(name)) if isinstance(parameters, dict) else ""
+    return int(text) if _PARAMETER.fullmatch(text) else None
 
 
 def _stated(field: Mapping[str, Any]) -> Guess:
-    name, type_, parameters = field.get("name"), str(field.get("type")), field.get("parameters") or {}
+    name, type_, scale = field.get("name"), str(field.get("type")), _parameter(field, "scale")
     reason = f"the messages' schema: {name or type_}"
-    if name == _DECIMAL and "scale" in parameters:
-        scale = min(int(parameters["scale"]), 38)
-        precision = min(int(parameters.get("connect.decimal.precision", 38)), 38)
-        return Guess(f"decimal({max(precision, scale, 1)},{scale})", reason)
+    if name == _DECIMAL and scale is not None:
+        precision = _parameter(field, "connect.decimal.precision")
+        scale, digits = max(scale, 0), 38 if precision is None else precision - min(scale, 0)  # below 0: zeros follow
+        return Guess(f"decimal({min(max(digits, scale, 1), 38)},{min(scale, 38)})", reason)
     if name == "io.debezium.data.VariableScaleDecimal":
         return Guess("decimal(38,9)", reason)
-    if name == "io.debezium.data.Bits" and int(parameters.get("length", 64)) > 63:
+    if name == "io.debezium.data.Bits" and (_parameter(field, "length") or 64) > 63:
         return Guess("binary", reason)
     found, unit = _LOGICAL.get(str(name)) or (_CONNECT.get(type_, "json"), None)
     return Guess(found, reason, unit)

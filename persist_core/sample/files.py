@@ -59,10 +59,13 @@ class SampledFile:
         return max(lines - self.header, 0) if self.table is None else len(self.table)
 
 
-def take(feed: Feed, files: Sequence[InputFile], limit: int, *, header: bool = False) -> tuple[SampledFile, ...]:
+def take(
+    feed: Feed, files: Sequence[InputFile], limit: int, *, header: bool = False, is_text: bool = False
+) -> tuple[SampledFile, ...]:
     """Take at most `limit` records: of the first file, of the newest, of the second, and so on inwards.
 
     One file gives at most half of them, if there are others. `header`: text files have a line more.
+    `is_text`: the format is known to be a text; else Parquet files are known by their first bytes.
     """
     inwards = [each for pair in zip(files, reversed(files), strict=True) for each in pair][: len(files)]
     share, left, bytes_left = limit if len(files) < 2 else -(-limit // 2), limit, MAX_BYTES
@@ -70,17 +73,17 @@ def take(feed: Feed, files: Sequence[InputFile], limit: int, *, header: bool = F
     for file in inwards[:MAX_FILES]:
         if left <= 0 or bytes_left <= 0:
             break
-        taken = _start_of(feed, file, min(share, left), header, bytes_left)
+        taken = _start_of(feed, file, min(share, left), header, bytes_left, is_text)
         left, bytes_left = left - taken.records, bytes_left - taken.size_bytes
         found.append(taken)
     return tuple(sorted(found, key=lambda each: each.file.order))
 
 
-def _start_of(feed: Feed, file: InputFile, limit: int, header: bool, max_bytes: int) -> SampledFile:
+def _start_of(feed: Feed, file: InputFile, limit: int, header: bool, max_bytes: int, is_text: bool) -> SampledFile:
     empty = SampledFile(file, header=header)
     try:
         with feed.opened(file) as source:
-            if source.read(4) == b"PAR1":
+            if not is_text and source.read(4) == b"PAR1":
                 return _rows(file, pq.ParquetFile(source), limit)
             source.seek(0)
             codec = CODECS.get(Path(file.path).suffix.lower())
@@ -180,11 +183,11 @@ def raw_rows(
 
 
 def messages(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
-    """The lines that are JSON objects; numbers with a point or an exponent are decimals."""
+    """The lines that are JSON objects; numbers with a point or an exponent are decimals, if they can be."""
     for line in lines:
         try:
             found = json.loads(line, parse_float=Decimal)
-        except (ValueError, RecursionError):
+        except (ValueError, ArithmeticError, RecursionError):  # a decimal has an exponent of 18 digits at most
             continue
         if isinstance(found, dict):
             yield found

@@ -151,7 +151,8 @@ class Proposed:
 def new_columns(config: CollectionConfig, feed: Feed, files: Sequence[InputFile]) -> tuple[list[Proposed], list[str]]:
     """Lines for fields of these files that the collection file does not name; questions about types that it has."""
     source, known = config.source, named_fields(config)
-    raw = rows_of(config, take(feed, files, MAX_RECORDS, header="csv" in source.format and source.header))
+    header, is_text = "csv" in source.format and source.header, not source.format.endswith("parquet")
+    raw = rows_of(config, take(feed, files, MAX_RECORDS, header=header, is_text=is_text))
     if not raw:
         raise InvalidInput(f"--from: found no record of {source.format} in {len(files)} files")
     found = _feed(Detected(source.format, "", source.delimiter, source.header), raw)
@@ -189,7 +190,7 @@ def _names(detected: Detected, found: Sequence[Any]) -> list[str] | None:
 
 def _feed(detected: Detected, raw: Sequence[RawRow]) -> _Feed:
     rows = [value_at(each.row, ("payload",)) or {} for each in raw] if detected.prefix else [each.row for each in raw]
-    rows = [row for row in rows if row]  # the others are truncates and heartbeats
+    rows = [row for row in rows if row and isinstance(row, Mapping)]  # the others are truncates and heartbeats
     is_debezium = detected.format == "debezium-json"
     stated: dict[str, Guess] = {}
     for each in raw[:100] if is_debezium or detected.prefix else ():

@@ -43,7 +43,8 @@ NEW_YEAR = 1_767_225_600_000  # 2026-01-01T00:00:00Z
         ("2 hours ago", BERLIN, "2026-03-29T10:34:56.789Z"),
         ("2h ago", "UTC", "2026-03-29T10:34:56.789Z"),
         ("1 week ago", "UTC", "2026-03-22T12:34:56.789Z"),
-        ("99999 weeks ago", "UTC", "1970-01-01"),
+        ("999999999 weeks ago", "UTC", "1970-01-01"),
+        ("2026-W43-7", "UTC", "2026-10-25"),
         ("2026-01-03", BERLIN, "2026-01-02T23:00Z"),
         ("2026-01-03 09:00", BERLIN, "2026-01-03T08:00Z"),
         ("2026-01-03 09:00 Europe/Berlin", NEW_YORK, "2026-01-03T08:00Z"),
@@ -68,6 +69,10 @@ def test_times_as_users_write_them(text: str, zone: str, wanted: str) -> None:
     [
         ("2026-03-29 02:30 Europe/Berlin", "'2026-03-29 02:30', which the clocks of Europe/Berlin skip"),
         ("2026-10-25T02:00 Europe/Berlin", "'2026-10-25T02:00', which the clocks of Europe/Berlin repeat"),
+        ("2026-10-25T02 Europe/Berlin", "'2026-10-25T02', which the clocks of Europe/Berlin repeat"),
+        ("20261025T023000 Europe/Berlin", "which the clocks of Europe/Berlin repeat"),
+        ("2026-03-29T0230 Europe/Berlin", "which the clocks of Europe/Berlin skip"),
+        ("2026-10-25-02 Europe/Berlin", "expected an ISO date"),
         ("2026-01-03 Europa/Berlin", "the time zone 'Europa/Berlin'; .*did you mean Europe/Berlin"),
         ("2026-01-03 09:00 CET", "the time zone 'CET'"),
         ("2026-01-03 09:00 Etc/GMT+1", "the time zone 'Etc/GMT.1'"),
@@ -109,7 +114,9 @@ def test_abbreviations_are_no_zones() -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [("30 days", ("30 days", 2_592_000_000)), (" 2H ", ("2 hours", 7_200_000)), ("90 min", ("90 minutes", 5_400_000)),
-     ("1 week", ("1 weeks", 604_800_000)), ("1.5 days", None), ("-1 days", None), ("", None), ("3 months", None)],
+     ("1 week", ("1 weeks", 604_800_000)),
+     ("999999999 weeks", ("999999999 weeks", 604_799_999_395_200_000)),
+     ("1.5 days", None), ("-1 days", None), ("", None), ("3 months", None)],
 )  # fmt: skip
 def test_durations(text: str, wanted: tuple[str, int] | None) -> None:
     assert parse_duration(text) == wanted

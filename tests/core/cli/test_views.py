@@ -119,6 +119,9 @@ def test_names_are_looked_up_in_both_folders(world: World, monkeypatch: pytest.M
     assert isinstance(find_config("orders", None, None), CollectionConfig)
     assert isinstance(find_config("ids", None, None), ViewConfig)
     assert isinstance(find_config(str(tmp_path / "views" / "ids.yaml"), None, None), ViewConfig)
+    (tmp_path / "other" / "views").mkdir(parents=True)
+    (tmp_path / "other" / "views" / "v.yaml").write_text("query: SELECT id FROM orders\n")
+    assert find_config(str(tmp_path / "other" / "views" / "v.yaml"), tmp_path / "collections", None).name == "v"
     assert isinstance(find_config(str(tmp_path / "collections" / "orders.yaml"), None, None), CollectionConfig)
     monkeypatch.setenv(ENV_VIEWS, str(world.folder))
     with pytest.raises(InvalidInput, match=f"no view file {world.folder}/ids.yaml.*--views FOLDER"):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from persist_core.config.collection import load_collections
+from persist_core.config.collection import load_collection, load_collections
 from persist_core.config.groups import agreed
 from persist_core.config.project import load_project
 from persist_core.errors import ConfigError
@@ -39,6 +40,15 @@ def groups(folder: Path) -> dict[str, str | None]:
     found, errors = load_collections(folder)
     assert not errors
     return {config.name: config.group for config in found}
+
+
+def test_the_project_file_lies_beside_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "own.yaml").write_text(COLLECTION)
+    (folder / "archive").mkdir()
+    monkeypatch.chdir(folder / "archive")
+    for zone in ("Europe/Berlin", "UTC"):  # the second within the clock tick of the first
+        os.utime(project(folder, f"timezone: {zone}\n"), (1e9, 1e9))
+        assert load_collection(Path("../own.yaml")).timezone == zone
 
 
 def test_a_files_own_group_goes_over_the_patterns(folder: Path) -> None:
@@ -90,5 +100,16 @@ def test_one_that_differs_is_left_out_with_both_files_named(folder: Path, line: 
     assert [config.name for config in agreeing] == ["crm_b", "own"]
     (error,) = errors
     assert isinstance(error, ConfigError)
-    assert str(error).startswith(f"{folder / 'crm_a.yaml'}: {line.partition(':')[0]}: found ")
+    assert str(error).startswith(f"{folder / 'crm_a.yaml'}: {line.partition(':')[0]}")
     assert str(folder / "crm_b.yaml") in str(error)
+
+
+def test_another_section_for_airflow_is_named_by_its_field(folder: Path) -> None:
+    lines = {"crm_a": "owner: {o}", "crm_b": "owner: {o}", "own": "write: {{pool: {o}}}"}
+    for owner, expected in (("me", "airflow.owner: found nothing, expected 'me'"), ("you", "expected 'you'")):
+        for name, line in lines.items():
+            (folder / f"{name}.yaml").write_text(f"{COLLECTION}group: crm\nairflow: {{{line.format(o=owner)}}}\n")
+        found, _ = load_collections(folder)
+        agreeing, (error,) = agreed([(folder / f"{config.name}.yaml", config) for config in found])
+        assert [config.name for config in agreeing] == ["crm_a", "crm_b"]
+        assert expected in str(error)

@@ -6,12 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from persist_core.cli.main import run_command
 from persist_core.config.collection import CollectionConfig
 from persist_core.contents.stats import MAX_NAMES, BatchWarning
 from persist_core.errors import FeedChanged
+from persist_core.exact import exact_rows, timestamp_text
 from persist_core.location.mem import MemBlob
 from persist_core.sample.fields import MISSING, NEW, FeedFields, named_fields
 from persist_core.sources.feed import LocalFeed
@@ -67,6 +72,27 @@ def test_a_missing_field_is_one_that_no_row_of_the_sample_has(tmp_path: Path) ->
         found_in(strict, tmp_path, {"op": "c", "after": {"id": 1, "address": {}}}).warnings()
     lenient = config_of(tmp_path, "json")
     assert found_in(lenient, tmp_path, {"id": 1}).warnings() == ()
+
+
+@given(st.binary(max_size=60) | st.sampled_from([b'{"id": 1e9999999999999999999}', b"PAR1", b"\x1f\x8b"]))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_text_ends_the_look(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "in").mkdir(exist_ok=True)
+    for name in ("a.jsonl", "b.gz", "c.bz2", "d.zst"):
+        (tmp_path / "in" / name).write_bytes(text + b'\n{"x": 1}')
+    config = config_of(tmp_path, "json")
+    feed, fields = LocalFeed(config.source_pattern()), FeedFields(config)
+    fields.look_at(feed, FileSource(config, MemBlob(), feed).freeze(None, until=None).frozen.files)
+    assert "x" in fields.new
+
+
+def test_a_parquet_file_in_a_text_feed_is_text(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    maps = pa.array([[("a", 2**62)]], pa.map_(pa.string(), pa.timestamp("us")))
+    pq.write_table(pa.table({"id": [1], "m": maps}), tmp_path / "in/b.parquet")
+    assert found_in(config_of(tmp_path, "json"), tmp_path, {"x": 1}).warnings() == (BatchWarning(NEW, 0, ("x",)),)
+    (row,) = exact_rows(pq.read_table(tmp_path / "in/b.parquet"))
+    assert row == {"id": 1, "m": [("a", timestamp_text(2**62))]}
 
 
 def test_files_say_their_fields(tmp_path: Path) -> None:

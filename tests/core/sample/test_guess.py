@@ -50,6 +50,12 @@ def test_whole_seconds_are_times_only_under_the_name_of_a_time() -> None:
     assert found.unit == "s"
 
 
+def test_a_number_with_too_many_digits_is_text() -> None:
+    found = guess("x", ["1" * 5000], is_text=True)
+    assert found is not None
+    assert found.type == "string"
+
+
 def test_nothing_is_guessed_from_nothing() -> None:
     assert guess("x", [None]) is None
     assert better("x", ColumnConfig(type="string"), [None], is_text=False, in_schema=False) is None

@@ -12,7 +12,7 @@ import pytest
 
 from persist_core.cli.main import run_command
 from persist_core.config.collection import CollectionConfig, load_collection
-from persist_core.sample.detect import path_of
+from persist_core.sample.detect import path_of, stated_types
 
 ROOT = Path(__file__).parents[3]
 
@@ -171,6 +171,33 @@ def test_a_debezium_decimal_is_a_question(capsys: pytest.CaptureFixture[str]) ->
     assert "balance: string # QUESTION: texts that may be base64" in text
     assert "# decimals: precise # QUESTION" in text
     assert "key: id # QUESTION: it is null in 1 of 208 records" in text
+
+
+DECIMAL = {"field": "d", "type": "bytes", "name": "org.apache.kafka.connect.data.Decimal"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({"scale": "2"}, "decimal(38,2)"),
+        ({"scale": "-2"}, "decimal(38,0)"),
+        ({"scale": "-2", "connect.decimal.precision": "5"}, "decimal(7,0)"),
+        ({"scale": "x"}, "binary"),
+        ([], "binary"),
+    ],
+)
+def test_a_schema_is_read_whatever_is_in_it(parameters: Any, expected: str) -> None:
+    row = {"field": "after", "fields": ["a", {"field": []}, {**DECIMAL, "parameters": parameters}]}
+    found = stated_types({"schema": {"fields": [1, row]}}, "after")
+    assert {name: each.type for name, each in found.items()} == {"d": expected}
+    assert stated_types({"schema": {"fields": "a"}}, "after") == {}
+
+
+@pytest.mark.parametrize("odd", [{"op": {"a": 1}}, {"op": ["c"]}, {"v": "n"}], ids=str)
+def test_odd_values_are_no_format(odd: Any, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines(place / "feed" / "a.jsonl", {"id": 1, **odd}, '{"v": 1e9999999999999999999}')
+    config, _ = proposed(capsys, "feed/a.jsonl")
+    assert (config.source.format, config.key) == ("json", ("id",))
 
 
 def test_nothing_is_overwritten_and_nothing_comes_of_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
