@@ -141,7 +141,7 @@ class _Scanner:
         )
         try:
             if entry.is_dir():
-                inner = None if entry.name.startswith(HIDDEN) else self._enter(folder, entry, f"{below_root}/")
+                inner = self._enter(folder, entry, f"{below_root}/")
                 if is_match and inner is None and not self._segments[self._last].bare:
                     self._result.reject(below_root, "it is a folder; end source.path in /* to read the files in it")
                 return inner
@@ -160,6 +160,9 @@ class _Scanner:
     def _enter(self, folder: _Folder, entry: os.DirEntry[str], below_root: str) -> _Folder | None:
         states = self._closure(self._next(folder.states, entry.name))
         if not states:
+            return None
+        if entry.name.startswith(HIDDEN):
+            self._result.unfinished += 1
             return None
         real, left = f"{folder.real}/{entry.name}", folder.left
         if entry.is_symlink():

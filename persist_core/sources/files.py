@@ -92,7 +92,8 @@ class Freeze:
                 " but they can't be split: one file, one date, or the end of the input"
             )
         if self.unfinished:
-            lines.append(f"{self.unfinished} files have names of unfinished files (.x, _x, x.tmp ...): skipped")
+            shown = "names of unfinished files or folders (.x, _x, x.tmp ...)"
+            lines.append(f"{self.unfinished} {shown} were found: skipped")
         return tuple(lines)
 
 

@@ -89,9 +89,8 @@ class S3Feed:
         if wanted.is_known(below_root, each.size_bytes, each.mtime_ms) or not self._loose.fullmatch(below_root):
             return
         *folders, name = below_root.split("/")
-        if any(folder.startswith(HIDDEN) and folder not in (".", "..") for folder in folders):
-            return
-        if is_unfinished(name):
+        is_hidden = any(folder.startswith(HIDDEN) and folder not in (".", "..") for folder in folders)
+        if is_hidden or is_unfinished(name):
             scan.unfinished += 1
         elif not name:
             pass  # some tools mark a folder by an object whose name ends in a slash

@@ -55,8 +55,8 @@ def test_unfinished_files_are_left_alone_and_counted(tmp_path: Path) -> None:
         drop(tmp_path, name)
     freeze = FileSource(collection(tmp_path, "**/*csv*"), MemBlob()).freeze(None, until=None)
     assert names(freeze) == ["a.csv"]
-    assert freeze.unfinished == 6
-    assert "6 files have names of unfinished files" in freeze.notices()[-1]
+    assert freeze.unfinished == 8
+    assert "8 names of unfinished files or folders" in freeze.notices()[-1]
 
 
 def test_a_private_folder_is_entered_if_the_path_names_it(tmp_path: Path) -> None:
