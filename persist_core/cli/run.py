@@ -16,7 +16,7 @@ import click
 from persist_core.cli import output
 from persist_core.cli.session import Session, with_session
 from persist_core.config.collection import load_collection, load_collections
-from persist_core.config.files import SUFFIXES, read_mapping
+from persist_core.config.files import SUFFIXES, beside, read_mapping
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig, load_view, load_views
 from persist_core.contents.batch import BatchDescription
@@ -227,7 +227,7 @@ def spark_of(session: Session, master: str | None, conf: tuple[str, ...], logs: 
 
 def _folders(collections: Path | None, views: Path | None) -> tuple[Path, Path]:
     collections = collections or Path(os.environ.get(ENV_COLLECTIONS) or DEFAULT_COLLECTIONS)
-    return collections, views or Path(os.environ.get(ENV_VIEWS) or collections.parent / VIEWS_FOLDER)
+    return collections, views or Path(os.environ.get(ENV_VIEWS) or beside(collections, VIEWS_FOLDER))
 
 
 def find_config(name: str, collections: Path | None, views: Path | None) -> ShardConfig:
