@@ -62,7 +62,8 @@ def test_wrong_arguments(world: World, capsys: pytest.CaptureFixture[str]) -> No
     ):
         assert run_command(["preview", *arguments]) == 2, arguments
         assert told in capsys.readouterr().err
-    view = world.folder / "one.yaml"
+    (world.folder / "views").mkdir()
+    view = world.folder / "views" / "one.yaml"
     view.write_text(json.dumps({"query": "SELECT count(*) AS n FROM orders", "schedule": "@daily"}))
     assert run_command(["preview", str(view), "--collections", str(world.folder)]) == 2
     assert "one.yaml is a view; expected a collection" in capsys.readouterr().err
