@@ -82,8 +82,11 @@ def _examined(open_store: Callable[[str], Any], examine: Callable[[Any], list[Fi
     found = f"{path} does not exist; {there} was examined in its place"
     expected, remedy = "an existing folder or database, or a new location", "check the URI; the first run creates it"
     try:
-        with TemporaryDirectory(prefix=".persist-doctor-", dir=there) as folder:
-            findings = examine(type(store)(Path(folder, path.name)))
+        with (
+            TemporaryDirectory(prefix=".persist-doctor-", dir=there) as folder,
+            closing(type(store)(Path(folder, path.name))) as made,
+        ):
+            findings = examine(made)
     except OSError as error:
         return [Finding("exists", Grade.PROBLEM, f"{path} does not exist; {there}: {error.strerror}", expected, remedy)]
     return [Finding("exists", Grade.WARNING, found, expected, remedy), *findings]

@@ -232,7 +232,8 @@ def _folders(collections: Path | None, views: Path | None) -> tuple[Path, Path]:
 
 def find_config(name: str, collections: Path | None, views: Path | None) -> ShardConfig:
     """The collection or view meant by a name or a path. A file with a query or a function is a view's."""
-    given, (collections, views) = collections, _folders(collections, views)
+    given = collections or (Path(folder) if (folder := os.environ.get(ENV_COLLECTIONS)) else None)
+    collections, views = _folders(collections, views)
     if name.endswith(SUFFIXES) or "/" in name:
         fields = read_mapping(Path(name), None, first_fields="source: or query:")
         is_view = "query" in fields or "function" in fields

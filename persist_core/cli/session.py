@@ -17,10 +17,9 @@ import click
 from persist_core.cli import output
 from persist_core.errors import InvalidTime
 from persist_core.handles.client import PersistClient
-from persist_core.inspection.days import LAST_DAY
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation, location_from
-from persist_core.time_text import UTC_ZONE, parse_time, show_local, show_time
+from persist_core.time_text import LAST_DAY, UTC_ZONE, parse_time, show_local, show_time
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -11,9 +10,7 @@ import pyarrow.compute as pc
 
 from persist_core.contents.batch import BatchCounts, Part, PartKind
 from persist_core.contents.key_range import EVERYTHING, range_of
-from persist_core.contents.parts import nullable, updates_schema
 from persist_core.handles.client import PersistClient
-from persist_core.handles.load import read_part_batches
 from persist_core.handles.write import stage_part
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
 
@@ -25,8 +22,6 @@ MIN_FILE_BYTES = 32 << 20
 MAX_FILE_BYTES = 64 << 20
 MANY_FILES = 2048
 MAX_LARGE_FILE_BYTES = 512 << 20
-BYTES_AT_ONCE = 100 << 20  # of decoded rows in memory; a merge needs about five times as much
-MEASURED_ROWS = 1_000
 _BYTES_PER_ROW = 64  # of a run whose inputs are unknown
 
 
@@ -42,16 +37,6 @@ def rows_per_file(parts: Sequence[Part], min_file_bytes: int = MIN_FILE_BYTES) -
     size_bytes, rows = sum(part.size_bytes for part in counted), sum(part.rows or 0 for part in counted)
     per_row = size_bytes / rows if rows else _BYTES_PER_ROW
     return max(1, int(target_bytes(size_bytes, min_file_bytes) / per_row))
-
-
-def rows_that_fit(client: PersistClient, parts: Iterable[Part], schema: CollectionSchema) -> int:
-    """How many decoded rows are `BYTES_AT_ONCE`, by the first rows of the file that has the most bytes a row."""
-    part = max(parts, key=lambda part: part.size_bytes / (part.rows or 1), default=None)
-    columns = nullable(updates_schema(schema))
-    blob, part_format = client.blob, client.part_format
-    tables = read_part_batches(blob, part, columns, part_format, rows=MEASURED_ROWS) if part else iter(())
-    row_bytes = max((rows.nbytes / max(len(rows), 1) for rows in itertools.islice(tables, 1)), default=1)
-    return max(1, int(BYTES_AT_ONCE / max(row_bytes, 1)))
 
 
 @dataclass

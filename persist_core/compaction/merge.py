@@ -35,8 +35,8 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_core.compaction.files import MIN_FILE_BYTES, RunFiles, rows_per_file, rows_that_fit
-from persist_core.compaction.spill import BATCH_ROWS, SAMPLED, Spill
+from persist_core.compaction.files import MIN_FILE_BYTES, RunFiles, rows_per_file
+from persist_core.compaction.spill import SAMPLED, Spill
 from persist_core.compaction.steps import BUDGET_BYTES, alone, budget_of, end_of_step
 from persist_core.contents import pieces
 from persist_core.contents.batch import BatchCounts, BatchManifest, HollowBatch, Part, PartKind, SourceFrontier
@@ -326,8 +326,7 @@ def finished(client: PersistClient, merge: Merge, files: RunFiles) -> BatchManif
 def stage_here(client: PersistClient, merge: Merge, attempt: str, rows_at_once: int = ROWS_AT_ONCE) -> BatchManifest:
     """Stage the parts of the run, and say what its manifest is. Raises as `merge_here` does."""
     schema, reader = merge.schema, client.open_reader(merge.shard)
-    rows_at_once = min(rows_at_once, rows_that_fit(client, (each.part for each in merge.contents()), schema))
-    files = RunFiles(client, merge.shard, attempt, schema, min(merge.file_rows, 4 * rows_at_once))
+    files = RunFiles(client, merge.shard, attempt, schema, merge.file_rows)
     if not schema.key:
         found: Iterable[tuple[Versions, pa.Table]] = [(_multiset(reader, merge), _history(client, merge))]
     elif merge.rows <= rows_at_once:
@@ -347,9 +346,7 @@ def _by_ranges(client: PersistClient, merge: Merge, rows_at_once: int) -> Iterat
     schema = merge.schema
     columns, chunk_rows = nullable(updates_schema(schema)), max(1, rows_at_once // 2)
     with TemporaryDirectory(prefix="persist-merge-") as folder:
-        # Of each chunk, rows of one batch are in memory, and a range has up to `sampled` more than its rows.
-        sampled, batch_rows = max(1, rows_at_once // 512), max(1, rows_at_once // 128)
-        spill = Spill(Path(folder), schema.key, min(merge.sampled, sampled), min(BATCH_ROWS, batch_rows))
+        spill = Spill(Path(folder), schema.key, merge.sampled)
         for piece in merge.contents():
             needed = columns.append(pa.field(ENDED, pa.int64())) if piece.has_ends else columns
             for rows in read_part_batches(client.blob, piece.part, needed, client.part_format, rows=chunk_rows):

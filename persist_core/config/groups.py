@@ -92,11 +92,16 @@ def _value(config: object, field: str) -> Any:
 
 
 def _text(config: object, field: str) -> str:
-    return json.dumps(_value(config, field), sort_keys=True, default=str)
+    return _json(_value(config, field))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)  # in Python 1 equals True
 
 
 def _difference(field: str, found: Any, wanted: Any) -> str:
     while isinstance(found, Mapping) and isinstance(wanted, Mapping):  # bounded by the depth of a YAML file
-        name = next(name for name in {**wanted, **found} if found.get(name) != wanted.get(name))
+        one, other = ({name: _json([each]) for name, each in fields.items()} for fields in (found, wanted))
+        name = next(name for name in {**other, **one} if one.get(name) != other.get(name))
         field, found, wanted = f"{field}.{name}", found.get(name), wanted.get(name)
     return f"{field}: found {show(found)}, expected {show(wanted)}"

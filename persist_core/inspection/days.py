@@ -19,9 +19,8 @@ from dataclasses import dataclass
 
 from persist_core.inspection.facts import CommitFacts, DayFacts, DayState, FileFacts
 from persist_core.sources.source import ConsumedInput
-from persist_core.time_text import DAY_MS, LAST_ISO_MS, UTC_ZONE, day_of, local_of
+from persist_core.time_text import DAY_MS, LAST_DAY, UTC_ZONE, day_of, local_of
 
-LAST_DAY = LAST_ISO_MS - 3 * DAY_MS  # whose next day has a date in every zone
 MAX_DAYS = 366
 MAX_FILES = 20  # names of one day; the rest are counted
 _COUNTS = ("inserts", "updates", "deletes", "errors")

@@ -20,7 +20,6 @@ from persist_core.contents.derived import Correction
 from persist_core.errors import CorruptArtifact, InvalidInput, RunFailed
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
-from persist_core.inspection.days import LAST_DAY
 from persist_core.maintenance.fill import Wishes, fill
 from persist_core.maintenance.hidden import cleaned_up, give_up, hidden_of
 from persist_core.protocol.correct import CorrectionPlan, correct, plan_correction
@@ -43,7 +42,7 @@ from persist_core.row_text import show_count, show_names
 from persist_core.shard.state import Commit, Committed, ShardState
 from persist_core.sources.collection import CollectionSource
 from persist_core.sources.files import InputsNow
-from persist_core.time_text import DAY_MS, day_of, parse_time, show_time
+from persist_core.time_text import DAY_MS, LAST_DAY, day_of, parse_time, show_time
 
 LEASE_MS = DAY_MS  # on the shard's history from the start on; a replay that was killed holds it no longer
 

@@ -176,7 +176,10 @@ def _all_in(words: tuple[re.Pattern[bytes], ...], raw: bytes) -> bool:
 
 def _spellings(raw: bytes, *, is_cut: bool = False) -> Iterator[bytes]:
     """The bytes, then their text, with the escapes of JSON, of a URL or of a quote in CSV read, again and again."""
-    texts = {raw.decode(each, "replace") for each in _ENCODINGS}
+    try:
+        texts = {raw.decode()}
+    except UnicodeDecodeError:
+        texts = {raw.decode(each, "replace") for each in _ENCODINGS}
     yield from {raw, *(text.encode() for text in texts)}
     for _ in range(_NESTED):
         plain = {unquote_plus(text) for text in texts if "%" in text or "+" in text}

@@ -22,7 +22,6 @@ from persist_core.alerts.deliver import Target, deliver, send
 from persist_core.alerts.record import Notice
 from persist_core.alerts.words import alert_key, make_notice
 from persist_core.clock import SystemClock
-from persist_core.errors import PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.keys import conflict_alert_key
 from persist_core.protocol.conflicts import ConflictRecord
@@ -153,7 +152,7 @@ def _send(client: PersistClient, notice: Notice, by: Sequence[Target]) -> None:
     board.post(notice)
     try:
         failures = deliver(board, lambda _: by, only=[notice.notice_id]).failures
-    except PersistError as error:
+    except Exception as error:  # noqa: BLE001 - it is kept, so it must not be sent without the record too
         failures = (f"{notice.subject!r}: {error}",)
     for failure in failures:
         _log.error("%s. It is kept, and persist_watch sends it", failure)

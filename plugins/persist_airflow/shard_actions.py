@@ -29,7 +29,7 @@ from persist_core.protocol.delta import MAX_UPDATES
 from persist_core.spark_job.launch import Start, write_batch
 
 MAX_LISTED = 20  # of each list in a result: XComs stay small, the log has more
-COMMITTED = ("restored", "corrected", "filled", "swapped", "resolved", "erased", "waiting")
+COMMITTED = ("restored", "forked", "corrected", "filled", "swapped", "resolved", "erased", "waiting")
 EVENT_FACTS = ("by", "shard", "status", "upper", "checkpoint_id")
 
 Json = dict[str, Any]
@@ -53,7 +53,8 @@ def reported(operator: Any, context: Context, done: Done) -> Json:
         if is_long:
             small[f"{name}_count"] = len(value)
     if small.get("status") in COMMITTED:
-        asset = make_asset(shard_uri(operator.persist_conn_id, operator.shard))
+        shard = small["shard"] if small["status"] == "forked" else operator.shard
+        asset = make_asset(shard_uri(operator.persist_conn_id, shard))
         operator.outlets = [asset]
         set_event_extra(context, asset, {name: small[name] for name in EVENT_FACTS if name in small})
     return small

@@ -102,7 +102,11 @@ def test_forks_and_dry_runs_leave_the_shard_alone(client: PersistClient) -> None
     done = act(action="restore", shard=SHARD, checkpoint_id=second, dry_run=True)
     assert (done["status"], done["counts"]["retractions"]) == ("dry_run", 1)
     assert client.state(SHARD) == before
-    assert act(action="restore", shard=SHARD, checkpoint_id=second, new_shard="fruit_2")["status"] == "forked"
+    forking = ShardActionOperator(
+        task_id="t", shard=SHARD, action="restore", fields={"checkpoint_id": second, "new_shard": "fruit_2"}
+    )
+    assert forking.execute(context())["status"] == "forked"
+    assert [asset.uri.rsplit("/", 1)[-1] for asset in forking.outlets] == ["fruit_2"]
     assert (rows(client), rows(client, "fruit_2")) == ([0, 1, 2], [0, 1])
     fields = {"checkpoint_id": second, "new_shard": "fruit_3", "dry_run": True}
     operator = ShardActionOperator(task_id="t", shard=SHARD, action="restore", fields=fields)

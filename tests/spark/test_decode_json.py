@@ -290,6 +290,13 @@ def test_a_marker_is_compared_by_value(feed: Feed, values: list[Any], ops: str) 
     assert "".join("e" if row[ERR_KIND] == "op" else row[OP] for row in rows) == expected
 
 
+def test_a_marker_is_a_number_of_any_length(feed: Feed) -> None:
+    marks = ["0.3333333333333333", "1e300", "1e-20", "NaN", "-Infinity", f"1.{'0' * 40}1", f"1.{'0' * 40}", "10e-1"]
+    lines = [f'{{"id":1,"op":{mark}}}' for mark in marks]
+    rows = feed.lines("json", lines, {"id": "int"}, delete={"column": "op", "values": [1, "1.0"]})
+    assert "".join(row[OP] for row in rows) == "uuuuuudd"
+
+
 def test_a_column_that_may_not_be_null(feed: Feed) -> None:
     columns = {"id": "int", "a": {"type": "int", "nullable": False}}
     rows = feed.lines("json", ['{"id":1}', '{"id":2,"a":null}', '{"id":3,"a":0}'], columns)

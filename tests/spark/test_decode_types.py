@@ -271,10 +271,11 @@ def test_the_schema_says_the_unit_before_the_collection(feed: Feed) -> None:
         "io.debezium.time.Year",
         "org.apache.kafka.connect.data.Time",
     ]
-    schemas = [None, INT64, own, micros, *({**INT64, "name": name} for name in others)]
+    number = {**INT64, "name": "org.apache.kafka.connect.data.Decimal"}
+    schemas = [None, INT64, own, number, micros, *({**INT64, "name": name} for name in others)]
     rows = values(feed, {"type": "timestamp", "unit": "ms"}, [message(2_000_000, schema) for schema in schemas])
-    assert [row["v"].timestamp() for row in rows[:4]] == [2000.0, 2000.0, 2000.0, 2.0]
-    for row, name in zip(rows[4:], others, strict=True):
+    assert [row["v"].timestamp() for row in rows[:5]] == [2000.0, 2000.0, 2000.0, 2000.0, 2.0]
+    for row, name in zip(rows[5:], others, strict=True):
         assert row[ERR_KIND] == "value"
         assert row[ERR_MESSAGE].endswith(f"; the message's schema says {name}")
 

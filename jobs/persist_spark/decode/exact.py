@@ -40,6 +40,11 @@ def _fits(text: SparkColumn, scale: int) -> SparkColumn:
     return (significant == 0) | (fraction - power - (F.length(digits) - significant) <= scale)
 
 
+def is_number(text: SparkColumn) -> SparkColumn:
+    """True for the text of any number that is not too long, an exponent included."""
+    return F.octet_length(text).between(1, MAX_CHARS) & text.rlike(_NUMBER)
+
+
 def number_order(text: SparkColumn) -> SparkColumn:
     """A text that compares with others as its number does, exactly; null for the text of no number.
 
@@ -53,7 +58,7 @@ def number_order(text: SparkColumn) -> SparkColumn:
     size = F.concat((place + F.lit(_MIDDLE)).cast("string"), F.regexp_replace(significant, "(?<!0)0++$", ""))
     negative = F.concat(F.lit("0"), F.translate(size, "0123456789", "9876543210"), F.lit(":"))
     found = F.when(significant == "", F.lit("1")).when(sign == "-", negative).otherwise(F.concat(F.lit("2"), size))
-    return F.when(bounded(text).rlike(_NUMBER), found)
+    return F.when(is_number(text), found)
 
 
 def signed_text(digits: SparkColumn) -> SparkColumn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 
 import pyarrow as pa
 from pyspark.sql import Column as SparkColumn
@@ -14,7 +15,7 @@ from pyspark.sql import functions as F
 from persist_core.config.collection import CollectionConfig, DeleteConfig
 from persist_core.sample.fields import named_fields
 from persist_spark.decode.encoding import Encoding
-from persist_spark.decode.exact import bounded, exact_decimal
+from persist_spark.decode.exact import bounded, exact_decimal, is_number
 from persist_spark.decode.files import BROKEN, FILE, LINE
 from persist_spark.decode.json import Path, Shape, envelope, has_half_surrogates, parsed, unmarked
 from persist_spark.decode.records import (
@@ -43,6 +44,8 @@ MARKER = "marker"  # text of the field that marks a row as an upsert or a delete
 DMS_OP = "Op"
 _DMS_UPSERTS = ("I", "U")
 _BITS = {"true": "1", "false": "0"}
+_USUAL = {"0", "1", *_BITS}
+_NO_NUMBERS = ("nan", "infinity", "-infinity", "inf", "-inf")  # of doubles: equal to no value that is configured
 _YES, _NO = ("true", "t", "yes", "y"), ("false", "f", "no", "n")  # as the type `boolean` reads them
 _FULL_LOAD = r"(?:^|/)LOAD[0-9A-F]+\.[^/]*(?: //[0-9.]*)?$"  # what DMS calls its full-load files, as a natural-sort key
 
@@ -168,23 +171,29 @@ def _marked_op(delete: DeleteConfig) -> RowOp:
     Numbers are compared as numbers, true being 1. An unclear marker is an err: a text if all of `delete.values` are
     numbers, and one that differs from a text of them in case or blanks alone.
     """
-    marker, texts = F.col(MARKER), list(delete.values)
+    marker, values = F.col(MARKER), list(delete.values)
     plain = F.lower(F.trim(marker))
-    is_delete, is_unclear = marker.isin(texts), plain.isin([text.strip().lower() for text in texts])
-    expected = f"the spelling of delete.values ({', '.join(texts)}); if it marks deletes too, add it there"
-    bits = [_BITS.get(text.lower(), text) for text in texts]
-    if numbers := [text for text in bits if re.fullmatch(r"[+-]?[0-9]{1,29}(\.[0-9]{1,9})?", text)]:
-        exact = exact_decimal(bounded(marker), 38, 9)
-        number = F.when(plain.isin(*_YES), 1).when(plain.isin(*_NO), 0).otherwise(exact)
-        is_delete |= number.isin([F.lit(text).cast("decimal(38,9)") for text in numbers])
-        if len(numbers) == len(texts):
-            is_flag = not set(map(str.lower, texts)) - set(_BITS)
+    bits = [_BITS.get(text.lower(), text) for text in values]
+    texts = [text for text in bits if re.fullmatch(r"[+-]?[0-9]{1,29}(\.[0-9]{1,9})?", text)]
+    numbers = {Decimal(text) for text in texts}
+    usual = {text for text in _USUAL if Decimal(_BITS.get(text, text)) in numbers}  # looked up, as numbers cost more
+    op = F.when(marker.isin([*values, *sorted(usual)]), DELETE).when(marker.isNull(), UPSERT)
+    is_unclear = plain.isin([text.strip().lower() for text in values])
+    expected = f"the spelling of delete.values ({', '.join(values)}); if it marks deletes too, add it there"
+    if numbers:
+        number = F.when(plain.isin(*_YES), 1).when(plain.isin(*_NO), 0).otherwise(exact_decimal(bounded(marker), 38, 9))
+        op = op.when(marker.isin(sorted(_USUAL - usual)), UPSERT)
+        op = op.when(number.isin([F.lit(f"{each:f}").cast("decimal(38,9)") for each in sorted(numbers)]), DELETE)
+        if len(texts) == len(bits):
+            is_flag = not set(map(str.lower, values)) - set(_BITS)
             expected = "a boolean" if is_flag else "a number or a boolean"
-            is_known = number.isin(0, 1) if is_flag else number.isNotNull()
+            is_known = (
+                number.isin(0, 1) if is_flag else number.isNotNull() | is_number(plain) | plain.isin(*_NO_NUMBERS)
+            )
             is_unclear = (plain != "") & ~F.coalesce(is_known, F.lit(False))
+    op = op.when(is_unclear, None).otherwise(UPSERT)
     said = F.concat(F.lit(f"column {delete.column!r}, which marks deletes, is "), shown_text(MARKER))
-    fault = F.when(is_delete, None).when(is_unclear, F.concat(said, F.lit(f"; expected {expected}")))
-    return RowOp(F.when(is_delete, DELETE).when(is_unclear, None).otherwise(UPSERT), fault)
+    return RowOp(op, F.when(op.isNull(), F.concat(said, F.lit(f"; expected {expected}"))))
 
 
 def order_of(config: CollectionConfig, fields: Fields) -> tuple[OrderField, ...]:

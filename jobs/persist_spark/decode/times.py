@@ -36,7 +36,7 @@ _UNIT_NAMES: dict[Unit, tuple[str, ...]] = {
     "us": ("io.debezium.time.MicroTimestamp",),
     "ns": ("io.debezium.time.NanoTimestamp",),
 }
-_LOGICAL = r"^(?:io\.debezium|org\.apache\.kafka\.connect)\."
+_LOGICAL = r"^(?:io\.debezium\.time\.|org\.apache\.kafka\.connect\.data\.(?:Date|Time|Timestamp)$)"
 
 
 def time_ms(text: SparkColumn, unit: Unit, zone: str) -> SparkColumn:

@@ -129,7 +129,7 @@ def test_names_are_looked_up_in_both_folders(world: World, monkeypatch: pytest.M
     assert isinstance(find_config("ids", None, tmp_path / "views"), ViewConfig)
     monkeypatch.delenv(ENV_VIEWS)
     monkeypatch.chdir(tmp_path / "collections")
-    assert isinstance(find_config("ids", Path("."), None), ViewConfig)
+    assert isinstance(find_config("ids", Path(), None), ViewConfig)
 
 
 def test_a_time_of_a_zone_after_the_year_9999_of_utc(world: World) -> None:

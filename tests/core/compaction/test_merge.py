@@ -14,7 +14,6 @@ import pytest
 from hypothesis import settings
 
 from persist_core.compaction import files, merge
-from persist_core.compaction.spill import Spill
 from persist_core.contents.batch import PartKind
 from persist_core.frontier import Frontier
 from persist_core.location.mem import MemBlob, MemConsensus
@@ -129,26 +128,6 @@ def test_only_what_new_keys_touch_is_rewritten() -> None:
     made.merge_these(made.state.batches)
     kept = {part.key for part in before} & {part.key for part in insertions(made)}
     assert kept == {part.key for part in before[:-1]}
-    made.check()
-
-
-def test_a_merge_of_large_rows_holds_few_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    spilled: list[int] = []
-    add = Spill.add
-
-    def added(spill: Spill, tag: str, table: pa.Table) -> None:
-        spilled.append(table.nbytes)
-        add(spill, tag, table)
-
-    monkeypatch.setattr(files, "BYTES_AT_ONCE", 1 << 20)
-    monkeypatch.setattr(Spill, "add", added)
-    made = History(OpenLocation(MemBlob(), MemConsensus()), KEYED, seed=1)
-    for time in range(4):
-        made.commit(time, time + 1, [((number, "", 0.5, "x" * 10_000), time, 1) for number in range(time, 400, 4)], [])
-    made.merge_these(made.state.batches)
-    assert sum(spilled) > 4_000_000
-    assert max(spilled) <= 1 << 20
-    assert max(part.rows for part in insertions(made)) <= 6 * (1 << 20) / 10_000
     made.check()
 
 

@@ -113,3 +113,10 @@ def test_another_section_for_airflow_is_named_by_its_field(folder: Path) -> None
         agreeing, (error,) = agreed([(folder / f"{config.name}.yaml", config) for config in found])
         assert [config.name for config in agreeing] == ["crm_a", "crm_b"]
         assert expected in str(error)
+    for other, expected in (("{n: 1}", "n: found true, expected 1"), ("{n: true, m: null}", "m: found nothing")):
+        for name, value in {"crm_a": other, "crm_b": other, "own": "{n: true}"}.items():
+            section = f"airflow: {{write: {{executor_config: {value}}}}}"
+            (folder / f"{name}.yaml").write_text(f"{COLLECTION}group: crm\n{section}\n")
+        found, _ = load_collections(folder)
+        _, (error,) = agreed([(folder / f"{config.name}.yaml", config) for config in found])
+        assert expected in str(error)

@@ -52,6 +52,10 @@ def test_a_key_is_found_in_csv_latin_1_and_nfd(text: str, form: Literal["NFC", "
     assert not sought.is_in_object(f'1,"x{said}",'.encode())
 
 
+def test_text_of_utf_8_is_not_read_as_another() -> None:
+    assert not Sought.of([("Ã¼ber",)], EMAIL).is_in_object("1,über".encode())
+
+
 @pytest.mark.parametrize("written", ["fbefbe00ff", "FBEFBE00FF", "++++AP8=", "----AP8", "++++AP8"])
 def test_a_key_of_bytes_is_found_in_hex_and_base64(written: str) -> None:
     columns = (Column("id", "binary", nullable=False),)
