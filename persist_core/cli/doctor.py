@@ -8,7 +8,6 @@ from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import click
 
@@ -74,7 +73,7 @@ def doctor(
 
 def _examined(open_store: Callable[[str], Any], examine: Callable[[Any], list[Finding]], uri: str) -> list[Finding]:
     with closing(open_store(uri)) as store:
-        path = _path_of(store)
+        path = store.path if isinstance(store, FileBlob | SqliteConsensus) else None
         if path is None or os.access(path, os.F_OK):
             return examine(store)
     # Nothing is made in its place: after a wrong URI was examined, it would look like a store.
@@ -90,13 +89,6 @@ def _examined(open_store: Callable[[str], Any], examine: Callable[[Any], list[Fi
     except OSError as error:
         return [Finding("exists", Grade.PROBLEM, f"{path} does not exist; {there}: {error.strerror}", expected, remedy)]
     return [Finding("exists", Grade.WARNING, found, expected, remedy), *findings]
-
-
-def _path_of(store: object) -> Path | None:
-    """The folder or database file of a store on this machine."""
-    if isinstance(store, SqliteConsensus):
-        return store.path
-    return Path(unquote(urlsplit(store.uri).path)) if isinstance(store, FileBlob) else None
 
 
 def _print_json(role: str, uri: str, findings: Iterable[Finding]) -> None:

@@ -5,6 +5,8 @@ The text of each begins with the kind, which is what the table in docs/operation
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +22,12 @@ from persist_core.errors import (
     UnclearOrder,
 )
 from persist_core.protocol.conflicts import ConflictRecord
+
+
+@functools.lru_cache(maxsize=32)
+def warn_once(log: logging.Logger, text: str) -> None:
+    """Log a failure for which no task is to fail, once for each process."""
+    log.warning("%s", text)
 
 
 class PersistCasConflict(AirflowException):

@@ -17,11 +17,12 @@ import importlib.util
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from persist_airflow.failures import warn_once
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.path_pattern import S3
 from persist_core.config.shard import ShardConfig
@@ -87,13 +88,8 @@ def _found(read: Callable[[], Lineage], otherwise: Lineage = Lineage()) -> Linea
         if is_on():
             return read()
     except Exception as error:  # noqa: BLE001 - a task is not to fail for its lineage, whatever the provider raises
-        _warn_once(f"{type(error).__name__}: {error}")
+        warn_once(_log, f"no lineage is reported: {type(error).__name__}: {error}")
     return otherwise
-
-
-@lru_cache(maxsize=16)
-def _warn_once(reason: str) -> None:
-    _log.warning("no lineage is reported: %s", reason)
 
 
 def of_inputs(client: PersistClient, config: ShardConfig, description: BatchDescription, conn_id: str) -> Lineage:

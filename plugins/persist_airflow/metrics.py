@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from persist_airflow.compat import AirflowSkipException, Context, Stats, conf, puts_off
-from persist_airflow.failures import PersistCasConflict
+from persist_airflow.failures import PersistCasConflict, warn_once
 from persist_core.clock import SystemClock
 from persist_core.handles.client import PersistClient
 from persist_core.inspection import metrics
@@ -211,12 +211,7 @@ def _safely(report: Callable[[], object]) -> None:
         if is_on():
             report()
     except Exception as error:  # noqa: BLE001 - a task is not to fail for its metrics, whatever a client raises
-        _warn_once(f"{type(error).__name__}: {error}")
-
-
-@functools.lru_cache(maxsize=16)
-def _warn_once(reason: str) -> None:
-    _log.warning("metrics were not sent: %s", reason)
+        warn_once(_log, f"metrics were not sent: {type(error).__name__}: {error}")
 
 
 def _is_set(name: str) -> bool:

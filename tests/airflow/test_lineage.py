@@ -17,7 +17,7 @@ from openlineage.client.serde import Serde
 from persist_airflow import lineage
 from persist_airflow.actions import ShardActionOperator
 from persist_airflow.factory import build_upsert_dag, build_view_dag
-from persist_airflow.failures import SparkJobFailed
+from persist_airflow.failures import SparkJobFailed, warn_once
 from persist_airflow.lineage import name_of
 from persist_airflow.spark import WriteBatchesOperator
 from persist_core.config.collection import FILE_POSITION
@@ -212,7 +212,7 @@ def test_a_wrong_setting_of_openlineage_fails_no_task(
 ) -> None:
     del client  # it opened the location
     lineage.is_on.cache_clear()
-    lineage._warn_once.cache_clear()
+    warn_once.cache_clear()
     name, _, value = setting.partition("=")
     monkeypatch.setenv(f"AIRFLOW__OPENLINEAGE__{name}", value)
     monkeypatch.setattr(WriteBatchesOperator, "_write", stage_rows)

@@ -18,6 +18,7 @@ import pytest
 from persist_airflow import metrics as reported
 from persist_airflow.compat import Stats, conf
 from persist_airflow.factory import build_upsert_dag
+from persist_airflow.failures import warn_once
 from persist_core.cli.main import run_command
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
@@ -278,5 +279,5 @@ def _capture(monkeypatch: pytest.MonkeyPatch, **settings: bool) -> list[tuple[st
     monkeypatch.setattr(conf, "getboolean", getboolean)
     for name in ("incr", "gauge", "timing"):
         monkeypatch.setattr(Stats, name, send)
-    reported._warn_once.cache_clear()
+    warn_once.cache_clear()
     return sent

@@ -187,9 +187,7 @@ def _marked_op(delete: DeleteConfig) -> RowOp:
         if len(texts) == len(bits):
             is_flag = not set(map(str.lower, values)) - set(_BITS)
             expected = "a boolean" if is_flag else "a number or a boolean"
-            is_known = (
-                number.isin(0, 1) if is_flag else number.isNotNull() | is_number(plain) | plain.isin(*_NO_NUMBERS)
-            )
+            is_known = number.isin(0, 1) if is_flag else is_number(plain) | plain.isin(*_YES, *_NO, *_NO_NUMBERS)
             is_unclear = (plain != "") & ~F.coalesce(is_known, F.lit(False))
     op = op.when(is_unclear, None).otherwise(UPSERT)
     said = F.concat(F.lit(f"column {delete.column!r}, which marks deletes, is "), shown_text(MARKER))

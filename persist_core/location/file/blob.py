@@ -174,6 +174,11 @@ class FileBlob:
     def uri(self) -> str:
         return self._root.as_uri()
 
+    @property
+    def path(self) -> Path:
+        """The folder, whether or not it exists yet."""
+        return self._root
+
     @contextmanager
     def _directory(self, directories: list[str], key: str, *, create: bool = False) -> Iterator[int | None]:
         """A descriptor of the directory `directories`; `None` if it does not exist or was just pruned."""
