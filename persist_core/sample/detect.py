@@ -12,7 +12,8 @@ from typing import Any
 from persist_core.config.collection import Format
 from persist_core.config.column import Unit
 from persist_core.errors import InvalidInput
-from persist_core.sample.files import CODECS, DMS_OP, SampledFile, csv_rows, messages
+from persist_core.sample.csv_records import csv_rows
+from persist_core.sample.files import CODECS, DMS_OP, SampledFile, messages
 from persist_core.sample.guess import Guess
 
 _DATES = tuple(

@@ -91,7 +91,7 @@ class FeedFields:
         """Take in a sample of JSON records. A column is missing only if `missing_field: fail` asks for it."""
         if not self.config.source.format.endswith("json"):
             return
-        rows = rows_of(self.config, take(feed, files, SAMPLED_RECORDS, is_text=True))
+        rows = rows_of(self.config, take(feed, files, SAMPLED_RECORDS, self.config.source))
         self._add_new(dict.fromkeys(name for each in rows for name in each.row))
         whole = [each for each in rows if _is_whole(each)]
         if whole and self.config.source.missing_field == "fail":

@@ -7,12 +7,11 @@ rows are the fields before any type; what cannot be read as its format is left o
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
@@ -21,23 +20,23 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from persist_core.config.collection import CollectionConfig
+from persist_core.config.collection import CollectionConfig, SourceConfig
 from persist_core.exact import exact_rows
+from persist_core.sample.csv_records import csv_rows, whole_records
 from persist_core.sources.feed import Feed
 from persist_core.sources.input_file import InputFile
 from persist_core.sources.root import relative_to
 
 MAX_FILES = 20
 MAX_BYTES = 32 << 20  # of text, decompressed
-csv.field_size_limit(MAX_BYTES)  # Python's own limit, 128 KiB, would end the program at a longer field
 CODECS = {".gz": "gzip", ".gzip": "gzip", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd"}
 _DAMAGED = (OSError, EOFError, zlib.error, pa.ArrowException)
 
 
 @dataclass(frozen=True)
 class SampledFile:
-    """The start of a file: its `lines` (with line ends; `header`: the first names fields), or the `table` of a Parquet
-    file. `problem`: why it ends.
+    """The start of a file: its `lines` (with line ends; of CSV whole records, `header`: the first names fields), or the
+    `table` of a Parquet file. `problem`: why it ends.
     """
 
     file: InputFile
@@ -60,12 +59,12 @@ class SampledFile:
 
 
 def take(
-    feed: Feed, files: Sequence[InputFile], limit: int, *, header: bool = False, is_text: bool = False
+    feed: Feed, files: Sequence[InputFile], limit: int, source: SourceConfig | None = None
 ) -> tuple[SampledFile, ...]:
     """Take at most `limit` records: of the first file, of the newest, of the second, and so on inwards.
 
-    One file gives at most half of them, if there are others. `header`: text files have a line more.
-    `is_text`: the format is known to be a text; else Parquet files are known by their first bytes.
+    One file gives at most half of them, if there are others. Without a `source`, which says the format, Parquet files
+    are known by their first bytes, and any other line is a record.
     """
     inwards = [each for pair in zip(files, reversed(files), strict=True) for each in pair][: len(files)]
     share, left, bytes_left = limit if len(files) < 2 else -(-limit // 2), limit, MAX_BYTES
@@ -73,22 +72,24 @@ def take(
     for file in inwards[:MAX_FILES]:
         if left <= 0 or bytes_left <= 0:
             break
-        taken = _start_of(feed, file, min(share, left), header, bytes_left, is_text)
+        taken = _start_of(feed, file, min(share, left), bytes_left, source)
         left, bytes_left = left - taken.records, bytes_left - taken.size_bytes
         found.append(taken)
     return tuple(sorted(found, key=lambda each: each.file.order))
 
 
-def _start_of(feed: Feed, file: InputFile, limit: int, header: bool, max_bytes: int, is_text: bool) -> SampledFile:
-    empty = SampledFile(file, header=header)
+def _start_of(feed: Feed, file: InputFile, limit: int, max_bytes: int, source: SourceConfig | None) -> SampledFile:
+    tabular = source if source is not None and source.format in ("csv", "dms-csv") else None
+    is_text = source is not None and not source.format.endswith("parquet")
+    empty = SampledFile(file, header=tabular is not None and tabular.header)
     try:
-        with feed.opened(file) as source:
-            if not is_text and source.read(4) == b"PAR1":
-                return _rows(file, pq.ParquetFile(source), limit)
-            source.seek(0)
+        with feed.opened(file) as opened:
+            if not is_text and opened.read(4) == b"PAR1":
+                return _rows(file, pq.ParquetFile(opened), limit)
+            opened.seek(0)
             codec = CODECS.get(Path(file.path).suffix.lower())
-            opened = pa.PythonFile(source, "r") if codec is None else pa.CompressedInputStream(source, codec)
-            return _lines(empty, opened, limit + header, max_bytes)
+            text = pa.PythonFile(opened, "r") if codec is None else pa.CompressedInputStream(opened, codec)
+            return _lines(empty, text, limit + empty.header, max_bytes, None if tabular is None else tabular.delimiter)
     except _DAMAGED as error:
         return replace(empty, problem=f"it cannot be read: {error}")
 
@@ -99,7 +100,8 @@ def _rows(file: InputFile, parquet: Any, limit: int) -> SampledFile:
     return SampledFile(file, table=table, is_whole=parquet.metadata.num_rows <= limit)
 
 
-def _lines(empty: SampledFile, opened: Any, limit: int, max_bytes: int) -> SampledFile:
+def _lines(empty: SampledFile, opened: Any, limit: int, max_bytes: int, delimiter: str | None) -> SampledFile:
+    """The first records of a text; `delimiter`: of CSV, in which a record may have several lines."""
     text, problem, chunk = b"", None, b"\n"
     try:
         while chunk and text.count(b"\n") <= limit and len(text) < max_bytes:  # bounded: by `max_bytes`
@@ -107,11 +109,17 @@ def _lines(empty: SampledFile, opened: Any, limit: int, max_bytes: int) -> Sampl
             text += chunk
     except _DAMAGED as error:
         problem, chunk = f"it is damaged or incomplete: {error}", b"\n"
-    lines = [line + b"\n" for line in text.split(b"\n")]
-    last = lines.pop().removesuffix(b"\n")
-    if last and not chunk:
-        lines.append(last)
-    return replace(empty, lines=tuple(lines[:limit]), is_whole=not chunk and len(lines) <= limit, problem=problem)
+    found = text.split(b"\n")
+    last, is_cut = found.pop(), bool(chunk)
+    if last and not is_cut:
+        found.append(last)
+    if delimiter is not None:
+        found = list(whole_records(found, delimiter, max_bytes=max_bytes, is_cut=is_cut))
+    is_whole = not is_cut and len(found) <= limit
+    lines = [line + b"\n" for line in found[:limit]]
+    if last and is_whole:
+        lines[-1] = lines[-1].removesuffix(b"\n")
+    return replace(empty, lines=tuple(lines), is_whole=is_whole, problem=problem)
 
 
 def copied(config: CollectionConfig, found: Sequence[SampledFile], folder: Path) -> CollectionConfig:
@@ -208,16 +216,12 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 
 def _csv(lines: Sequence[bytes], delimiter: str, names: Sequence[str] | None) -> list[RawRow]:
-    texts = [line.decode("utf-8-sig", "replace").rstrip("\r\n") for line in lines if line.strip()]
+    whole = whole_records((line.removesuffix(b"\n") for line in lines), delimiter, max_bytes=MAX_BYTES)
+    texts = [line.decode("utf-8-sig", "replace").removesuffix("\r") for line in whole if line.strip()]
     rows = list(csv_rows(texts, delimiter))
     header, rows = (rows[0], rows[1:]) if names is None and rows else (list(names or ()), rows)
     found = (dict(zip(header, (value or None for value in row), strict=False)) for row in rows)
     return [RawRow(row, row) for row in found]
-
-
-def csv_rows(lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
-    """The fields of each line. Python's reader ends at a CR inside of one."""
-    return csv.reader((line.replace("\r", " ") for line in lines), delimiter=delimiter)
 
 
 def value_at(row: Mapping[str, Any], path: Sequence[str]) -> Any:

@@ -124,8 +124,7 @@ def preview(
     source = FileSource(config, client.blob, feed := feed_of(client.location, config))
     until = config.default_until(client.clock.now_ms())
     run, files = _next_run(source, config, state, until)
-    format, header = config.source.format, config.source.header
-    found = take(feed, files, limit, header="csv" in format and header, is_text=not format.endswith("parquet"))
+    found = take(feed, files, limit, config.source)
     told = _BAD_FILE[config.source.on_bad_file]
     shown = tuple(replace(each, problem=each.problem and f"{each.problem}; {told}") for each in found)
     found = tuple(each for each in found if each.records and each.problem is None)  # as a run takes them

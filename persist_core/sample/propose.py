@@ -151,8 +151,7 @@ class Proposed:
 def new_columns(config: CollectionConfig, feed: Feed, files: Sequence[InputFile]) -> tuple[list[Proposed], list[str]]:
     """Lines for fields of these files that the collection file does not name; questions about types that it has."""
     source, known = config.source, named_fields(config)
-    header, is_text = "csv" in source.format and source.header, not source.format.endswith("parquet")
-    raw = rows_of(config, take(feed, files, MAX_RECORDS, header=header, is_text=is_text))
+    raw = rows_of(config, take(feed, files, MAX_RECORDS, source))
     if not raw:
         raise InvalidInput(f"--from: found no record of {source.format} in {len(files)} files")
     found = _feed(Detected(source.format, "", source.delimiter, source.header), raw)

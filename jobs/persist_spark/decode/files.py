@@ -14,11 +14,12 @@ the rows are counted (`_in_fewer_tasks`).
 from __future__ import annotations
 
 import functools
+import gzip
 import math
 import os
 import shutil
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +38,7 @@ from persist_core.sources.feed import Feed
 from persist_core.sources.input_file import InputFile
 from persist_spark import s3a
 from persist_spark.compat import READS_ZSTD_TEXT, is_valid_utf8
-from persist_spark.decode.long_records import TooLong, copy_without
+from persist_spark.decode.long_records import TooLong, text_without
 from persist_spark.feed_access import FeedAccess
 from persist_spark.frame import passed
 from persist_spark.read.damage import LOUD_OPTIONS, PATH_FILTER
@@ -106,18 +107,22 @@ class Copies:
         """The options with which Spark reads paths on S3, of copies and of originals."""
         return {**s3a.access_options(self.blob.uri, os.environ), **self.access.options}
 
-    def add(self, file: InputFile, lost: Sequence[TooLong], *, keeps_first: bool, is_text: bool) -> str:
-        """The path of a copy of `file`: of text without its records in `lost` (`copy_without`), else exact."""
+    def add(self, file: InputFile, text: Iterable[bytes] | None) -> str:
+        """The path of a copy of `file`: of this text, in pieces, else exact.
+
+        A text is compressed, since the file may expand to more than the disk holds.
+        """
         if not isinstance(self.blob, FileTaker):
             raise InvalidInput(f"{self.blob.uri} takes no files: Spark needs a copy of file {file.relative!r} there")
-        key = self.key_of(input_copy(len(self.made), ".gz" if is_text else ".parquet"))
+        key = self.key_of(input_copy(len(self.made), ".parquet" if text is None else ".gz"))
         with TemporaryDirectory(prefix="persist-") as folder:
             copy = Path(folder, "copy")
-            if not is_text:
-                with self.feed.opened(file) as source, copy.open("wb") as target:
-                    shutil.copyfileobj(source, target, _CHUNK_BYTES)
+            if text is None:
+                with self.feed.opened(file) as source, copy.open("wb") as exact:
+                    shutil.copyfileobj(source, exact, _CHUNK_BYTES)
             else:
-                copy_without(self.feed, file, lost, copy, keeps_first=keeps_first)
+                with gzip.open(copy, "wb", compresslevel=1) as packed:
+                    packed.writelines(text)
             self.made.append(key)
             self.blob.set_file(key, copy)
         return self.blob.uri_of(key).removeprefix("file://")
@@ -156,7 +161,8 @@ def readable(
         is_foreign = is_text and file.path.lower().endswith(_ZSTD) and not READS_ZSTD_TEXT
         path = None if is_foreign or too_long else copies.access.spark_path(file)
         if path is None:
-            path = copies.add(file, too_long, keeps_first=keeps_header, is_text=is_text)
+            text = text_without(copies.feed, file, too_long, keeps_first=keeps_header) if is_text else None
+            path = copies.add(file, text)
         found.append(ReadableFile(path, file, too_long))
     return found
 
@@ -181,6 +187,22 @@ def text_lines(spark: SparkSession, files: Sequence[ReadableFile], options: Mapp
     known = placed(spark, lines, files)
     broken = (~is_valid_utf8(value)).alias(BROKEN)
     return known.select(line.alias(LINE), DATE_MS, NAME, broken, FILE, BLOCK, ROW)
+
+
+def files_with(
+    spark: SparkSession, files: Sequence[ReadableFile], options: Mapping[str, str], has: Callable[[str], SparkColumn]
+) -> set[InputFile]:
+    """The files that have a line of which `has` is true, given the name of its column."""
+    if not files:
+        return set()
+    frames = [
+        all_found(spark.read.options(**_ALL_LINES, **how).text(paths), paths)
+        .where(has("value"))
+        .select(F.col("_metadata.file_path"))
+        for paths, how in by_store(files, options)
+    ]
+    known = {uri: each.file for each in files for uri in uris(each.path)}
+    return {known[row[0]] for row in functools.reduce(DataFrame.union, frames).distinct().collect()}
 
 
 def _in_fewer_tasks(lines: DataFrame, files: Sequence[ReadableFile]) -> DataFrame:

@@ -19,7 +19,8 @@ from persist_core.errors import InvalidInput
 from persist_core.sources.input_file import InputFile
 from persist_spark import s3a
 from persist_spark.compat import HAS_TRY_CAST
-from persist_spark.decode.csv import csv_records, layouts
+from persist_spark.decode.csv import csv_records
+from persist_spark.decode.csv_files import layouts
 from persist_spark.decode.debezium import debezium_records
 from persist_spark.decode.dms import dms_json_records
 from persist_spark.decode.files import (
@@ -95,7 +96,7 @@ def _raw_records(
     if config.source.format in _JSON_LINES:
         return [_JSON_LINES[config.source.format](config, text_lines(spark, files, copies.options))]
     if config.source.format in ("csv", "dms-csv"):
-        laid_out = layouts(config, copies.feed, files)
+        laid_out = layouts(spark, config, files, copies)
         _check_layouts(len(laid_out))
         for layout, members in laid_out:
             see(layout.fields, len(members))

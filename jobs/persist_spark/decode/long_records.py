@@ -83,18 +83,9 @@ def long_records(feed: Feed, files: Sequence[InputFile], limit: int) -> dict[Inp
     return {file: lines for file, lines in zip(files, found, strict=True) if lines}
 
 
-def copy_without(feed: Feed, file: InputFile, lines: Sequence[TooLong], target: Path, *, keeps_first: bool) -> None:
-    """Write a copy of a text file whose lines `lines` are empty. `keeps_first`: of its first line the start stays.
-
-    Compressed, since the file may expand to more than the disk holds.
-    """
-    with gzip.open(target, "wb", compresslevel=1) as copy:
-        for piece in text_without(feed, file, lines, keeps_first=keeps_first):
-            copy.write(piece)
-
-
 def text_without(feed: Feed, file: InputFile, lines: Sequence[TooLong], *, keeps_first: bool) -> Iterator[bytes]:
-    """The text of such a copy, in pieces of at most 1 MiB."""
+    """A text file whose lines `lines` are empty, in pieces of at most 1 MiB. `keeps_first`: of its first line the start
+    stays."""
     ranges = [(line.offset, line.offset + line.size_bytes) for line in lines]
     if keeps_first and ranges and ranges[0][0] == 0:  # a header
         ranges[0] = (START_BYTES, ranges[0][1])

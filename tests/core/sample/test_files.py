@@ -27,9 +27,9 @@ def config_of(folder: Path, path: str, format: str = "json") -> CollectionConfig
     return CollectionConfig.model_validate({**body, "delete": "none", "base_dir": str(folder)})
 
 
-def sample(config: CollectionConfig, limit: int, *, header: bool = False) -> tuple[SampledFile, ...]:
+def sample(config: CollectionConfig, limit: int) -> tuple[SampledFile, ...]:
     files = FileSource(config, MemBlob()).freeze(None, until=None).frozen.files
-    return take(LocalFeed(config.source_pattern()), files, limit, header=header)
+    return take(LocalFeed(config.source_pattern()), files, limit, config.source)
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,23 @@ def test_the_oldest_and_the_newest_files_share_the_limit(tmp_path: Path) -> None
 
 def test_a_header_is_no_record(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id\n1\n2\n3\n")
-    (found,) = sample(config_of(tmp_path, "*.csv", "csv"), 2, header=True)
+    (found,) = sample(config_of(tmp_path, "*.csv", "csv"), 2)
     assert (found.lines, found.records) == ((b"id\n", b"1\n", b"2\n"), 2)
+
+
+def test_a_record_of_several_lines_is_one(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b'id,text\n1,"a\nb"\n2,c\n3,"d\r\ne"\n4,f')
+    config = config_of(tmp_path, "*.csv", "csv")
+    (found,) = sample(config, 3)
+    assert (found.lines[1:], found.records) == ((b'1,"a\nb"\n', b"2,c\n", b'3,"d\r\ne"\n'), 3)
+    assert [each.row["text"] for each in raw_rows([found], "csv")] == ["a\nb", "c", "d \ne"]
+    (whole,) = sample(config, 9)
+    assert (whole.lines[-1], whole.is_whole) == (b"4,f", True)
 
 
 def test_odd_fields_of_csv_are_fields(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"id,name\n1,a\rb\n2," + b"x" * 200_000 + b"\n")
-    rows = raw_rows(sample(config_of(tmp_path, "*.csv", "csv"), 2, header=True), "csv")
+    rows = raw_rows(sample(config_of(tmp_path, "*.csv", "csv"), 2), "csv")
     assert [(each.row["id"], len(each.row["name"])) for each in rows] == [("1", 3), ("2", 200_000)]
 
 

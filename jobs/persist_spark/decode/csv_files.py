@@ -1,0 +1,163 @@
+"""CSV files before Spark reads them: the names of their fields, and each record in one line.
+
+    files --first MiB--> header, is a field open over a line end? --yes--> a copy, one line, one record
+                                    '--too long to know: Spark looks
+
+A record that has line breaks within quotes has a mark in the place of each (`BREAK`) in the copy. As many blank lines
+follow it, so that line numbers stay. `persist_core.sample.csv_records` says which lines are a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from persist_core.config.collection import CollectionConfig
+from persist_core.sample.csv_records import csv_rows, whole_records
+from persist_core.sources.input_file import InputFile
+from persist_spark.decode.files import Copies, ReadableFile, files_with
+from persist_spark.decode.long_records import text_without
+from persist_spark.decode.plain import DMS_OP, check_op
+from persist_spark.decode.unreadable import of_each
+
+_LOOKED_BYTES = 1 << 20  # at the start of each file, in which its first record must end
+_UNNAMED = "\ufdd2"  # before the number of a field without a name
+_SHOWN_CHARS = 200  # of a header, in a message
+_OPS = ("I", "U", "D")
+BREAK = "\ufdd3"  # in place of a line break within quotes; no text has it
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layout of the lines of some files: the names of their fields in order, and the header line to drop.
+
+    A header is bytes, as it may be no UTF-8: then no text equals it. `is_joined`: `BREAK` stands for a line break.
+    """
+
+    names: tuple[str, ...]
+    header: bytes | None
+    is_joined: bool = False
+
+    @property
+    def fields(self) -> list[str]:
+        """The names; a field without one by its number, from 1 on."""
+        return [str(at) if name.startswith(_UNNAMED) else name for at, name in enumerate(self.names, start=1)]
+
+
+def layouts(
+    spark: SparkSession, config: CollectionConfig, files: Sequence[ReadableFile], copies: Copies
+) -> list[tuple[Layout, list[ReadableFile]]]:
+    """Files of equal layout together, at least one group; copies in place of the files that need one.
+
+    Raises `UnreadableFiles` for files whose start cannot be read, or hides records.
+    """
+    by_file = {each.file: each for each in files}
+
+    def look(file: InputFile) -> tuple[Layout | None, bool | None]:
+        return _look(config, by_file[file], copies)
+
+    looked = list(zip(files, of_each(look, list(by_file)), strict=True))
+    large = [file for file, (layout, is_odd) in looked if layout is not None and is_odd is None]
+    odd = {file.file for file, (_, is_odd) in looked if is_odd}
+    odd |= files_with(spark, large, copies.options, has_odd_quotes)
+    found: dict[Layout, list[ReadableFile]] = {}
+    for file, (layout, _) in looked:
+        if layout is not None:
+            found.setdefault(layout, []).append(file)
+    groups = []
+    for layout, members in found.items():
+        joined = [_joined(config, each, copies) if each.file in odd else each for each in members]
+        if joined != members:
+            layout = replace(layout, header=layout.header and _in_a_line(layout.header), is_joined=True)
+        groups.append((layout, joined))
+    return groups or [(Layout(("",), None), [])]
+
+
+def _look(config: CollectionConfig, file: ReadableFile, copies: Copies) -> tuple[Layout | None, bool | None]:
+    """The layout of a file, `None` without a record; and whether it has a line with an odd number of quotes, `None` if
+    it is too long to know.
+
+    The start of a header that is too long is taken, as `readable` has it.
+    """
+    start, is_whole = b"", True
+    for piece in text_without(copies.feed, file.file, file.lost, keeps_first=config.source.header):
+        start += piece
+        if len(start) >= _LOOKED_BYTES:
+            is_whole = False
+            break
+    lines = start.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    is_odd = any(line.count(b'"') % 2 for line in lines) if is_whole else None
+    for line in whole_records(lines, config.source.delimiter, max_bytes=_LOOKED_BYTES):
+        if line.strip():
+            first = line.removesuffix(b"\r")
+            names = _names(config, first.decode("utf-8", "replace"))
+            return Layout(names, first if config.source.header else None), is_odd
+    return None, is_odd
+
+
+def has_odd_quotes(line: str) -> SparkColumn:
+    """True for a line with an odd number of quotes: a field is not closed, or not opened."""
+    quotes = F.octet_length(line) - F.octet_length(F.replace(F.col(line), F.lit('"'), F.lit("")))
+    return F.col(line).contains('"') & (quotes % 2 != 0)
+
+
+def _joined(config: CollectionConfig, file: ReadableFile, copies: Copies) -> ReadableFile:
+    text = text_without(copies.feed, file.file, file.lost, keeps_first=config.source.header)
+    records = whole_records(_lines(text), config.source.delimiter, max_bytes=config.limits.max_record_bytes)
+    copy = (_in_a_line(each) + b"\n" * (1 + each.count(b"\n")) for each in records)
+    return replace(file, path=copies.add(file.file, copy))
+
+
+def _in_a_line(record: bytes) -> bytes:
+    return record.replace(b"\n", BREAK.encode())
+
+
+def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines of a text that comes in pieces."""
+    start: list[bytes] = []
+    for piece in pieces:
+        first, *others = piece.split(b"\n")
+        start.append(first)
+        if others:
+            yield b"".join(start)
+            yield from others[:-1]
+            start = others[-1:]
+    yield b"".join(start)
+
+
+def _names(config: CollectionConfig, line: str) -> tuple[str, ...]:
+    """The names of the fields of a file with this first line.
+
+    Raises `ArrowInvalid` if records are in that line, or deletes in the file, that no err would show.
+    """
+    names = tuple(next(csv_rows([line], config.source.delimiter)))
+    if not config.source.header:
+        names = _positional_names(config, names)
+    elif "\r" in line:
+        raise pa.ArrowInvalid("a CR is in its first line: end lines in LF or CRLF")
+    check_op(config, names)
+    for key in config.key:
+        field = config.columns[key].field or key
+        if field not in names:
+            shown = ", ".join(names)[:_SHOWN_CHARS]
+            raise pa.ArrowInvalid(
+                f"its first line has no field {field!r} for the key, only {shown}; correct it, or the column's `field`,"
+                " source.delimiter or source.header"
+            )
+    return names
+
+
+def _positional_names(config: CollectionConfig, first: tuple[str, ...]) -> tuple[str, ...]:
+    """Names for a file without a header: the columns in their order, after `Op` if the file has it."""
+    columns = [column.field or name for name, column in config.columns.items()]
+    if any(name.isdigit() for name in columns):
+        return tuple(str(index + 1) for index in range(len(first)))
+    has_op = config.source.format == "dms-csv" and len(first) > len(columns) and first[0] in _OPS
+    names = [DMS_OP, *columns] if has_op else columns
+    extra = [f"{_UNNAMED}{index}" for index in range(len(names), len(first))]  # fields without a column of that name
+    return tuple([*names, *extra][: len(first)])
