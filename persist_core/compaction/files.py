@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,6 +24,7 @@ MAX_FILE_BYTES = 64 << 20
 MANY_FILES = 2048
 MAX_LARGE_FILE_BYTES = 512 << 20
 _BYTES_PER_ROW = 64  # of a run whose inputs are unknown
+BYTES_AT_ONCE = 128 << 20  # of decoded rows in memory; a merge needs about five times as much
 
 
 def target_bytes(run_bytes: float, min_file_bytes: int = MIN_FILE_BYTES) -> float:
@@ -41,25 +43,40 @@ def rows_per_file(parts: Sequence[Part], min_file_bytes: int = MIN_FILE_BYTES) -
 
 @dataclass
 class RunFiles:
-    """The parts of one attempt. Rows are added in the order of their keys; a file is staged as soon as it is full."""
+    """The parts of one attempt. Rows are added in the order of their keys; a file is staged as soon as it is full.
+
+    `folder`: where rows wait for their file that are too many bytes for memory. The caller removes it.
+    """
 
     client: PersistClient
     shard: str
     attempt: str
     schema: CollectionSchema
     rows: int  # of each file
+    folder: Path | None = None
     parts: list[Part] = field(default_factory=list)
     counts: dict[PartKind, int] = field(default_factory=lambda: dict.fromkeys(PartKind, 0))
     _waiting: dict[PartKind, pa.Table] = field(default_factory=dict)
+    _spooled: int = 0
 
     def add(self, kind: PartKind, table: pa.Table) -> None:
         """More rows of one kind."""
-        before = self._waiting.get(kind)
-        waiting = table if before is None else pa.concat_tables([before, table])
+        before = self._waiting.get(kind, table.slice(0, 0))
+        if self.folder is not None and before.nbytes + table.nbytes > BYTES_AT_ONCE:
+            table = self._on_disk(table, self.folder)
+        waiting = pa.concat_tables([before, table])
         while 2 * len(waiting) >= 3 * self.rows:  # so that no file, the last one included, is much smaller
             self._stage(kind, waiting.slice(0, self.rows))
             waiting = waiting.slice(self.rows)
         self._waiting[kind] = waiting
+
+    def _on_disk(self, table: pa.Table, folder: Path) -> pa.Table:
+        """The table in a file that is mapped into memory: the system reads its pages as they are needed."""
+        path = str(folder / f"waiting-{self._spooled}.arrow")
+        self._spooled += 1
+        with pa.OSFile(path, "wb") as out, pa.ipc.new_file(out, table.schema) as file:
+            file.write_table(table)
+        return pa.ipc.open_file(pa.memory_map(path)).read_all()
 
     def adopt(self, parts: Sequence[Part], counts: BatchCounts) -> None:
         """Files that were written elsewhere under the same attempt."""

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -35,7 +35,7 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_core.compaction.files import MIN_FILE_BYTES, RunFiles, rows_per_file
+from persist_core.compaction.files import BYTES_AT_ONCE, MIN_FILE_BYTES, RunFiles, rows_per_file
 from persist_core.compaction.spill import SAMPLED, Spill
 from persist_core.compaction.steps import BUDGET_BYTES, alone, budget_of, end_of_step
 from persist_core.contents import pieces
@@ -47,7 +47,7 @@ from persist_core.contents.pieces import Piece
 from persist_core.contents.row_versions import Versions, at_time, fold_errs, resolve, sum_diffs
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
-from persist_core.handles.load import read_part, read_part_batches
+from persist_core.handles.load import batches_of, load_parts, read_part
 from persist_core.handles.overtaken import named_if_slow
 from persist_core.handles.read import ReadHandle
 from persist_core.handles.write import stage_manifest
@@ -57,6 +57,7 @@ from persist_core.shard.replace import NotReplaced, Replaced, replace_batches
 from persist_core.shard.state import ShardState
 
 ROWS_AT_ONCE = 500_000  # in memory: about 0.5 GB at 180 bytes a row
+_READ_ROWS = 1 << 16  # of a file that are decoded together; fewer if rows are large
 MAX_HISTORY_FILES = 16  # that are small: from here on they are merged
 CARRIED_SHARE = 2  # a file is then carried over if it has at least this many times the rows that are rewritten
 
@@ -325,48 +326,51 @@ def finished(client: PersistClient, merge: Merge, files: RunFiles) -> BatchManif
 
 def stage_here(client: PersistClient, merge: Merge, attempt: str, rows_at_once: int = ROWS_AT_ONCE) -> BatchManifest:
     """Stage the parts of the run, and say what its manifest is. Raises as `merge_here` does."""
-    schema, reader = merge.schema, client.open_reader(merge.shard)
-    files = RunFiles(client, merge.shard, attempt, schema, merge.file_rows)
-    if not schema.key:
-        found: Iterable[tuple[Versions, pa.Table]] = [(_multiset(reader, merge), _history(client, merge))]
-    elif merge.rows <= rows_at_once:
-        found = [(merge.resolved(_contents(reader, merge)), _history(client, merge))]
-    else:
-        found = _by_ranges(client, merge, rows_at_once)
-    for versions, history in found:
-        files.add(PartKind.INSERTIONS, versions.insertions)
-        files.add(PartKind.RETRACTIONS, versions.retractions)
-        all_history = pa.concat_tables([versions.history, history])
-        files.add(PartKind.HISTORY, _since(_sorted(all_history, schema), merge.since))
-    return finished(client, merge, files)
-
-
-def _by_ranges(client: PersistClient, merge: Merge, rows_at_once: int) -> Iterator[tuple[Versions, pa.Table]]:
-    """The resolved versions of each range of keys, and the history that is rewritten with them."""
     schema = merge.schema
-    columns, chunk_rows = nullable(updates_schema(schema)), max(1, rows_at_once // 2)
     with TemporaryDirectory(prefix="persist-merge-") as folder:
-        spill = Spill(Path(folder), schema.key, merge.sampled)
-        for piece in merge.contents():
-            needed = columns.append(pa.field(ENDED, pa.int64())) if piece.has_ends else columns
-            for rows in read_part_batches(client.blob, piece.part, needed, client.part_format, rows=chunk_rows):
-                spill.add("updates", piece.of(rows))
-        for part, clip in merge.rewritten():
-            needed = history_schema(schema)
-            for rows in read_part_batches(client.blob, part, needed, client.part_format, rows=chunk_rows):
-                spill.add("history", _until(rows, clip))
-        for found in spill.ranges(rows_at_once):
-            updates = found.get("updates", columns.empty_table())
-            yield merge.resolved(updates), found.get("history", history_schema(schema).empty_table())
+        files = RunFiles(client, merge.shard, attempt, schema, merge.file_rows, Path(folder))
+        if schema.key:
+            found = _by_ranges(
+                client, merge, Spill(Path(folder), schema.key, rows_at_once, BYTES_AT_ONCE, merge.sampled)
+            )
+        else:
+            found = iter([(_multiset(client.open_reader(merge.shard), merge), _history(client, merge))])
+        for versions, history in found:
+            files.add(PartKind.INSERTIONS, versions.insertions)
+            files.add(PartKind.RETRACTIONS, versions.retractions)
+            all_history = pa.concat_tables([versions.history, history])
+            files.add(PartKind.HISTORY, _since(_sorted(all_history, schema), merge.since))
+        return finished(client, merge, files)
 
 
-def _contents(reader: ReadHandle, merge: Merge) -> pa.Table:
-    return reader.read_pieces(list(merge.contents()), updates_schema(merge.schema))
+def _by_ranges(client: PersistClient, merge: Merge, spill: Spill) -> Iterator[tuple[Versions, pa.Table]]:
+    """The resolved versions of each range of keys, and the history that is rewritten with them."""
+    columns, of_history = nullable(updates_schema(merge.schema)), history_schema(merge.schema)
+    with_ends = columns.append(pa.field(ENDED, pa.int64()))
+    chosen, rewritten = list(merge.contents()), list(merge.rewritten())
+    parts = [*(piece.part for piece in chosen), *(part for part, _ in rewritten)]
+    loaded = load_parts(client.blob, parts, threads=client.fetch_threads)
+
+    def read(part: Part, needed: pa.Schema) -> Iterator[pa.Table]:
+        return batches_of(client.blob, part, next(loaded), needed, client.part_format, rows=_READ_ROWS)
+
+    for piece in chosen:
+        for rows in read(piece.part, with_ends if piece.has_ends else columns):
+            spill.add("updates", piece.of(rows))
+    for part, clip in rewritten:
+        for rows in read(part, of_history):
+            spill.add("history", _until(rows, clip))
+    for found in spill.ranges():
+        yield (
+            merge.resolved(found.get("updates", columns.empty_table())),
+            found.get("history", of_history.empty_table()),
+        )
 
 
 def _multiset(reader: ReadHandle, merge: Merge) -> Versions:
     """Rows as often as they are there (or missing) at the end, and the updates of raw inputs behind them."""
-    summed = at_time(sum_diffs(_contents(reader, merge), merge.schema.arrow().names), merge.inputs[0].lower)
+    contents = reader.read_pieces(list(merge.contents()), updates_schema(merge.schema))
+    summed = at_time(sum_diffs(contents, merge.schema.arrow().names), merge.inputs[0].lower)
     inserted = pc.greater(summed[DIFF], 0)
     raw = reader.read_pieces(list(merge.raw_updates()), updates_schema(merge.schema))
     return Versions(summed.filter(inserted), summed.filter(pc.invert(inserted)), raw)

@@ -1,11 +1,12 @@
-"""Rows of any number, sorted by key in bounded memory: sorted chunks on the local disk, read range by range.
+"""Rows of any number and size, sorted by key in bounded memory: sorted chunks on the local disk, read range by range.
 
     add(table) ──sort──> chunk 0 │ chunk 1 │ chunk 2      each a file, sorted by key
                            └──────────┴─────────┘
     ranges()                 keys < b1, keys < b2, ...    of each chunk its next rows
 
-The boundaries are chosen from a sample of the sorted chunks: every `SAMPLED`-th key of each. So a range holds at most
-`SAMPLED` rows of each chunk more than was asked for, and all rows of one key, which are never divided.
+What fits into one range stays in memory. The boundaries are chosen from a sample of the sorted chunks: every
+`SAMPLED`-th key of each, or more of them if the chunk has few rows. So a range holds at most that many rows of each
+chunk more than was asked for, and all rows of one key, which are never divided.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from persist_core.contents.key_range import Key, key_at
 from persist_core.schema import Column
 
 SAMPLED = 1_024
-BATCH_ROWS = 4_096  # of a chunk's file that are read together
+_LEAST_SAMPLES = 64  # of a chunk
+BATCH_ROWS = 4_096  # that are read together, of a file and of a chunk
+_BATCH_BYTES = 1 << 20  # if rows are large; each chunk has one in memory
 
 
 @dataclass
@@ -37,6 +40,7 @@ class _Chunk:
 
     @classmethod
     def of(cls, table: pa.Table, path: Path, key: Sequence[Column], batch_rows: int) -> _Chunk:
+        batch_rows = max(1, min(batch_rows, _BATCH_BYTES * len(table) // max(table.nbytes, 1)))
         with pa.OSFile(str(path), "wb") as out, pa.ipc.new_file(out, table.schema) as file:
             file.write_table(table.combine_chunks(), max_chunksize=batch_rows)
         return cls(path, table.schema, key)
@@ -62,32 +66,59 @@ class _Chunk:
 
 @dataclass
 class Spill:
-    """Tables in a folder, which the caller removes. Tables with one `tag` have the same columns."""
+    """Tables in a folder, which the caller removes. Tables with one `tag` have the same columns.
+
+    `rows`, `size_bytes`: of a range, and of what waits in memory.
+    """
 
     folder: Path
     key: Sequence[Column]
+    rows: int
+    size_bytes: int
     sampled: int = SAMPLED
     batch_rows: int = BATCH_ROWS
+    _waiting: dict[str, list[pa.Table]] = field(default_factory=dict)
     _chunks: list[tuple[str, _Chunk]] = field(default_factory=list)
-    _sample: list[Key] = field(default_factory=list)
+    _sample: list[tuple[Key, int, float]] = field(default_factory=list)  # a key; how many rows and bytes it stands for
 
     def add(self, tag: str, table: pa.Table) -> None:
-        """Sort the table and write it to disk."""
-        if not len(table):
-            return
-        ordered = table.sort_by([(column.name, "ascending") for column in self.key])
-        path = self.folder / f"{len(self._chunks)}.arrow"
-        self._chunks.append((tag, _Chunk.of(ordered, path, self.key, self.batch_rows)))
-        self._sample += [key_at(ordered, row, self.key) for row in range(self.sampled // 2, len(ordered), self.sampled)]
+        """More rows. What waits is sorted and written to disk if it is more than a range."""
+        self._waiting.setdefault(tag, []).append(table)
+        tables = [each for waiting in self._waiting.values() for each in waiting]
+        if sum(map(len, tables)) > self.rows or sum(each.nbytes for each in tables) > self.size_bytes:
+            self._write()
 
-    def ranges(self, rows: int) -> Iterator[dict[str, pa.Table]]:
-        """All rows by tag, range by range in the order of keys, about `rows` at a time. Each row once."""
-        for boundary in [*self._boundaries(rows), None]:
+    def ranges(self) -> Iterator[dict[str, pa.Table]]:
+        """All rows by tag, range by range in the order of keys. Each row once. Not sorted if all fits into one."""
+        if not self._chunks:
+            yield {tag: pa.concat_tables(tables) for tag, tables in self._waiting.items()}
+            return
+        self._write()
+        for boundary in [*self._boundaries(), None]:
             found: dict[str, list[pa.Table]] = {}
             for tag, chunk in self._chunks:
                 found.setdefault(tag, []).append(chunk.until(boundary))
             yield {tag: pa.concat_tables(tables) for tag, tables in found.items()}
 
-    def _boundaries(self, rows: int) -> list[Key]:
-        step = max(1, rows // self.sampled)
-        return sorted(set(sorted(self._sample)[step::step]))
+    def _write(self) -> None:
+        """Write what waits to disk, a sorted chunk for each tag."""
+        for tag, tables in self._waiting.items():
+            table = pa.concat_tables(tables)
+            if not len(table):
+                continue
+            ordered = table.sort_by([(column.name, "ascending") for column in self.key])
+            path = self.folder / f"{len(self._chunks)}.arrow"
+            self._chunks.append((tag, _Chunk.of(ordered, path, self.key, self.batch_rows)))
+            step = max(1, min(self.sampled, len(ordered) // _LEAST_SAMPLES))
+            part = step, step * ordered.nbytes / len(ordered)
+            self._sample += [(key_at(ordered, row, self.key), *part) for row in range(step // 2, len(ordered), step)]
+        self._waiting.clear()
+
+    def _boundaries(self) -> list[Key]:
+        found, rows, size_bytes = set(), 0, 0.0
+        for key, more_rows, more_bytes in sorted(self._sample, key=lambda each: each[0]):
+            if rows and (rows + more_rows > self.rows or size_bytes + more_bytes > self.size_bytes):
+                found.add(key)
+                rows, size_bytes = 0, 0.0
+            rows, size_bytes = rows + more_rows, size_bytes + more_bytes
+        return sorted(found)

@@ -38,7 +38,7 @@ ERR_IDENTITY = (ERR_KIND, ERR_KEY, ERR_PAYLOAD)  # what makes two errs equal: al
 
 _DIGESTED_AT_ONCE = 10_000  # rows as Python objects: some 20 times what they take in Arrow
 _DICTIONARY_BYTES = 64 << 10  # keys and measures hardly repeat: their dictionaries would cost time and save nothing
-PACKED_BYTES = 8 << 20  # of a packed batch, as stored: what a limited read takes at a time
+BATCH_BYTES = 8 << 20  # of a batch, as stored: what a limited read, or a merge, takes at a time
 _SMALL_PART_BYTES = 1 << 20  # is decoded by its caller: handing it to other threads costs more than it saves
 
 _ERR_FIELDS = tuple(map(system_field, (ERR_KIND, ERR_MESSAGE, ERR_KEY, ERR_PAYLOAD, ERR_POSITION)))
@@ -106,10 +106,10 @@ class PartFormat(Protocol):
     def batches(
         self, data: bytes, columns: list[str], written: CollectionSchema, rows: int, *, is_packed: bool = False
     ) -> Iterator[pa.Table]:
-        """Like `decode`, in tables of at most `rows` rows.
+        """Like `decode`, in tables of at most `rows` rows; fewer if rows are large, about `BATCH_BYTES`.
 
-        `is_packed`: fewer if rows are large, about `PACKED_BYTES`; texts and bytes may be dictionaries, so that a text
-        which is stored once and used often is in memory once.
+        `is_packed`: texts and bytes may be dictionaries, so that a text which is stored once and used often is in
+        memory once.
         """
 
 
@@ -154,9 +154,9 @@ class ParquetParts:
         self, data: bytes, columns: list[str], written: CollectionSchema, rows: int, *, is_packed: bool = False
     ) -> Iterator[pa.Table]:
         file, there = _opened(data, columns, written)
+        packed, row_bytes = _packing(file, there)
+        rows = max(1, min(rows, int(BATCH_BYTES / max(row_bytes, 1))))
         if is_packed:
-            packed, row_bytes = _packing(file, there)
-            rows = max(1, min(rows, int(PACKED_BYTES / max(row_bytes, 1))))
             file = pq.ParquetFile(io.BytesIO(data), metadata=file.metadata, read_dictionary=packed)
         for batch in file.iter_batches(rows, columns=there):
             yield pa.Table.from_batches([batch])

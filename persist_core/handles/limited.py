@@ -29,7 +29,7 @@ from persist_core.contents.pieces import Piece
 from persist_core.contents.stats import show_bytes
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
-from persist_core.handles.load import read_part_batches
+from persist_core.handles.load import batches_of, load_part
 from persist_core.handles.overtaken import named_if_slow
 from persist_core.handles.read import ReadHandle, schema_of
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
@@ -118,9 +118,9 @@ class LimitedReader(ReadHandle):
 
     def _batches(self, piece: Piece, columns: pa.Schema) -> Iterator[pa.Table]:
         self._budget.check()
-        for table in read_part_batches(
-            self._store.blob, piece.part, columns, self._store.part_format, rows=ROWS_AT_ONCE, is_packed=True
-        ):
+        blob, part, part_format = self._store.blob, piece.part, self._store.part_format
+        data = load_part(blob, part)
+        for table in batches_of(blob, part, data, columns, part_format, rows=ROWS_AT_ONCE, is_packed=True):
             yield table
             self._budget.check()
 

@@ -22,6 +22,8 @@ from persist_core.location.blob import Blob
 from persist_core.sealed import check_in_place
 from persist_core.shard.state import Commit
 
+_FETCHED_BYTES = 32 << 20  # of small parts that are fetched side by side
+
 
 def load_head(blob: Blob, key: str, *, sha256: str | None = None) -> BatchManifest:
     """Read a batch's manifest without its lists; `sha256` is the digest that the state binds (`None`: not committed
@@ -108,6 +110,16 @@ def load_part(blob: Blob, part: Part) -> bytes:
     return data
 
 
+def load_parts(blob: Blob, parts: Iterable[Part], *, threads: int) -> Iterator[bytes]:
+    """The bytes of these parts, in their order; small ones are fetched side by side. Raises as `load_part`."""
+    waiting: list[Part] = []
+    for part in [*parts, None]:
+        if waiting and (part is None or sum(each.size_bytes for each in waiting) + part.size_bytes > _FETCHED_BYTES):
+            yield from side_by_side(lambda each: load_part(blob, each), waiting, threads=threads)
+            waiting = []
+        waiting += [part] if part else []
+
+
 def read_part(blob: Blob, part: Part, columns: pa.Schema, part_format: PartFormat = PARQUET) -> pa.Table:
     """One part with exactly `columns`, in whatever schema version it was written (`contents.parts.read_as`)."""
     return decode_part(blob, part, load_part(blob, part), columns, part_format)
@@ -119,11 +131,17 @@ def decode_part(blob: Blob, part: Part, data: bytes, columns: pa.Schema, part_fo
         return next(read_as(part_format, data, columns, part.schema))
 
 
-def read_part_batches(
-    blob: Blob, part: Part, columns: pa.Schema, part_format: PartFormat = PARQUET, *, rows: int, is_packed: bool = False
+def batches_of(
+    blob: Blob,
+    part: Part,
+    data: bytes,
+    columns: pa.Schema,
+    part_format: PartFormat,
+    *,
+    rows: int,
+    is_packed: bool = False,
 ) -> Iterator[pa.Table]:
-    """Like `read_part`, in tables of at most `rows` rows. `is_packed`: see `PartFormat.batches`."""
-    data = load_part(blob, part)
+    """Like `decode_part`, in tables of at most `rows` rows. `is_packed`: see `PartFormat.batches`."""
     with _decoding(blob, part):
         yield from read_as(part_format, data, columns, part.schema, rows=rows, is_packed=is_packed)
 

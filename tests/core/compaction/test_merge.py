@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from persist_core.compaction import files, merge
+from persist_core.contents import row_versions
 from persist_core.contents.batch import PartKind
 from persist_core.frontier import Frontier
 from persist_core.location.mem import MemBlob, MemConsensus
@@ -128,6 +129,28 @@ def test_only_what_new_keys_touch_is_rewritten() -> None:
     made.merge_these(made.state.batches)
     kept = {part.key for part in before} & {part.key for part in insertions(made)}
     assert kept == {part.key for part in before[:-1]}
+    made.check()
+
+
+def test_a_merge_of_large_rows_holds_few_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files have as many rows as without the limit: files of fewer rows would be merged again and again."""
+    resolved: list[int] = []
+
+    def of(updates: pa.Table, keys: Any) -> Any:
+        resolved.append(updates.nbytes)
+        return row_versions.resolve(updates, keys)
+
+    monkeypatch.setattr(merge, "resolve", of)
+    made = History(OpenLocation(MemBlob(), MemConsensus()), KEYED, seed=1)
+    for time in range(4):
+        made.commit(time, time + 1, [((number, "", 0.5, "x" * 10_000), time, 1) for number in range(time, 400, 4)], [])
+    for module in (files, merge):
+        monkeypatch.setattr(module, "BYTES_AT_ONCE", 1 << 20)
+    whole = merge.Merge.of(made.client, made.state, made.state.batches)
+    merge.merge_here(made.client, whole, attempt=made.client.ids.uuid7())
+    assert sum(resolved) > 4_000_000
+    assert max(resolved) < 1.2 * (1 << 20)
+    assert len(insertions(made)) == 1
     made.check()
 
 
