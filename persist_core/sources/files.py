@@ -10,7 +10,7 @@
    `persist_core.sources.feed` alone.
 2. A file that no commit has consumed is in `frozen`, or not due, or left over by the limits: never dropped.
 3. A consumed file is never read again. If its size or time of change differ, it is reported in `changed`; or, if it was
-   set aside, it is corrected (`InputFile.is_corrected`) and read like a new one.
+   set aside or without a byte, it is corrected (`InputFile.is_corrected`) and read like a new one.
 4. Files are in the natural order of their relative paths, whatever order they arrived in. With `time: path` whole dates
    are taken, oldest first, and `Freeze.upper` stops before the first date that is left: so a limit never makes a
    record late.
@@ -150,7 +150,7 @@ class FileSource:
             relative = naming.relative(file.below_root)
             facts = known.get(relative)
             is_changed = facts is not None and facts[:2] != (file.size_bytes, file.mtime_ms)
-            if facts is not None and not (is_changed and facts[3]):
+            if facts is not None and not (is_changed and (facts[3] or not facts[0])):
                 if is_changed:
                     changed.append(ChangedFile(relative, *facts[:2], file.size_bytes, file.mtime_ms))
             elif holds_back(relative, file.date_ms) or (

@@ -22,7 +22,7 @@ class InputFile:
     is put in this one's place has a later one, this file itself if it is moved away and back. Numbers of devices and
     inodes would add nothing, and differ from machine to machine (devices) and from mount to mount (inodes of FUSE).
     Objects on S3 have `etag` in its place, and `version_id` in a bucket with versions: other bytes have another ETag.
-    `is_corrected`: another file of this name was set aside before.
+    `is_corrected`: another file of this name was set aside before, or empty.
     """
 
     path: str

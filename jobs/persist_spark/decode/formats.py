@@ -69,7 +69,8 @@ def decode(
     is_text = "parquet" not in config.source.format
     known: Mapping[InputFile, FileSchema] = {}
     if is_text:
-        lost = long_records(copies.feed, files, config.limits.max_record_bytes)
+        is_json = config.source.format in _JSON_LINES
+        lost = long_records(copies.feed, files, config.limits.max_record_bytes, is_json=is_json)
     else:
         known, lost = looked_at(config, copies.feed, files)
     has_lines = is_text and kept_apart(spark, files, is_stored=is_sequence(config))

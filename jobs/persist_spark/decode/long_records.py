@@ -73,12 +73,14 @@ def opened(feed: Feed, file: InputFile) -> Iterator[IO[bytes]]:
         yield found
 
 
-def long_records(feed: Feed, files: Sequence[InputFile], limit: int) -> dict[InputFile, list[TooLong]]:
+def long_records(
+    feed: Feed, files: Sequence[InputFile], limit: int, *, is_json: bool = False
+) -> dict[InputFile, list[TooLong]]:
     """The lines above `limit` bytes, of the files that have some.
 
-    Raises `UnreadableFiles` for damaged files, and for files that hold no text.
+    Raises `UnreadableFiles` for damaged files, and for files that hold no text, or (`is_json`) an array.
     """
-    of_each(lambda file: _check_start(feed, file), files)
+    of_each(lambda file: _check_start(feed, file, is_json), files)
     found = of_each(lambda file: _of_file(feed, file, limit), files, threads=_THREADS)
     return {file: lines for file, lines in zip(files, found, strict=True) if lines}
 
@@ -128,12 +130,17 @@ def long_records_frame(spark: SparkSession, config: CollectionConfig, lost: Sequ
     return known_records(spark, schema, order, rows)
 
 
-def _check_start(feed: Feed, file: InputFile) -> None:
-    """Raise `EOFError` if a file starts as no text does: each of its lines would be an err."""
+def _check_start(feed: Feed, file: InputFile, is_json: bool) -> None:
+    """Raise `EOFError` if a file starts as no text does, or a JSON array: each of its lines would be an err, but maybe
+    the last one."""
     if Path(file.path).suffix.lower() in _OTHER:
         return
     with opened(feed, file) as source:
         start = getattr(source, "raw", source).read(max(map(len, _NO_TEXT)))  # without a buffer's megabytes from S3
+    if is_json and start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+        raise EOFError("it holds a JSON array; expected one object a line (JSON lines)")
+    if b"\0" in start[:4] and start.strip(b"\0"):
+        start = b"\xff\xfe"  # UTF-16 without its mark
     for magic, name in _NO_TEXT.items():
         if start.startswith(magic):
             raise EOFError(f"it holds {name} where text is expected; give it the suffix of one compression, and UTF-8")

@@ -100,6 +100,19 @@ def test_a_file_that_was_set_aside_is_read_when_it_changes(tmp_path: Path) -> No
     assert names(source.freeze(after, until=None)) == []
 
 
+def test_a_file_that_was_empty_is_read_when_it_is_filled(tmp_path: Path) -> None:
+    source = FileSource(collection(tmp_path), MemBlob())
+    drop(tmp_path, "a.jsonl", b"", mtime_ms=1_000)
+    frontier = source.advance(None, source.freeze(None, until=None).frozen, era=0)
+    drop(tmp_path, "a.jsonl", b"filled", mtime_ms=2_000)
+    freeze = source.freeze(frontier, until=None)
+    assert (names(freeze), freeze.changed) == (["a.jsonl"], ())
+    after = source.advance(frontier, freeze.frozen, era=0)
+    drop(tmp_path, "a.jsonl", b"once more", mtime_ms=3_000)
+    again = source.freeze(after, until=None)
+    assert (names(again), len(again.changed)) == ([], 1)
+
+
 def test_limits_take_the_first_files_and_leave_the_rest(tmp_path: Path) -> None:
     for number in range(1, 13):
         drop(tmp_path, f"{number}.jsonl", b"x" * 10)
