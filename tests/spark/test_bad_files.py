@@ -64,8 +64,8 @@ BAD: dict[str, Callable[[], bytes]] = {
     "zstd twice.json.gz": lambda: gzip.compress(zstandard.compress(lines(50))),
     "in UTF-16.json": lambda: lines(50).decode().encode("utf-16"),
     "in UTF-16 without its mark.json": lambda: lines(50).decode().encode("utf-16-le"),
-    "an array.json": lambda: b"\n[\n" + b",\n".join(lines(50).splitlines()) + b"\n]\n",
-    "an array.json.gz": lambda: gzip.compress(b"[" + lines(50)),
+    "in an array.json": lambda: b"\n[\n" + b",\n".join(lines(50).splitlines()) + b"\n]\n",
+    "in an array.json.gz": lambda: gzip.compress(b"[" + lines(50)),
 }
 
 
@@ -98,7 +98,7 @@ def test_one_commit_without_bad_files_of_each_kind_and_they_heal(spark: SparkSes
     assert reasons["zstd twice.json.gz"].startswith("it holds zstd where text is expected")
     for name in ("in UTF-16.json", "in UTF-16 without its mark.json"):
         assert reasons[name].startswith("it holds UTF-16 where text is expected")
-    assert reasons["an array.json"] == "it holds a JSON array; expected one object a line (JSON lines)"
+    assert reasons["in an array.json"] == "it holds a JSON array; expected one object a line (JSON lines)"
     (health,) = healths(Inspector(things.client), ["things"]).values()
     assert health.notes is not None
     assert health.notes[ERRORS] == f"file 'cut, found by Spark.json.gz' could not be read; {len(BAD)} such files"

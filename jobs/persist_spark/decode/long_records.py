@@ -139,10 +139,9 @@ def _check_start(feed: Feed, file: InputFile, is_json: bool) -> None:
         start = getattr(source, "raw", source).read(max(map(len, _NO_TEXT)))  # without a buffer's megabytes from S3
     if is_json and start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
         raise EOFError("it holds a JSON array; expected one object a line (JSON lines)")
-    if b"\0" in start[:4] and start.strip(b"\0"):
-        start = b"\xff\xfe"  # UTF-16 without its mark
-    for magic, name in _NO_TEXT.items():
-        if start.startswith(magic):
+    unmarked = {start[:1] + b"\0": "UTF-16", b"\0" + start[1:2]: "UTF-16"}
+    for magic, name in (_NO_TEXT | unmarked).items():
+        if start.startswith(magic) and start.strip(b"\0"):
             raise EOFError(f"it holds {name} where text is expected; give it the suffix of one compression, and UTF-8")
 
 
