@@ -45,13 +45,15 @@ NO_COLUMNS = CollectionSchema(key=())  # of a view without a refresh
 
 @dataclass(frozen=True)
 class FrozenShards(Sealed):
-    """The input of one refresh: the view's definition, the time, and each input's upper when it was minted."""
+    """The input of one refresh: the view's definition, the time, and each input's upper and schema version when it was
+    minted."""
 
     KIND = "frozen_shards"
 
     definition: str
     as_of: int
     uppers: Mapping[str, int | None]
+    schemas: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -249,6 +251,11 @@ class ShardSource:
 
     def _frozen(self, inputs: Mapping[str, ShardState], as_of: int) -> FrozenShards:
         for name, state in inputs.items():
+            if state.is_dropped:
+                raise OutsideFrontiers(
+                    f"view {self._config.name} needs its input {name}, which was dropped: build it again (`persist run"
+                    f" {name} --recreate`), or take it out of the query"
+                )
             if state.since > Frontier(as_of):
                 raise OutsideFrontiers(
                     f"view {self._config.name} needs its input {name} as of {show_time(as_of)}, but {name} can be"
@@ -257,17 +264,19 @@ class ShardSource:
                     " what holds more"
                 )
         uppers = {name: state.upper.time for name, state in sorted(inputs.items())}
-        return FrozenShards(self._config.definition, as_of, uppers)
+        return FrozenShards(self._config.definition, as_of, uppers, _schemas_of(inputs))
 
     def _is_unchanged(self, state: ShardState, last: Refreshed, inputs: Mapping[str, ShardState], as_of: int) -> bool:
-        """True if the newest commit is a refresh with the same definition and inputs, none appended to since."""
+        """True if the newest commit is a refresh with the same definition and inputs, none appended to since, each with
+        the same columns."""
         newest = state.newest_commit
         if newest is None or last.lives != {name: each.origin.life for name, each in inputs.items()}:
             return False
         if Refreshed.of(self._client.manifest(newest).sources) != last:
             return False
         try:
-            if load_frozen(self._client.blob, last.input_key, FrozenShards).definition != self._config.definition:
+            frozen = load_frozen(self._client.blob, last.input_key, FrozenShards)
+            if (frozen.definition, frozen.schemas) != (self._config.definition, _schemas_of(inputs)):
                 return False
         except (CorruptArtifact, UnknownVersion):
             return False  # fsck reports it; a full refresh does not need the last one
@@ -288,6 +297,10 @@ class ShardSource:
 
     def _hold(self, name: str) -> SinceHandle:
         return self._client.open_since(name, f"{VIEW}{self._config.name}")
+
+
+def _schemas_of(inputs: Mapping[str, ShardState]) -> dict[str, int]:
+    return {name: state.schema.version if state.schema else 0 for name, state in sorted(inputs.items())}
 
 
 def _missing(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from persist_core.maintenance.drop import create_again, drop
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import describe, stages
 from persist_core.protocol.stages import Minted, NothingToDo
-from persist_core.schema import CollectionSchema, Column
+from persist_core.schema import DIFF, TIME, CollectionSchema, Column
 from persist_core.sealed import seal
 from persist_core.shard.history import Advance, Holder
 from persist_core.shard.state import Committed
@@ -47,7 +48,9 @@ class World:
     def lives(self) -> dict[str, str | None]:
         return {name: self.client.state(name).origin.life for name in ("a", "b")}
 
-    def append(self, shard: str, upper: int | None, *numbers: int, diff: int = 1) -> None:
+    def append(
+        self, shard: str, upper: int | None, *numbers: int, diff: int = 1, schema: CollectionSchema = SCHEMA
+    ) -> None:
         """A batch with these numbers at its last time, by a writer that knows nothing of views."""
         state = self.client.ensure_shard(shard)
         newest = state.newest_commit
@@ -62,12 +65,9 @@ class World:
             writer="test",
         )
         time = MAX_TIME if upper is None else upper - 1
-        oks = pa.Table.from_pylist(
-            [dict(zip(updates_schema(SCHEMA).names, (n, time, diff), strict=True)) for n in numbers],
-            schema=updates_schema(SCHEMA),
-        )
+        oks = pa.Table.from_pylist([{"n": n, TIME: time, DIFF: diff} for n in numbers], schema=updates_schema(schema))
         writer = self.client.open_writer(shard)
-        key = writer.stage(description, SCHEMA, self.client.ids.uuid7(), oks)
+        key = writer.stage(description, schema, self.client.ids.uuid7(), oks)
         assert isinstance(writer.compare_and_append(self.client.staged_manifest(key), key), Committed)
 
     def mint(self, until: int | None = None, **fields: Any) -> Minted | NothingToDo:
@@ -115,7 +115,7 @@ def test_a_view_goes_as_far_as_its_inputs_and_until(world: World) -> None:
     )
     assert minted.description.input_key is not None
     frozen = load_frozen(world.client.blob, minted.description.input_key, FrozenShards)
-    assert frozen == FrozenShards("SELECT * FROM a, b", 6, {"a": 10, "b": 7})
+    assert frozen == FrozenShards("SELECT * FROM a, b", 6, {"a": 10, "b": 7}, {"a": 1, "b": 1})
     refreshed = Refreshed.of(minted.description.sources)
     assert refreshed == Refreshed(6, minted.description.input_key, {"a": 10, "b": 7}, world.lives())
 
@@ -177,6 +177,14 @@ def test_an_input_whose_since_has_passed_is_an_error(world: World) -> None:
     world.client.set_history("a", 2)
     world.client.advance_since("a")
     with pytest.raises(OutsideFrontiers, match="needs its input a as of 6, but a can be read from since 8 on"):
+        world.mint()
+
+
+def test_an_input_that_was_dropped_is_named(world: World) -> None:
+    world.refresh()
+    drop(world.client, "a", is_forced=True)
+    world.append("b", 20)
+    with pytest.raises(OutsideFrontiers, match=r"its input a, which was dropped: .* take it out of the query"):
         world.mint()
 
 
@@ -289,7 +297,7 @@ def test_where_no_input_has_changed_there_is_nothing_to_read(world: World) -> No
     assert world.refresh().input_key is not None
 
 
-@pytest.mark.parametrize("change", ["query", "rogue", "inputs", "life"])
+@pytest.mark.parametrize("change", ["query", "rogue", "inputs", "life", "columns"])
 def test_what_is_not_as_the_last_refresh_left_it_is_read_again(world: World, change: str) -> None:
     world.append("b", 10)
     world.refresh()
@@ -305,6 +313,9 @@ def test_what_is_not_as_the_last_refresh_left_it_is_read_again(world: World, cha
         create_again(world.client, "a")
         world.append("a", 10, 7)
         world.append("a", 20)
+    if change == "columns":
+        world.append("a", 30, schema=replace(SCHEMA, values=(*SCHEMA.values, Column("m", "int"))))
+        world.append("b", 30)
     if change == "rogue":
         world.append("v", 12, 99)
     minted = world.mint(**fields)
@@ -317,7 +328,7 @@ def test_a_damaged_frozen_input_is_named(world: World) -> None:
     assert isinstance(minted, Minted)
     key = minted.description.input_key
     assert key is not None
-    damaged = b"{}", seal("frozen_files", 1, {}), FrozenShards("SELECT 2", 6, {"a": 10}).encode()
+    damaged = b"{}", seal("frozen_files", 1, {}), FrozenShards("SELECT 2", 6, {"a": 10}, {"a": 1}).encode()
     for data, error in (*((data, CorruptArtifact) for data in damaged), (seal("frozen_shards", 9, {}), UnknownVersion)):
         world.blob.set(key, data)
         with pytest.raises(error, match=key):
