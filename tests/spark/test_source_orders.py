@@ -198,6 +198,39 @@ def test_a_failover_of_mysql_is_a_question_with_an_answer(
     assert [(row["id"], row["name"]) for row in shard.rows()] == [(1, "new"), (2, "kept"), (3, "first")]
 
 
+WAITING = ["old new", "old,new", "new,old"]  # in one batch, or in two
+
+
+@pytest.mark.parametrize(
+    ("order", "batches"),
+    sample([(order, batches) for order in ("auto", "log") for batches in WAITING], 2, "waiting rivals"),
+)
+@pytest.mark.family("restarted numbers")
+def test_records_that_wait_are_compared_like_due_ones(
+    spark: SparkSession, tmp_path: Path, order: str, batches: str
+) -> None:
+    """Of two with one time, only one is kept in the stash: once it is due, there is nothing left to compare."""
+    places = {"old": mysql(19, 9000, HOUR), "new": mysql(1, 4, 2 * HOUR, server=185)}
+    later = {name: change(1, name, place) for name, place in places.items()}
+    columns = {**COLUMNS, "at": "bigint"}
+    shard = Collection(
+        spark, tmp_path, columns, "debezium-json", order=order, time={"source": "field", "field": "at", "unit": "ms"}
+    )
+    texts = [
+        "\n".join(later[name].replace('"name"', '"at": 25, "name"') for name in batch.split())
+        for batch in batches.split(",")
+    ]
+    for text in texts[:-1]:
+        assert shard.deliver({"a": text}, **ASKS, may_stash=True).stats["stashed"] == 1
+    with pytest.raises(UnclearOrder, match=r"order: \{servers: \[184, 185\]\}"):
+        shard.deliver({"b": texts[-1]}, **ASKS, may_stash=True)
+    declared = Eras(servers=("184", "185"))
+    shard.deliver({"b": texts[-1]}, eras=declared, may_stash=True)
+    for name in ("c", "d"):
+        shard.deliver({name: change(2, "z", mysql(19, 1, HOUR)).replace('"name"', '"at": 1, "name"')}, eras=declared)
+    assert [(row["id"], row["name"]) for row in shard.rows()] == [(1, "new"), (2, "z")]
+
+
 TRUNCATES = [  # the batches of a delivery: a row before the failover, a truncate after it, and one before it
     ("MySQL, failover", ["row", "cut"], "auto"),
     ("MySQL, failover", ["cut", "row"], "auto"),
