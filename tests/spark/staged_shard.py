@@ -8,6 +8,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from persist_core.checkpoint.recovery import recover_newest
 from persist_core.contents.batch import STASH_OPERATOR, BatchDescription, BatchManifest, SourceFrontier
 from persist_core.contents.operator_state import StateArtifact
 from persist_core.handles.client import PersistClient
@@ -63,7 +64,18 @@ class StagedShard:
             saves_deltas=is_delta,
             stash_rows=self.stash_rows,
             input_bytes=input_bytes,
+            era=self.client.state(SHARD).era,
         )
+
+    def go_on(self) -> None:
+        """Continue from the shard's newest commit, after another than ours."""
+        state = self.client.state(SHARD)
+        assert state.newest_commit is not None
+        assert state.upper.time is not None
+        self.upper, self.epoch = state.upper.time, state.newest_commit.epoch + 1
+        self.parent = state.newest_commit.checkpoint_id
+        newest = recover_newest(self.client, state, verified_bytes=None)
+        self.chains, self.stash_rows = {name: tuple(chain) for name, chain in newest.operators.items()}, 0
 
     def write(
         self, records: Iterable[Record] | DataFrame, description: BatchDescription, **options: Any
