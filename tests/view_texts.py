@@ -6,6 +6,8 @@ All read the tables of `TYPES`.
 
 from __future__ import annotations
 
+from persist_core.config.sql_functions import REFUSED
+
 TYPES = {
     "items": "id int, note string, n int, d date, ts timestamp, amount decimal(10,2)",
     "others": "id int, z string",
@@ -177,6 +179,9 @@ HOSTILE: dict[str, str] = {
     "SELECT spark_partition_id() AS x FROM items": "(?i)spark_partition_id",
     "SELECT * FROM items TABLESAMPLE (5 PERCENT)": "TABLESAMPLE|Sample",
     "SELECT from_avro(CAST(note AS BINARY), '{}', map('avroSchemaUrl', '/etc/passwd')) AS x FROM items": "from_avro",
+    "SELECT xpath_string('<!DOCTYPE a SYSTEM \"file:///etc/x.dtd\"><a>&x;</a>', 'a') AS x FROM items": r"xpath_string\(\)",
+    **{f"SELECT `{name}`(note, 'a/b') AS x FROM items": rf"{name}\(\)" for name in REFUSED if name.startswith("xpath")},
+    **{f"SELECT {name}(n) AS x FROM items": f"{name}|UNRESOLVED_ROUTINE" for name in REFUSED if "kll_" in name},
     "SELECT aes_encrypt(note, 'abcdefghijklmnop') AS x FROM items": "aes_encrypt",
     "SELECT no_such_function(id) AS x FROM items": "no_such_function",
     "SELECT id FROM items WHERE ts > 'now'": "as a time",
