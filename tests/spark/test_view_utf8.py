@@ -20,9 +20,9 @@ def test_a_refresh_names_the_column_and_commits_nothing(spark: SparkSession, tmp
     shards = ViewShards(spark, tmp_path)
     shards.commit("items", ITEMS, 5, [((1, "grün", 5), 1, 1), ((2, "blé", 7), 2, 1), ((3, "rouß𝄞", 1), 3, 1)])
     config = view("w", f"SELECT id, colour, CAST({made} AS STRING) AS `it's` FROM items", ["items"])
-    with pytest.raises(RunFailed, match=r'view w: .*column "it\'s" holds a text that is not UTF-8'):
+    with pytest.raises(RunFailed, match=r'(?s)view w: .*column "it\'s" holds a text that is not UTF-8'):
         shards.refresh(config)
-    with pytest.raises(RunFailed, match='column "it\'s" holds a text that is not UTF-8'):
+    with pytest.raises(RunFailed, match=r'column "it\'s" holds a text that is not UTF-8'):
         shards.dry_run(config, 4)
     assert not shards.client.state("w").commits
 
