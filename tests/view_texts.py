@@ -109,6 +109,12 @@ ORDINARY: dict[str, tuple[int, int]] = {
 }  # fmt: skip
 
 _REFLECT = "('java.lang.System', 'getenv', 'HOME')"
+XPATHS = [
+    f"xpath{type}" for type in ("", "_boolean", "_double", "_float", "_int", "_long", "_number", "_short", "_string")
+]
+KLL_SKETCHES = [
+    f"kll_{how}_{type}" for how in ("sketch_agg", "sketch_merge", "merge_agg") for type in ("bigint", "double", "float")
+]
 # query -> what its refusal says. Or Spark refuses the query itself, with its own error class.
 HOSTILE: dict[str, str] = {
     "SELECT TRANSFORM(id) USING 'bash -c \"id\"' FROM items": "transform|ScriptTransformation",
@@ -177,6 +183,9 @@ HOSTILE: dict[str, str] = {
     "SELECT spark_partition_id() AS x FROM items": "(?i)spark_partition_id",
     "SELECT * FROM items TABLESAMPLE (5 PERCENT)": "TABLESAMPLE|Sample",
     "SELECT from_avro(CAST(note AS BINARY), '{}', map('avroSchemaUrl', '/etc/passwd')) AS x FROM items": "from_avro",
+    "SELECT xpath_string('<!DOCTYPE a SYSTEM \"file:///etc/x.dtd\"><a>&x;</a>', 'a') AS x FROM items": r"xpath_string\(\)",
+    **{f"SELECT `{name}`(note, 'a/b') AS x FROM items": rf"{name}\(\)" for name in XPATHS},
+    **{f"SELECT {name}(n) AS x FROM items": f"{name}|UNRESOLVED_ROUTINE" for name in KLL_SKETCHES},
     "SELECT aes_encrypt(note, 'abcdefghijklmnop') AS x FROM items": "aes_encrypt",
     "SELECT no_such_function(id) AS x FROM items": "no_such_function",
     "SELECT id FROM items WHERE ts > 'now'": "as a time",

@@ -24,6 +24,8 @@ _ANY_ORDER = frozenset(
 _ORDER_DOES_NOT_MATTER = frozenset(
     {"sort_array", "array_sort", "size", "cardinality", "array_size", "array_contains", "array_max", "array_min"}
 )
+_FORMATS = frozenset({"format_string", "printf"})
+_CONVERSION = re.compile(r"%[^A-Za-z%]*([A-Za-z%])")  # in a text of Java's `Formatter`
 # Texts that Spark replaces with the current time when it casts them to a date or a timestamp.
 _CLOCK_WORDS = frozenset({"now", "today", "tomorrow", "yesterday"})
 _TO_TIME = (exp.TsOrDsToDate, exp.TsOrDsToTimestamp, exp.StrToDate, exp.StrToTime, exp.Date, exp.Timestamp)
@@ -168,6 +170,9 @@ def _varying_call(text: str, call: exp.Expr) -> BadQuery | None:
         return BadQuery(found, "one certain value", f"write max_by({_argument(call)}, <column>), min or max")
     if name == "mode" and not _is_ordered(call) and call.args.get("deterministic") is None:
         return BadQuery(found, "one certain value if several are as frequent", f"write mode({_argument(call)}, true)")
+    if name in _FORMATS and not _is_same_in_all_zones(call):
+        remedy = "write a time by date_format: in a format it is in the time zone of the process"
+        return BadQuery(found, "a format that is one literal without %t", remedy)
     if name in _ANY_ORDER and not _is_ordered(call) and not _is_sorted(text, call):
         remedy = f"write sort_array({name}(...))" if name.startswith(("collect", "array")) else "add WITHIN GROUP"
         return BadQuery(found, "one certain order", remedy)
@@ -184,6 +189,14 @@ def _argument(call: exp.Func) -> str:
     return argument.sql(dialect=DIALECT) if argument is not None else "..."
 
 
+def _is_same_in_all_zones(call: exp.Func) -> bool:
+    """True if the format is a literal without `%t`, which prints in the default time zone of the JVM."""
+    template = call.this if isinstance(call, exp.Format) else next(iter(call.expressions), None)
+    if not isinstance(template, exp.RawString) and not (isinstance(template, exp.Literal) and template.is_string):
+        return False
+    return {"t", "T"}.isdisjoint(_CONVERSION.findall(template.name))
+
+
 def _is_ordered(call: exp.Func) -> bool:
     """True within `OVER (... ORDER BY ...)` or `WITHIN GROUP (ORDER BY ...)`."""
     if isinstance(call, exp.GroupConcat) and call.find(exp.Order) is not None:
@@ -197,8 +210,12 @@ def _is_ordered(call: exp.Func) -> bool:
 
 
 def _is_sorted(text: str, call: exp.Func) -> bool:
-    """True if the list is the argument of a function that ignores its order."""
-    around = call.parent
-    while isinstance(around, exp.Filter | exp.Distinct | exp.Paren):  # bounded: a path up the tree
-        around = around.parent
-    return isinstance(around, exp.Func) and written(text, around) in _ORDER_DOES_NOT_MATTER
+    """True if the list is the first argument of a function that ignores its order."""
+    child: exp.Expr = call
+    while isinstance(child.parent, exp.Filter | exp.Distinct | exp.Paren):  # bounded: a path up the tree
+        child = child.parent
+    around = child.parent
+    if not isinstance(around, exp.Func) or next(around.iter_expressions(), None) is not child:
+        return False
+    compares = isinstance(around, exp.ArraySort) and around.expression is not None  # array_sort(list, (l, r) -> ...)
+    return written(text, around) in _ORDER_DOES_NOT_MATTER and not compares

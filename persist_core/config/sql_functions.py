@@ -10,6 +10,7 @@ from __future__ import annotations
 
 _CHANGES = "take it from a column, or write a literal: each refresh evaluates it again"
 _REACHES_OUT = "a query computes with its inputs and reaches nothing else; a view's `function:` may run code"
+_RANDOM = "write percentile or percentile_approx: it is random which values such a sketch keeps"
 
 # Names that are refused for a reason: why, and what to do.
 _REFUSED = {
@@ -22,6 +23,11 @@ _REFUSED = {
     "collations current_catalog current_database current_path current_schema current_timezone current_user measure"
     " python_worker_logs session_user sql_keywords user version": _CHANGES,
     "java_method reflect try_reflect": _REACHES_OUT,
+    # Spark's parser loads what the DTD of a row's XML names, files and addresses
+    "xpath xpath_boolean xpath_double xpath_float xpath_int xpath_long xpath_number xpath_short xpath_string":
+        _REACHES_OUT,
+    "kll_merge_agg_bigint kll_merge_agg_double kll_merge_agg_float kll_sketch_agg_bigint kll_sketch_agg_double"
+    " kll_sketch_agg_float kll_sketch_merge_bigint kll_sketch_merge_double kll_sketch_merge_float": _RANDOM,
     # their options name files
     "from_avro from_protobuf from_xml schema_of_avro schema_of_xml to_avro to_protobuf": _REACHES_OUT,
 }  # fmt: skip
@@ -45,11 +51,9 @@ _ALLOWED = """
     getbit greatest grouping grouping_id hash hex histogram_numeric hll_sketch_agg hll_sketch_estimate hll_union
     hll_union_agg hmac hour hypot if ifnull ilike in initcap inline inline_outer instr int is_valid_utf8
     is_valid_variant is_variant_null isnan isnotnull isnull jaro_winkler_similarity json_array_length
-    json_object_keys json_tuple kll_merge_agg_bigint kll_merge_agg_double kll_merge_agg_float kll_sketch_agg_bigint
-    kll_sketch_agg_double kll_sketch_agg_float kll_sketch_get_n_bigint kll_sketch_get_n_double
-    kll_sketch_get_n_float kll_sketch_get_quantile_bigint kll_sketch_get_quantile_double
-    kll_sketch_get_quantile_float kll_sketch_get_rank_bigint kll_sketch_get_rank_double kll_sketch_get_rank_float
-    kll_sketch_merge_bigint kll_sketch_merge_double kll_sketch_merge_float kll_sketch_to_string_bigint
+    json_object_keys json_tuple kll_sketch_get_n_bigint kll_sketch_get_n_double kll_sketch_get_n_float
+    kll_sketch_get_quantile_bigint kll_sketch_get_quantile_double kll_sketch_get_quantile_float
+    kll_sketch_get_rank_bigint kll_sketch_get_rank_double kll_sketch_get_rank_float kll_sketch_to_string_bigint
     kll_sketch_to_string_double kll_sketch_to_string_float kurtosis lag last last_day last_value lcase lead least
     left len length levenshtein like listagg ln locate log log10 log1p log2 lower lpad ltrim luhn_check make_date
     make_dt_interval make_interval make_time make_timestamp make_timestamp_ltz make_timestamp_ntz make_valid_utf8
@@ -85,8 +89,7 @@ _ALLOWED = """
     unix_timestamp upper url_decode url_encode validate_utf8 var_pop var_samp variance variant_array_append
     variant_delete variant_explode variant_explode_outer variant_get variant_insert variant_set variant_strip_nulls
     vector_avg vector_cosine_similarity vector_inner_product vector_l2_distance vector_norm vector_normalize
-    vector_sum weekday weekofyear when width_bucket window window_time xpath xpath_boolean xpath_double xpath_float
-    xpath_int xpath_long xpath_number xpath_short xpath_string xxhash64 year zeroifnull zip_with
+    vector_sum weekday weekofyear when width_bucket window window_time xxhash64 year zeroifnull zip_with
 """
 ALLOWED = frozenset(_ALLOWED.split())
 

@@ -31,6 +31,19 @@ _QUERIES = (exp.Query, exp.Values)
 _NOT_OF_A_ROW = (exp.Query, exp.AggFunc, exp.Window, exp.UDTF, exp.Star, exp.Alias)  # in a condition on one row
 
 
+@contextlib.contextmanager
+def _understood(expected: str) -> Iterator[None]:
+    """Refuse a text on which the parser or a rule fails: for some texts sqlglot raises `AttributeError` and others."""
+    try:
+        yield
+    except BadQuery:
+        raise
+    except Exception as error:
+        said = next(iter(str(error).splitlines()), "")
+        what = said if isinstance(error, SqlglotError) else f"a text on which the parser fails ({said or type(error)})"
+        raise _bad_syntax(what, expected) from error
+
+
 @dataclass(frozen=True)
 class ParsedQuery:
     """A query that passed. `inputs` in order of first mention; `outputs` are `None` if only Spark knows them."""
@@ -45,6 +58,7 @@ class ParsedQuery:
         tables = (table for table in self._tree.find_all(exp.Table) if table.name == name)
         return next((place(self.text, table.this) for table in tables), "")
 
+    @_understood("a query")
     def check_columns(self, columns_of: Callable[[str], Sequence[str] | None]) -> None:
         """Raise `BadQuery` for a column that certainly does not exist. `columns_of` an input: `None` if not known."""
         with contextlib.suppress(OptimizeError):
@@ -52,6 +66,7 @@ class ParsedQuery:
                 _check_scope(self.text, scope, columns_of)
 
 
+@_understood("a query")
 def parse(text: str) -> ParsedQuery:
     """Parse `text`. Raises `BadQuery` if the parser fails, and for a query that can't define a view."""
     if not 1 <= len(text.strip()) <= MAX_QUERY_CHARS:
@@ -75,6 +90,7 @@ def parse(text: str) -> ParsedQuery:
     return ParsedQuery(text, inputs, _outputs(tree), tree)
 
 
+@_understood("a condition")
 def parse_condition(text: str, columns: Sequence[str]) -> tuple[str, ...]:
     """The columns that a condition on one row uses, in the order of `columns`, which are all that it may use.
 
@@ -113,8 +129,6 @@ def _statements(text: str, expected: str = "a query") -> list[exp.Expr]:
         what = _without_classes(str(detail.get("description") or str(error).splitlines()[0]))
         near = f" near {detail['highlight']!r}" if detail.get("highlight") else ""
         raise _bad_syntax(f"{what}{near}{there}", expected) from None
-    except (SqlglotError, RecursionError) as error:
-        raise _bad_syntax(str(error).splitlines()[0] if str(error) else type(error).__name__, expected) from None
     finally:
         quiet.level = level
 
@@ -244,15 +258,17 @@ def column_sources(text: str, columns_of: Mapping[str, Sequence[str]]) -> dict[s
     tables = {table.lower(): table for table in columns_of}
     schema: dict[str, object] = {table: dict.fromkeys(columns, "string") for table, columns in columns_of.items()}
     try:
-        tree = qualify(sqlglot.parse_one(text, dialect=DIALECT), dialect=DIALECT, schema=schema)
-        outputs = tree.named_selects if isinstance(tree, exp.Query) else []
-    except (SqlglotError, RecursionError):
+        with _understood("a query"):
+            tree = qualify(sqlglot.parse_one(text, dialect=DIALECT), dialect=DIALECT, schema=schema)
+            outputs = tree.named_selects if isinstance(tree, exp.Query) else []
+    except BadQuery:
         return {}
     found = {}
     for output in outputs:
         try:
-            leaves = [node for node in lineage(output, tree, schema, dialect=DIALECT).walk() if not node.downstream]
-        except (SqlglotError, RecursionError, ValueError):
+            with _understood("a query"):
+                leaves = [node for node in lineage(output, tree, schema, dialect=DIALECT).walk() if not node.downstream]
+        except BadQuery:
             continue
         sources = [
             (tables[table], names[table][column])

@@ -152,6 +152,27 @@ def test_the_gate_computes_nothing_to_refuse_a_query(spark: SparkSession, inputs
     assert not list(Path(row["folder"]).glob(f"{prefix}*"))
 
 
+def test_the_gate_loads_nothing_that_a_text_names(
+    spark: SparkSession, inputs: dict[str, DataFrame], tmp_path: Path
+) -> None:
+    dtd = f"concat('<!DOCTYPE a SYSTEM \"file:{tmp_path}/absent.dtd\">', '<a>&x;</a>')"  # loading it would fail
+    assert "found xpath_string()" in refusal(spark, inputs, f"SELECT xpath_string({dtd}, 'a') AS x FROM items")
+
+
+@pytest.mark.parametrize("literal", ["1 / 0", "CAST('x' AS INT)", "to_date('x\ny')", "decode(X'FF', 'UTF-8')"])
+def test_what_fails_in_a_run_is_no_matter_for_the_gate(
+    spark: SparkSession, inputs: dict[str, DataFrame], literal: str
+) -> None:
+    check_query(spark, "v", f"SELECT id, {literal} AS x FROM items", inputs)
+
+
+@pytest.mark.parametrize("query", ["SELECT id FROM range(1 / 0)", "SELECT id FROM items LIMIT CAST('x' AS INT)"])
+def test_what_spark_cannot_plan_is_refused(spark: SparkSession, inputs: dict[str, DataFrame], query: str) -> None:
+    assert re.match(
+        "view v: (query: Spark cannot plan it|the query is refused by Spark)", refusal(spark, inputs, query)
+    )
+
+
 @pytest.fixture
 def shards(spark: SparkSession, tmp_path: Path) -> ViewShards:
     made = ViewShards(spark, tmp_path / "location")

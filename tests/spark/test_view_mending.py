@@ -313,7 +313,7 @@ def test_the_difference_is_the_oracles(spark: SparkSession, persist_seed: int) -
 
     def cells() -> tuple[Any, ...]:
         return (
-            draw.choice((None, "", "a")),
+            draw.choice((None, "", "ü𝄞")),
             draw.choice((None, 0.0, -0.0, float("nan"), 1.5)),
             draw.choice((None, b"", b"\xff")),
             draw.choice((None, True)),

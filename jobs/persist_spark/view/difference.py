@@ -46,6 +46,7 @@ from persist_core.schema import (
     CollectionSchema,
     Column,
 )
+from persist_spark.compat import is_valid_utf8
 from persist_spark.counted import HASHES, Counting, hashes, limb_sums, tally, whole_sum
 from persist_spark.frame import ERR_COLUMNS, err_type, passed, quoted, sql_type
 from persist_spark.stage import StateRows
@@ -147,10 +148,10 @@ def install_desired_into_persist(
     # Spark would do by itself, costs a third of the time and saves nothing (docs/benchmarks.md).
     summed = oks.repartition(*map(F.col, plain)).groupBy(*plain).agg(*_sums())
     changed, observed = _changed(summed, plain, is_err=False)
-    named = [f"{name} AS {quoted(column.name)}" for name, column in zip(plain, schema.columns, strict=True)]
+    named = [_well_formed(column, F.col(name)) for name, column in zip(plain, schema.columns, strict=True)]
     no_err = [f"CAST(NULL AS {err_type(name).simpleString()}) AS {name}" for name in ERR_COLUMNS]
     system = [f"{time} AS {TIME}", f"diff AS {DIFF}"]
-    updates = changed.selectExpr(*named, *system, *no_err, f"part AS {PART}")
+    updates = changed.select(*named, *map(F.expr, (*system, *no_err, f"part AS {PART}")))
     errs = _errs(desired_errs, persisted_errs)
     if errs is None:
         return Installed(updates, (observed,))
@@ -194,6 +195,15 @@ def _canonical(column: Column) -> str:
         return name
     nan, zero = f"CAST('NaN' AS {column.type})", f"CAST(0 AS {column.type})"
     return f"CASE WHEN isnan({name}) THEN {nan} WHEN {name} = {zero} THEN {zero} ELSE {name} END"
+
+
+def _well_formed(column: Column, value: SparkColumn) -> SparkColumn:
+    """The column of a changed row. A text that is inserted has to be UTF-8: Spark casts bytes as they are."""
+    if column.type == "string":
+        said = f"column {column.name!r} holds a text that is not UTF-8; write decode(bytes, charset) or hex(bytes)"
+        broken = F.expr("diff > 0") & ~is_valid_utf8(value)
+        value = F.when(broken, F.raise_error(F.lit(said))).otherwise(value)
+    return value.alias(column.name)
 
 
 def _errs(desired: DataFrame | None, persisted: DataFrame | None) -> DataFrame | None:

@@ -28,10 +28,11 @@ from persist_core.errors import ConfigError
 from persist_spark.frame import quoted
 from persist_spark.session import use
 
-# Plans are printed whole, as they are. Nothing is computed for them: with this rule the optimizer would call the
-# functions over the rows of a `VALUES`, even functions that are about to be refused.
+# Plans are printed whole, as they are. Nothing is computed for them: with these rules the optimizer would call the
+# functions over literals and the rows of a `VALUES`, even functions that are about to be refused.
+_COMPUTING = ("ConstantFolding", "ConvertToLocalRelation")
 _WHOLE = {
-    "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation",
+    "spark.sql.optimizer.excludedRules": ",".join(f"org.apache.spark.sql.catalyst.optimizer.{x}" for x in _COMPUTING),
     "spark.sql.debug.maxToStringFields": str((1 << 31) - 1),
     "spark.sql.maxMetadataStringLength": str((1 << 31) - 1),
     "spark.sql.maxPlanStringLength": str((1 << 31) - 16),  # the most that Spark accepts
@@ -112,11 +113,13 @@ def check_query(
         raise ConfigError(f"{what}: found {typed[1]!r} as a time, expected a fixed time; {remedy_for('now')}")
     register(empty)
     use(spark, _WHOLE)
-    (row,) = spark.sql(f"EXPLAIN EXTENDED {as_rows(text)}").collect()
+    explained, *error = (row[0] for row in spark.sql(f"EXPLAIN EXTENDED {as_rows(text)}").collect())
     for name in _WHOLE:  # what runs has all rules, and Spark keeps the plans of what runs
         spark.conf.unset(name)
+    if error:  # a line in each row
+        raise ConfigError(f"{what}: Spark cannot plan it: {error[0]}")
     names = [*inputs, *(name for frame in inputs.values() for name in frame.columns)]
-    problem = next(_problems(row[0], inputs, names, operators), None)
+    problem = next(_problems(explained, inputs, names, operators), None)
     if problem is None:
         return
     spark.sql(as_rows(text)).schema  # noqa: B018 - asked for its error: Spark's own says more

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -28,6 +29,7 @@ from persist_spark.view.gate import as_rows, check_query, register
 
 _MAX_MESSAGE_CHARS = 2_000  # Spark's messages may hold whole plans
 _AFTER_MESSAGE = ("JVM stacktrace", "Driver stacktrace", "\n\tat ")
+_CAUSE = re.compile(r"^Caused by: (.*)$", re.MULTILINE)
 _SAME: dict[type[T.DataType], str] = {
     T.BooleanType: "boolean", T.IntegerType: "int", T.LongType: "bigint", T.FloatType: "float", T.DoubleType: "double",
     T.BinaryType: "binary", T.DateType: "date", T.TimestampType: "timestamp",
@@ -99,10 +101,12 @@ def failed(view: str, what: str) -> Iterator[None]:
 
 
 def _message(error: Exception) -> str:
-    text = str(error)
+    text = whole = str(error)
     for mark in _AFTER_MESSAGE:
         text = text.partition(mark)[0]
-    return text.strip()[:_MAX_MESSAGE_CHARS]
+    shown = text.strip()[:_MAX_MESSAGE_CHARS]
+    *_, cause = ["", *_CAUSE.findall(whole)]  # of a task that writes, 3.5 says it there alone
+    return shown if cause in shown else f"{shown}: {cause[:_MAX_MESSAGE_CHARS]}"
 
 
 def shaped(view: str, rows: DataFrame) -> tuple[CollectionSchema, DataFrame]:

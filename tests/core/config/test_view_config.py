@@ -122,10 +122,12 @@ def test_views_follow_their_inputs_and_wrong_ones_fail_alone(files: Files) -> No
     files.write("a", "query: SELECT * FROM b")
     files.write("b", "query: SELECT * FROM c JOIN orders USING (id)")
     files.write("c", "query: SELECT * FROM orders")
-    files.write("wrong", "query: SELECT nope FROM orders")
+    wrong = {"wrong": "SELECT nope FROM orders", "zzz": "SELECT * FROM orders |> LIMIT 1"}
+    for name, query in wrong.items():
+        files.write(name, f"query: {query}")
     views, errors = load_views(files.views)
     assert [view.name for view in views] == ["c", "b", "a"]
-    assert [str(error).partition(".yaml")[0] for error in errors] == [f"{files.views}/wrong"]
+    assert [str(error).partition(".yaml")[0] for error in errors] == [f"{files.views}/{name}" for name in wrong]
 
 
 def test_a_cycle_is_named(files: Files) -> None:

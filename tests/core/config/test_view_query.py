@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from contextlib import suppress
+
 import pytest
 
 from persist_core.config import view_query
@@ -27,6 +30,8 @@ RIGHT = {  # query -> its inputs
     "SELECT unix_timestamp(x) FROM a": ("a",),
     "SELECT sort_array(collect_list(x)), size(collect_set(y)) FROM a": ("a",),
     "SELECT array_sort(collect_list(x) FILTER (WHERE y > 1)) FROM a": ("a",),
+    "SELECT array_sort(sort_array(collect_list(x)), (l, r) -> 0) FROM a": ("a",),
+    "SELECT format_string('%%t %5d%% %s (%.2f)', x, y, x), printf(r'%d\\t', x) FROM a": ("a",),
     "SELECT collect_list(x) OVER (PARTITION BY y ORDER BY id), first(x) IGNORE NULLS OVER (ORDER BY id) FROM a": ("a",),
     "SELECT listagg(x) WITHIN GROUP (ORDER BY x) FROM a": ("a",),
     "SELECT * FROM a ORDER BY x LIMIT 5 OFFSET 2": ("a",),
@@ -79,6 +84,14 @@ WRONG = {  # query -> what the message must contain
     "SELECT last(x) OVER (PARTITION BY y) FROM a": r"found last\(\)",
     "SELECT collect_list(x) FROM a": r"found collect_list\(\) .* write sort_array\(collect_list\(\.\.\.\)\)",
     "SELECT concat_ws(',', collect_set(x)) FROM a": r"found collect_set\(\)",
+    "SELECT array_sort(collect_list(x), (l, r) -> 0) FROM a": r"found collect_list\(\) .* write sort_array\(",
+    "SELECT `array_sort`((collect_set(x) FILTER (WHERE y > 1)), compare) FROM a": r"found collect_set\(\)",
+    "SELECT array_contains(y, collect_list(x)) FROM a": r"found collect_list\(\)",
+    "SELECT format_string('%tT', x) FROM a": r"found format_string\(\) \(line 1, column 8\), .* one literal without %t",
+    "SELECT `printf`('%d%% %2$-5TH', x, y) FROM a": "one literal without %t",
+    "SELECT printf('%\\u0074H', x) FROM a": "one literal without %t",
+    "SELECT format_string(r'%<tH', x) FROM a": "one literal without %t",
+    "SELECT format_string(concat('%', 't', 'H'), x), printf(y, x) FROM a": "one literal without %t",
     "SELECT DATE'today' FROM a": r"found 'today' as a time \(line 1, column 12\), expected a fixed time",
     "SELECT CAST(' Now ' AS TIMESTAMP) FROM a": r"found ' Now ' as a time",
     "SELECT try_cast('now' AS timestamp) FROM a": "found 'now' as a time",
@@ -112,7 +125,45 @@ def test_wrong_queries_say_what_where_and_what_to_do(query: str) -> None:
         parse(query).check_columns(COLUMNS.get)
 
 
-@pytest.mark.parametrize("query", ["SELEC x FROM a", "SELECT (x FROM a", "SELECT 'x FROM a", "TABLE a", "((((("])
+PIPES = (
+    "LIMIT 1", "LIMIT x + 1", "ORDER BY x |> LIMIT 2 |> LIMIT 1", "UNION VALUES ALL (SELECT 1)",
+    "AGGREGATE sum(x) GROUP BY",
+)  # fmt: skip
+WORDS = (
+    "SELECT", "(", ")", ",", ".", "[", "]", "->", "|>", "@", "?", "'", '"', "`", "/*", "*/", "NULL", "OVER", "LIMIT",
+    "AS", "CAST", "INTERVAL", "1e400", "-1", "X'F'", "map", "\\", "\x00", "é",
+)  # fmt: skip
+
+
+def test_odd_texts_are_refused_or_pass_and_no_more(persist_seed: int) -> None:
+    draw = random.Random(f"{persist_seed}/odd texts")
+    known = sorted({*RIGHT, *WRONG, *ORDINARY, *HOSTILE})
+    texts = [f"{query} |> {pipe}" for query in draw.sample(known, 10) for pipe in PIPES]
+    for _ in range(300):
+        words = draw.choice(known).split(" ")
+        at = draw.randrange(len(words))
+        words[at : at + draw.randrange(3)] = draw.sample(WORDS, draw.randrange(3))
+        texts.append(" ".join(words))
+    for text in texts:
+        with suppress(BadQuery):
+            parse(text).check_columns(COLUMNS.get)
+        with suppress(BadQuery):
+            parse_condition(text, ["id", "x"])
+        view_query.column_sources(text, COLUMNS)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT * FROM a |> LIMIT 1",
+        "SELECT element_at()",
+        "SELEC x FROM a",
+        "SELECT (x FROM a",
+        "SELECT 'x FROM a",
+        "TABLE a",
+        "(((((",
+    ],
+)
 def test_what_the_parser_does_not_understand_is_refused(query: str) -> None:
     with pytest.raises(BadQuery, match="expected a query that parses; correct it"):
         parse(query)
