@@ -47,7 +47,8 @@ _BITS = {"true": "1", "false": "0"}
 _USUAL = {"0", "1", *_BITS}
 _NO_NUMBERS = ("nan", "infinity", "-infinity", "inf", "-inf")  # of doubles: equal to no value that is configured
 _YES, _NO = ("true", "t", "yes", "y"), ("false", "f", "no", "n")  # as the type `boolean` reads them
-_FULL_LOAD = r"(?:^|/)LOAD[0-9A-F]+\.[^/]*(?: //[0-9.]*)?$"  # what DMS calls its full-load files, as a natural-sort key
+FULL_LOAD = r"^LOAD[0-9A-F]+\."  # what DMS calls its files of a full load, also as a natural-sort key
+_FILE_NAME = r"([^/]*)(?: //[0-9.]*)?$"  # of a natural-sort key: the last part of its path
 
 
 def named_path(config: CollectionConfig, name: str) -> Path:
@@ -149,7 +150,7 @@ def row_op(
     """
     marker = F.col(MARKER) if has_marker else F.lit(None).cast("string")
     none = F.lit(None).cast("string")
-    if config.source.format in ("dms-csv", "dms-parquet"):
+    if is_of_dms(config):
         wrong = F.concat(F.lit(f"{DMS_OP} is '"), marker, F.lit("'; expected I, U or D"))
         known = F.coalesce(marker.isin(*_DMS_UPSERTS, "D"), F.lit(True))  # full-load rows have no Op
         return RowOp(F.when(known, F.when(marker == "D", DELETE).otherwise(UPSERT)), F.when(~known, wrong))
@@ -195,7 +196,22 @@ def _marked_op(delete: DeleteConfig) -> RowOp:
 
 
 def order_of(config: CollectionConfig, fields: Fields) -> tuple[OrderField, ...]:
-    """The order of rows: with `auto`, DMS's full load comes before all changes, whatever the names of its files."""
-    if config.order.by == "auto" and config.source.format in ("dms-csv", "dms-parquet"):
-        return (OrderField("is_change", (~F.col(FILE).rlike(_FULL_LOAD)).cast("int")),)
+    """The order of rows: with `auto`, DMS's changes by the names of their files, which are times, in whatever folders
+    they lie; before them its full load, which has none."""
+    if config.order.by == "auto" and is_of_dms(config):
+        return (OrderField("change", F.when(~is_full_load(), _file_name())),)
     return field_orders(config, fields)
+
+
+def is_of_dms(config: CollectionConfig) -> bool:
+    """True for the formats of DMS's files."""
+    return config.source.format in ("dms-csv", "dms-parquet")
+
+
+def is_full_load() -> SparkColumn:
+    """True for a record of a file that DMS has named as one of a full load."""
+    return _file_name().rlike(FULL_LOAD)
+
+
+def _file_name() -> SparkColumn:
+    return F.regexp_extract(FILE, _FILE_NAME, 1)
