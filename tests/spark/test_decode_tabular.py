@@ -119,25 +119,6 @@ def test_csv_without_header_and_with_another_delimiter(feed: Feed) -> None:
     assert values(rows) == [("u", 1, "a", Decimal("1.00"), date(2026, 1, 1))]
 
 
-def test_dms_csv_changes_and_full_load(feed: Feed) -> None:
-    feed.write("LOAD00000001.csv", "1,a,1.00,2026-01-01\n2,b,,\n")
-    feed.write("change-1.csv", "U,1,a2,2.00,\nI,3,c,,\nD,2,b,,\nX,4,d,,\n")
-    rows = records(feed, "dms-csv", source={"header": False})
-    assert [(row[OP], row["id"], row["name"], row[ERR_KIND]) for row in rows] == [
-        ("u", 1, "a", None),
-        ("u", 2, "b", None),
-        ("u", 1, "a2", None),
-        ("u", 3, "c", None),
-        ("d", 2, None, None),
-        ("u", 4, None, "op"),
-    ]
-
-
-def test_dms_csv_with_header(feed: Feed) -> None:
-    feed.write("1.csv", "Op,id,name\nI,1,a\nD,1,a\n")
-    assert [(row[OP], row["id"]) for row in records(feed, "dms-csv")] == [("u", 1), ("d", 1)]
-
-
 def test_parquet_files_of_differing_schemas(feed: Feed) -> None:
     wide = pa.table(
         {
@@ -215,12 +196,6 @@ def test_parquet_values_keep_their_type(feed: Feed) -> None:
     assert {row["t"].astimezone(UTC).replace(tzinfo=None), row["n"].astimezone(UTC).replace(tzinfo=None)} == {naive}
     assert (bytes(row["b"]), row["f"], row["s"], str(row["z"])) == (b"\x00\xff", 0.1, '{"x":1,"y":null}', "0.0")
     assert row["big"] == Decimal("12345678901234567890123456789012345678")
-
-
-def test_dms_parquet(feed: Feed) -> None:
-    pq.write_table(pa.table({"Op": ["I", "D"], "id": [1, 1], "name": ["a", "a"]}), feed.folder / "2.parquet")
-    pq.write_table(pa.table({"id": [1], "name": ["0"]}), feed.folder / "1.parquet")
-    assert [(row[OP], row["name"]) for row in records(feed, "dms-parquet")] == [("u", "0"), ("u", "a"), ("d", None)]
 
 
 def test_files_that_are_no_parquet_or_gzip_are_named(feed: Feed) -> None:
@@ -302,13 +277,6 @@ def test_a_marker_that_is_not_in_the_file_is_an_err_and_no_guess(feed: Feed) -> 
     (row,) = records(feed, "csv", delete={"column": "gone", "values": ["1"]})
     assert (row["id"], row[ERR_KIND]) == (1, "op")
     assert "'gone'" in row[ERR_MESSAGE]
-
-
-def test_dms_full_load_comes_before_changes_whatever_the_names(feed: Feed) -> None:
-    feed.write("LOAD0000000A.csv", "Op,id,name\nI,1,loaded\n")
-    feed.write("20260101-120000000.csv", "Op,id,name\nU,1,changed\n")
-    assert [row["name"] for row in records(feed, "dms-csv")] == ["loaded", "changed"]
-    assert [row["name"] for row in records(feed, "dms-csv", order="position")] == ["changed", "loaded"]
 
 
 def test_parquet_of_many_row_groups_keeps_its_order(feed: Feed) -> None:

@@ -42,7 +42,7 @@ NOT_JSON = "the line is not one JSON object"
 ODD_JSON = "a field holds another kind of JSON value than the object expected"
 MARKER = "marker"  # text of the field that marks a row as an upsert or a delete
 DMS_OP = "Op"
-_DMS_UPSERTS = ("I", "U")
+OPS, LOAD_OPS = ("I", "U", "D"), ("I",)  # of changes; of the rows of a full load, which may have none
 _BITS = {"true": "1", "false": "0"}
 _USUAL = {"0", "1", *_BITS}
 _NO_NUMBERS = ("nan", "infinity", "-infinity", "inf", "-inf")  # of doubles: equal to no value that is configured
@@ -151,8 +151,9 @@ def row_op(
     marker = F.col(MARKER) if has_marker else F.lit(None).cast("string")
     none = F.lit(None).cast("string")
     if is_of_dms(config):
-        wrong = F.concat(F.lit(f"{DMS_OP} is '"), marker, F.lit("'; expected I, U or D"))
-        known = F.coalesce(marker.isin(*_DMS_UPSERTS, "D"), F.lit(True))  # full-load rows have no Op
+        expected = F.when(is_full_load(), "I, as the file's name is one of a full load").otherwise("I, U or D")
+        wrong = F.concat(F.lit(f"{DMS_OP} is '"), marker, F.lit("'; expected "), expected)
+        known = F.coalesce(marker.isin(*LOAD_OPS), F.lit(True)) | (marker.isin(*OPS) & ~is_full_load())
         return RowOp(F.when(known, F.when(marker == "D", DELETE).otherwise(UPSERT)), F.when(~known, wrong))
     if config.delete.column is not None:
         if not has_marker:
