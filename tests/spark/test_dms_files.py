@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from persist_core.schema import ERR_KIND, ERR_MESSAGE
+from persist_core.schema import ERR_KIND, ERR_MESSAGE, MISSING_ORDER
 from persist_spark.frame import OP
 from tests.spark.decode_feed import Feed, Record
+from tests.spark.test_sequence import Collection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,3 +94,47 @@ def test_dms_full_load_comes_before_changes_whatever_the_names(feed: Feed) -> No
     feed.write("20260101-120000000.csv", "Op,id,name\nU,1,changed\n")
     assert [row["name"] for row in records(feed, "dms-csv")] == ["loaded", "changed"]
     assert [row["name"] for row in records(feed, "dms-csv", order="position")] == ["changed", "loaded"]
+
+
+def write_table(feed: Feed, kind: str, name: str, rows: list[dict[str, str]]) -> None:
+    """A file of texts, as CSV with a header or as Parquet."""
+    if kind == "dms-parquet":
+        pq.write_table(pa.Table.from_pylist(rows), feed.folder / f"{name}.parquet")
+    else:
+        lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+        feed.write(f"{name}.csv", "".join(f"{','.join(line)}\n" for line in lines))
+
+
+@pytest.mark.parametrize("fields", [{"seq": "decimal(38,0)"}, {"seq": "string"}, {"at": "timestamp", "seq": "bigint"}])
+@pytest.mark.parametrize("kind", ["dms-csv", "dms-parquet"])
+def test_a_full_load_needs_no_value_in_an_order_field(feed: Feed, kind: str, fields: dict[str, str]) -> None:
+    """As header columns of the source (`AR_H_CHANGE_SEQ`): in a full load DMS leaves them empty, or out."""
+    write_table(feed, kind, "LOAD00000001", [{"id": "1", "seq": "", "at": ""}, {"id": "2", "seq": "x", "at": "y"}])
+    write_table(feed, kind, "LOAD00000002", [{"id": "3"}])
+    write_table(feed, kind, "20260102-1", [{"Op": "U", "id": "4", "seq": "65", "at": "2026-01-02 06:00:00"}])
+    write_table(feed, kind, "20260102-2", [{"Op": "U", "id": "5"}])
+    rows = records(feed, kind, columns={"id": "string"}, key="id", order={"by": fields})
+    good = {row["id"] for row in rows if row[ERR_KIND] is None}
+    errs = [row[ERR_MESSAGE] for row in rows if row[ERR_KIND] == MISSING_ORDER]
+    assert good == ({"1", "2", "3", "4"} if fields == {"seq": "string"} else {"1", "3", "4"})
+    assert len(errs) == 5 - len(good), "a change without a place, and what is not a value of the type"
+    assert all(message.startswith(f"order field '{next(iter(fields))}' is ") for message in errs)
+
+
+@pytest.mark.family("orders")
+def test_a_full_load_comes_first_in_an_order_by_fields(spark: SparkSession, tmp_path: Path, persist_seed: int) -> None:
+    """In any delivery, also if a row was deleted before its full load is read."""
+    dice, wanted = random.Random(persist_seed), dict.fromkeys(range(6), "loaded")
+    files = {"LOAD00000001.csv": "id,name,seq\n" + "".join(f"{key},loaded,\n" for key in wanted)}
+    for number in sorted(dice.sample(range(1, 1_000), 20)):
+        op, key = dice.choice("UUD"), dice.randrange(5)
+        files[f"{dice.randrange(100)}-{number}.csv"] = f"Op,id,name,seq\n{op},{key},n{number},{10**30 + number}\n"
+        wanted.pop(key, None)
+        if op == "U":
+            wanted[key] = f"n{number}"
+    order = {"by": {"seq": "decimal(38,0)"}}
+    shard = Collection(spark, tmp_path, {"id": "bigint", "name": "string"}, "dms-csv", order=order)
+    names = dice.sample(sorted(files), len(files))
+    for part in (names[0::3], names[1::3], names[2::3]):
+        shard.deliver({name: files[name] for name in part})
+    assert {row["id"]: row["name"] for row in shard.rows()} == wanted

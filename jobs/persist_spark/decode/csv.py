@@ -22,7 +22,8 @@ from persist_core.config.collection import CollectionConfig
 from persist_spark.decode.csv_files import BREAK, Layout, has_odd_quotes
 from persist_spark.decode.encoding import Encoding
 from persist_spark.decode.files import LINE
-from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, order_of, row_op
+from persist_spark.decode.orders import order_of
+from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, row_op
 from persist_spark.decode.records import FAULT, FAULT_KIND, RawRecords, fields_of, line_columns
 from persist_spark.decode.rest import read_paths, rest_of_cells
 

@@ -14,20 +14,20 @@ from pyspark.sql import functions as F
 
 from persist_core.config.collection import CollectionConfig, DeleteConfig
 from persist_core.sample.fields import named_fields
+from persist_spark.decode.dms_names import is_full_load, is_of_dms
 from persist_spark.decode.encoding import Encoding
 from persist_spark.decode.exact import bounded, exact_decimal, is_number
-from persist_spark.decode.files import BROKEN, FILE, LINE
+from persist_spark.decode.files import BROKEN, LINE
 from persist_spark.decode.json import Path, Shape, envelope, has_half_surrogates, parsed, unmarked
+from persist_spark.decode.orders import order_of
 from persist_spark.decode.records import (
     FAULT,
     FAULT_KIND,
     RAW_OP,
     RAW_TIME,
     Fields,
-    OrderField,
     RawRecords,
     all_of,
-    field_orders,
     fields_of,
     is_sequence,
     line_columns,
@@ -47,8 +47,6 @@ _BITS = {"true": "1", "false": "0"}
 _USUAL = {"0", "1", *_BITS}
 _NO_NUMBERS = ("nan", "infinity", "-infinity", "inf", "-inf")  # of doubles: equal to no value that is configured
 _YES, _NO = ("true", "t", "yes", "y"), ("false", "f", "no", "n")  # as the type `boolean` reads them
-FULL_LOAD = r"^LOAD[0-9A-F]+\."  # what DMS calls its files of a full load, also as a natural-sort key
-_FILE_NAME = r"([^/]*)(?: //[0-9.]*)?$"  # of a natural-sort key: the last part of its path
 
 
 def named_path(config: CollectionConfig, name: str) -> Path:
@@ -194,25 +192,3 @@ def _marked_op(delete: DeleteConfig) -> RowOp:
     op = op.when(is_unclear, None).otherwise(UPSERT)
     said = F.concat(F.lit(f"column {delete.column!r}, which marks deletes, is "), shown_text(MARKER))
     return RowOp(op, F.when(op.isNull(), F.concat(said, F.lit(f"; expected {expected}"))))
-
-
-def order_of(config: CollectionConfig, fields: Fields) -> tuple[OrderField, ...]:
-    """The order of rows: with `auto`, DMS's changes by the names of their files, which are times, in whatever folders
-    they lie; before them its full load, which has none."""
-    if config.order.by == "auto" and is_of_dms(config):
-        return (OrderField("change", F.when(~is_full_load(), _file_name())),)
-    return field_orders(config, fields)
-
-
-def is_of_dms(config: CollectionConfig) -> bool:
-    """True for the formats of DMS's files."""
-    return config.source.format in ("dms-csv", "dms-parquet")
-
-
-def is_full_load() -> SparkColumn:
-    """True for a record of a file that DMS has named as one of a full load."""
-    return _file_name().rlike(FULL_LOAD)
-
-
-def _file_name() -> SparkColumn:
-    return F.regexp_extract(FILE, _FILE_NAME, 1)
