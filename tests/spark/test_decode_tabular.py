@@ -245,6 +245,18 @@ def test_csv_null_and_empty_and_the_null_of_dms(feed: Feed) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", ["csv", "dms-csv"])
+@pytest.mark.parametrize("null", ["\\N", "NULL", "(null)", ""])
+def test_the_text_of_null_in_csv_can_be_set(feed: Feed, kind: str, null: str) -> None:
+    feed.write("1.csv", f'id,s,n\n1,{null},{null}\n2,"{null}",7\n3,NULL.,7\n4,,7\n')
+    columns = {"id": "int", "s": "string", "n": "int"}
+    rows = records(feed, kind, columns=columns, source={"null_value": null})
+    empty = "" if kind == "dms-csv" and null else None
+    assert [(row["s"], row["n"], row[ERR_KIND]) for row in rows] == [
+        (None, None, None), (None, 7, None), ("NULL.", 7, None), (empty, 7, None)
+    ]  # fmt: skip
+
+
 def test_a_csv_record_with_a_field_too_few_comes_apart_into_errs(feed: Feed) -> None:
     feed.write("1.csv", 'id,name,price,day\n1,"two\nlines",1\n2,"a ""b"", c",1,\n3,x,1,\n')
     rows = records(feed, "csv")
