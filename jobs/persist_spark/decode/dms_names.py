@@ -9,7 +9,6 @@ from persist_core.config.collection import CollectionConfig
 from persist_spark.decode.files import FILE
 
 FULL_LOAD = r"^LOAD[0-9A-F]+\."  # a name, also as a natural-sort key
-_NAME = r"([^/]*)(?: //[0-9.]*)?$"  # of a natural-sort key: the last part of its path
 
 
 def is_of_dms(config: CollectionConfig) -> bool:
@@ -18,10 +17,10 @@ def is_of_dms(config: CollectionConfig) -> bool:
 
 
 def file_name() -> SparkColumn:
-    """The name of a record's file, as a natural-sort key."""
-    return F.regexp_extract(FILE, _NAME, 1)
+    """The name of a record's file, as a natural-sort key without its zeros. A pattern would be slower."""
+    return F.substring_index(F.substring_index(FILE, " //", 1), "/", -1)
 
 
 def is_full_load() -> SparkColumn:
     """True for a record of a full load."""
-    return file_name().rlike(FULL_LOAD)
+    return file_name().startswith("LOAD") & file_name().rlike(FULL_LOAD)
