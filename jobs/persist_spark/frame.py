@@ -239,10 +239,11 @@ def known_records(
 ) -> DataFrame:
     """The records frame of rows that are known here, by the names of its columns; what they leave out is null.
 
-    `ORDER` is by the names of the fields of `order`, its type.
+    `ORDER` is by the names of the fields of `order`, its type. Here any may be null, though none of a record's may be.
     """
-    of_frame, of_order = records_type(schema, order), cast(T.StructType, order)
-    cells = [{**row, ORDER: tuple(row[ORDER].get(field.name) for field in of_order.fields)} for row in rows]
+    of_order = T.StructType([T.StructField(each.name, each.dataType) for each in cast(T.StructType, order).fields])
+    of_frame = records_type(schema, of_order)
+    cells = [{**row, ORDER: tuple(row[ORDER].get(name) for name in of_order.names)} for row in rows]
     return spark.createDataFrame([tuple(row.get(field.name) for field in of_frame.fields) for row in cells], of_frame)
 
 

@@ -69,6 +69,7 @@ class SourceConfig(ConfigModel):
     run (`fail`); fields in `ignored` are known. `rest` names a `json` column that keeps all of these fields.
     `unavailable_value` is Debezium's `unavailable.value.placeholder`. `on_bad_file`: a file that
     cannot be read as its format is set aside as an err of kind `file` (`quarantine`), or stops the run (`fail`).
+    `null_value` is the text that a CSV file has for null (default: of DMS NULL, else none), beside an empty field.
     """
 
     path: Annotated[str, AfterValidator(checks.source_path)]
@@ -88,6 +89,7 @@ class SourceConfig(ConfigModel):
     unavailable_value: str = UNAVAILABLE_VALUE
     delimiter: str = ","
     header: bool = True
+    null_value: str | None = None
 
     @model_validator(mode="after")
     def _check_one_reason(self) -> SourceConfig:
@@ -110,6 +112,12 @@ class SourceConfig(ConfigModel):
         if self.rest is not None and (self.on_new_field == "fail" or self.missing_field == "unchanged"):
             name = "on_new_field" if self.on_new_field == "fail" else "missing_field"
             raise refuse(self.rest, f"no rest with {name}: {getattr(self, name)}", "remove one of the two", at=["rest"])
+        return self
+
+    @model_validator(mode="after")
+    def _check_null_value(self) -> SourceConfig:
+        if self.null_value is not None and not self.format.endswith("csv"):
+            raise refuse(self.null_value, f"no such field for {self.format}", "remove it", at=["null_value"])
         return self
 
     @field_validator("delimiter")

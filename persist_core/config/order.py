@@ -31,8 +31,8 @@ AUTO_ORDERS = {  # what `order: auto` is in each format, most significant first,
         Column("lsn", "string"),  # of SQL Server and Db2; the redo record of Oracle
         Column("row", "bigint"),
     ),
-    "dms-csv": (Column("is_change", "int"),),
-    "dms-parquet": (Column("is_change", "int"),),
+    "dms-csv": (Column("change", "string"),),  # the name of its file; null, the least, in a full load
+    "dms-parquet": (Column("change", "string"),),
     "dms-json": (Column("timestamp", "timestamp"),),
 }
 

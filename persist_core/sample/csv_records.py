@@ -12,12 +12,18 @@ import io
 import re
 from collections.abc import Iterable, Iterator
 
+DMS_NULL = "NULL"  # unless its endpoint's setting `CsvNullValue` says another text
 csv.field_size_limit(1 << 30)  # Python's own limit, 128 KiB, would end the program at a longer field
 
 
 def csv_rows(lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
     """The fields of each record. Python's reader ends at a CR outside of quotes."""
     return csv.reader((line.replace("\r", " ") for line in lines), delimiter=delimiter)
+
+
+def null_text(format: str, given: str | None = None) -> str | None:
+    """The text that is null in CSV, by `source.null_value`; an unquoted empty field may be null too."""
+    return DMS_NULL if given is None and format == "dms-csv" else given
 
 
 def whole_records(lines: Iterable[bytes], delimiter: str, *, max_bytes: int, is_cut: bool = False) -> Iterator[bytes]:

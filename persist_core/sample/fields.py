@@ -47,7 +47,7 @@ def rows_of(config: CollectionConfig, files: Sequence[SampledFile]) -> list[RawR
     if "csv" in source.format and not source.header:
         names = [column.field or name for name, column in config.columns.items()]
         names = [DMS_OP, *names] if source.format == "dms-csv" else names
-    return raw_rows(files, source.format, delimiter=source.delimiter, names=names)
+    return raw_rows(files, source.format, delimiter=source.delimiter, names=names, null_value=source.null_value)
 
 
 def hints_of(config: CollectionConfig, raw: Sequence[RawRow]) -> tuple[str, ...]:

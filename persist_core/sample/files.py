@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from persist_core.config.collection import CollectionConfig, SourceConfig
 from persist_core.exact import exact_rows
-from persist_core.sample.csv_records import csv_rows, whole_records
+from persist_core.sample.csv_records import csv_rows, null_text, whole_records
 from persist_core.sources.feed import Feed
 from persist_core.sources.input_file import InputFile
 from persist_core.sources.root import relative_to
@@ -176,15 +176,20 @@ class RawRow:
 
 
 def raw_rows(
-    files: Sequence[SampledFile], format: str, *, delimiter: str = ",", names: Sequence[str] | None = None
+    files: Sequence[SampledFile],
+    format: str,
+    *,
+    delimiter: str = ",",
+    names: Sequence[str] | None = None,
+    null_value: str | None = None,
 ) -> list[RawRow]:
-    """The records of all files. `names`: of the fields of text files without a header line."""
+    """The records of all files. `names`: of the fields of files without a header line. `null_value`: the source's."""
     found: list[RawRow] = []
     for file in files:
         if file.table is not None:
             found += [RawRow(row, row) for row in exact_rows(file.table)]
         elif format.endswith("csv"):
-            found += _csv(file.lines, delimiter, names)
+            found += _csv(file.lines, delimiter, names, ("", null_text(format, null_value)))
         else:
             found += [_of_message(message, format) for message in messages(file.lines)]
     return found
@@ -215,12 +220,14 @@ def _object(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _csv(lines: Sequence[bytes], delimiter: str, names: Sequence[str] | None) -> list[RawRow]:
+def _csv(
+    lines: Sequence[bytes], delimiter: str, names: Sequence[str] | None, nulls: Sequence[str | None]
+) -> list[RawRow]:
     whole = whole_records((line.removesuffix(b"\n") for line in lines), delimiter, max_bytes=MAX_BYTES)
     texts = [line.decode("utf-8-sig", "replace").removesuffix("\r") for line in whole if line.strip()]
     rows = list(csv_rows(texts, delimiter))
     header, rows = (rows[0], rows[1:]) if names is None and rows else (list(names or ()), rows)
-    found = (dict(zip(header, (value or None for value in row), strict=False)) for row in rows)
+    found = (dict(zip(header, (None if value in nulls else value for value in row), strict=False)) for row in rows)
     return [RawRow(row, row) for row in found]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import hashlib
+import io
 import json
 import os
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from persist_core.keys import attempt_prefix
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD
 from persist_spark.upsert import bad_files, job
 from persist_spark.upsert.job import run_write_job
-from tests.sampling import is_long
+from tests.sampling import is_long, sample
 from tests.spark.test_long_records import PACKERS
 from tests.spark.test_set_aside import UNTIL, Dying, persist_run
 
@@ -152,6 +153,82 @@ def test_files_of_other_formats(spark: SparkSession, tmp_path: Path, format_name
     stats = things.commit(spark, things.mint(UNTIL))
     assert (stats["inserts"], stats["errors"]) == (4, 2)
     assert sorted(json.loads(err[ERR_PAYLOAD])["file"][0] for err in things.errors()) == ["b", "c"]
+
+
+def packed_table(table: pa.Table) -> bytes:
+    """A Parquet file."""
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+    return sink.getvalue()
+
+
+def good_file(kind: str, first: int) -> bytes:
+    """Two records, whose order by `seq` is known."""
+    rows = [{"id": number, "name": f"n{number}", "seq": number} for number in (first, first + 1)]
+    if kind.endswith("csv"):
+        return b"id,name,seq\n" + b"".join(f"{row['id']},{row['name']},{row['seq']}\n".encode() for row in rows)
+    if kind.endswith("parquet"):
+        return packed_table(pa.Table.from_pylist(rows))
+    if kind == "dms-json":
+        metadata = {"timestamp": "2026-01-01T00:00:00Z", "operation": "insert", "record-type": "data"}
+        records = [{"data": row, "metadata": metadata} for row in rows]
+    else:
+        place = {"connector": "postgresql", "ts_ms": 1, "lsn": 1}
+        envelopes = [{"after": row, "op": "c", "source": place, "ts_ms": 1, "seq": row["seq"]} for row in rows]
+        records = rows if kind == "json" else envelopes
+    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
+
+
+def damaged_file(kind: str, damage: str) -> tuple[str, bytes]:
+    """A file that cannot be read, or a line of which is too long, and its suffix."""
+    if damage == "long line":
+        return "", good_file(kind, 50) + b"x" * (2 << 20) + b"\n"
+    if damage == "cut" and not kind.endswith("parquet"):
+        return ".gz", gzip.compress(good_file(kind, 50) + noisy(2_000))[:-100]
+    if damage == "cut":
+        return "", good_file(kind, 50)[:-20]
+    return "", packed_table(pa.table([[7], ["a"], [1], [2]], ["id", "name", "Zip", "ZIP"]))
+
+
+OWN_ORDERS: list[Any] = ["auto", {"by": "auto", "mode": "log"}]  # of the formats that have one
+ORDERS: list[Any] = [
+    "position",
+    {"by": "position", "mode": "log"},
+    {"by": {"seq": "bigint"}},
+    {"by": ["seq"], "mode": "log"},
+    {"by": ["id"], "mode": "log"},
+]
+PLAIN = ("csv", "json", "parquet")
+DAMAGES = [
+    (kind, order, damage)
+    for kind in (*PLAIN, "dms-csv", "dms-parquet", "dms-json", "debezium-json")
+    for order in (ORDERS if kind in PLAIN else OWN_ORDERS + ORDERS)
+    for damage in (("cut", "two names") if kind.endswith("parquet") else ("cut", "long line"))
+]
+
+
+@pytest.mark.parametrize(("kind", "order", "damage"), sample(DAMAGES, 8, "damages by order"))
+def test_a_bad_file_beside_a_good_one_in_any_order(
+    spark: SparkSession, tmp_path: Path, kind: str, order: Any, damage: str
+) -> None:
+    deletes: Any = "none" if kind in PLAIN else {}
+    limits = {"max_record_bytes": 1 << 20, "max_errors": 5}
+    source = {"path": "in/*", "format": kind}
+    things = Dying(tmp_path, source=source, order=order, limits=limits, delete=deletes)
+    suffix, data = damaged_file(kind, damage)
+    bad = tmp_path / "in" / f"bad{suffix}"
+    bad.write_bytes(data)
+    (tmp_path / "in" / "good").write_bytes(good_file(kind, 1))
+    stats = things.commit(spark, things.mint(UNTIL))
+    read = 2 if damage == "long line" else 0  # of the bad file
+    assert (stats["inserts"], stats["errors"]) == (3 + read, 1)
+    (err,) = things.errors()
+    if damage == "long line":
+        return
+    assert err[ERR_KIND] == "file"
+    bad.write_bytes(_packed(bad.name, good_file(kind, 3)))
+    things.commit(spark, things.mint(2 * UNTIL))
+    assert (things.names(), things.errors()) == (["n1", "n2", "n3", "n4"], [])
 
 
 @pytest.mark.family("bad files")

@@ -119,25 +119,6 @@ def test_csv_without_header_and_with_another_delimiter(feed: Feed) -> None:
     assert values(rows) == [("u", 1, "a", Decimal("1.00"), date(2026, 1, 1))]
 
 
-def test_dms_csv_changes_and_full_load(feed: Feed) -> None:
-    feed.write("LOAD00000001.csv", "1,a,1.00,2026-01-01\n2,b,,\n")
-    feed.write("change-1.csv", "U,1,a2,2.00,\nI,3,c,,\nD,2,b,,\nX,4,d,,\n")
-    rows = records(feed, "dms-csv", source={"header": False})
-    assert [(row[OP], row["id"], row["name"], row[ERR_KIND]) for row in rows] == [
-        ("u", 1, "a", None),
-        ("u", 2, "b", None),
-        ("u", 1, "a2", None),
-        ("u", 3, "c", None),
-        ("d", 2, None, None),
-        ("u", 4, None, "op"),
-    ]
-
-
-def test_dms_csv_with_header(feed: Feed) -> None:
-    feed.write("1.csv", "Op,id,name\nI,1,a\nD,1,a\n")
-    assert [(row[OP], row["id"]) for row in records(feed, "dms-csv")] == [("u", 1), ("d", 1)]
-
-
 def test_parquet_files_of_differing_schemas(feed: Feed) -> None:
     wide = pa.table(
         {
@@ -217,12 +198,6 @@ def test_parquet_values_keep_their_type(feed: Feed) -> None:
     assert row["big"] == Decimal("12345678901234567890123456789012345678")
 
 
-def test_dms_parquet(feed: Feed) -> None:
-    pq.write_table(pa.table({"Op": ["I", "D"], "id": [1, 1], "name": ["a", "a"]}), feed.folder / "2.parquet")
-    pq.write_table(pa.table({"id": [1], "name": ["0"]}), feed.folder / "1.parquet")
-    assert [(row[OP], row["name"]) for row in records(feed, "dms-parquet")] == [("u", "0"), ("u", "a"), ("d", None)]
-
-
 def test_files_that_are_no_parquet_or_gzip_are_named(feed: Feed) -> None:
     feed.write("1.parquet", b"PAR1 and no more")
     with pytest.raises(UnreadableFiles, match=r"1\.parquet"):
@@ -270,6 +245,18 @@ def test_csv_null_and_empty_and_the_null_of_dms(feed: Feed) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", ["csv", "dms-csv"])
+@pytest.mark.parametrize("null", ["\\N", "NULL", "(null)", ""])
+def test_the_text_of_null_in_csv_can_be_set(feed: Feed, kind: str, null: str) -> None:
+    feed.write("1.csv", f'id,s,n\n1,{null},{null}\n2,"{null}",7\n3,NULL.,7\n4,,7\n')
+    columns = {"id": "int", "s": "string", "n": "int"}
+    rows = records(feed, kind, columns=columns, source={"null_value": null})
+    empty = "" if kind == "dms-csv" and null else None
+    assert [(row["s"], row["n"], row[ERR_KIND]) for row in rows] == [
+        (None, None, None), (None, 7, None), ("NULL.", 7, None), (empty, 7, None)
+    ]  # fmt: skip
+
+
 def test_a_csv_record_with_a_field_too_few_comes_apart_into_errs(feed: Feed) -> None:
     feed.write("1.csv", 'id,name,price,day\n1,"two\nlines",1\n2,"a ""b"", c",1,\n3,x,1,\n')
     rows = records(feed, "csv")
@@ -302,13 +289,6 @@ def test_a_marker_that_is_not_in_the_file_is_an_err_and_no_guess(feed: Feed) -> 
     (row,) = records(feed, "csv", delete={"column": "gone", "values": ["1"]})
     assert (row["id"], row[ERR_KIND]) == (1, "op")
     assert "'gone'" in row[ERR_MESSAGE]
-
-
-def test_dms_full_load_comes_before_changes_whatever_the_names(feed: Feed) -> None:
-    feed.write("LOAD0000000A.csv", "Op,id,name\nI,1,loaded\n")
-    feed.write("20260101-120000000.csv", "Op,id,name\nU,1,changed\n")
-    assert [row["name"] for row in records(feed, "dms-csv")] == ["loaded", "changed"]
-    assert [row["name"] for row in records(feed, "dms-csv", order="position")] == ["changed", "loaded"]
 
 
 def test_parquet_of_many_row_groups_keeps_its_order(feed: Feed) -> None:

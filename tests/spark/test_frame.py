@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyspark.sql import types as T
+
+from persist_core.config.collection import CollectionConfig
 from persist_core.time_text import LAST_ISO_MS, MAX_TIME, show_time
-from persist_spark.frame import shown_time
+from persist_spark.frame import ORDER, known_records, shown_time
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,3 +19,12 @@ def test_a_time_has_the_text_that_the_core_gives_it(spark: SparkSession) -> None
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     rows = spark.createDataFrame([(time,) for time in times], "t bigint").selectExpr(shown_time("t")).collect()
     assert [row[0] for row in rows] == [show_time(time) for time in times]
+
+
+def test_a_known_record_needs_no_order(spark: SparkSession) -> None:
+    """Spark says of a struct's field that it is never null, if no record that was read can have a null there."""
+    body = {"name": "t", "source": {"path": "*", "format": "dms-csv"}, "key": "id", "columns": {"id": "bigint"}}
+    schema = CollectionConfig.model_validate(body).collection_schema()
+    order = T.StructType([T.StructField(name, T.StringType(), nullable=False) for name in ("by0", "file")])
+    (row,) = known_records(spark, schema, order, [{ORDER: {"file": "a"}}]).collect()
+    assert row[ORDER].asDict() == {"by0": None, "file": "a"}

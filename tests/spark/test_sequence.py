@@ -74,6 +74,7 @@ class Collection:
         shutil.rmtree(self.folder)
         self.folder.mkdir()
         for name, text in files.items():
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / name).write_text(text)
         frozen = FileSource(self.config, MemBlob()).freeze(None, until=None).frozen
         frame = decode(self.shard.spark, self.config, frozen.files, copies=copies_beside(self.folder))

@@ -272,6 +272,26 @@ def test_what_a_restarted_dms_task_loads_again_loses(spark: SparkSession, tmp_pa
     assert stats["late"] == 1, "`persist late` lists it"
 
 
+def test_dms_changes_are_in_order_in_any_folders(spark: SparkSession, tmp_path: Path, persist_seed: int) -> None:
+    """Partitions by date that begin later, partitions by the day of the month, and files that are delivered again."""
+    dice, wanted = random.Random(persist_seed), dict.fromkeys(range(8), "loaded")
+    folders = ["", "2026/02/01/", "31/01/2026/", "01/02/2026/", "z/", "LOAD1.old/"]
+    files = [
+        (f"{dice.choice(folders)}LOAD0000000A.csv", "Op,id,name\n" + "".join(f"I,{key},loaded\n" for key in wanted))
+    ]
+    for second in dice.sample(range(100_000_000), 30):
+        files.append((f"20260131-{second:09}.csv", ""))
+    for at, (name, _) in sorted(enumerate(files[1:], start=1), key=lambda each: each[1]):
+        key, op = dice.randrange(8), dice.choice("IUUD")
+        wanted = {**wanted, key: name} if op != "D" else {other: wanted[other] for other in wanted if other != key}
+        files[at] = dice.choice(folders) + name, f"Op,id,name\n{op},{key},{name}\n"
+    again = [(f"{dice.choice(folders)}{path.rpartition('/')[2]}", text) for path, text in files]
+    shard = Collection(spark, tmp_path, COLUMNS, "dms-csv", source={"path": "**/*", "format": "dms-csv"})
+    for delivered in (files[0::2], files[1::2], dice.sample(again, 15)):
+        shard.deliver(dict(delivered))
+    assert {row["id"]: row["name"] for row in shard.rows()} == wanted
+
+
 @pytest.mark.family("restarted numbers")
 def test_a_feed_that_says_no_place_is_a_question(spark: SparkSession, tmp_path: Path) -> None:
     shard = Collection(spark, tmp_path, COLUMNS, "debezium-json")

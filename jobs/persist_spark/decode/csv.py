@@ -7,8 +7,9 @@ are read with it does not matter. Columns are found by the header's names, exact
 missing ones are null; without a key column the file is not read. Without a header, columns are in the order of
 `columns:`, or at the number that `field` gives (1 is the first); a record must have as many fields as its file's first.
 
-An unquoted empty field is null and `""` an empty string in `csv`. In `dms-csv` the text NULL is null (the default of
-DMS) and an empty field is an empty string, or null if the column is not a string.
+An unquoted empty field is null and `""` an empty string in `csv`. In `dms-csv` an empty field is an empty string, or
+null if the column is not a string. The text `null_value` is null, also in quotes, since Spark takes them off: in
+`dms-csv` it is NULL (the default of DMS), if the source does not say another one.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core.config.collection import CollectionConfig
+from persist_core.sample.csv_records import null_text
 from persist_spark.decode.csv_files import BREAK, Layout, has_odd_quotes
 from persist_spark.decode.encoding import Encoding
 from persist_spark.decode.files import LINE
-from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, order_of, row_op
+from persist_spark.decode.orders import order_of
+from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, row_op
 from persist_spark.decode.records import FAULT, FAULT_KIND, RawRecords, fields_of, line_columns
 from persist_spark.decode.rest import read_paths, rest_of_cells
 
 _NO_NULL = "\ufdd2"  # a text that no field has: only an empty field is null
-_DMS_NULL = "NULL"
 UNBALANCED = "an odd number of quotes: a field is not closed, here or in a line that follows"
 CONTINUED = 'a quoted field goes on behind its closing quote; double a quote within quotes ("")'
 MISCOUNTED = "the line does not have as many fields as its file's first line"
@@ -42,6 +44,7 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
     marker = DMS_OP if is_dms else config.delete.column
     if marker is not None:
         wanted[MARKER] = marker
+    null = null_text(config.source.format, config.source.null_value)
     texts = {field.raw for field in fields.all if field.column.type in ("string", "json")}
     at = {name: index for index, name in reversed(list(enumerate(layout.names)))}
     row_type = T.StructType(
@@ -75,9 +78,10 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
         if name not in at:
             return F.lit(None).cast("string")
         found = broken(parsed.getField(f"c{at[name]}"))
-        if not is_dms:
+        if null is None:
             return found
-        return F.when(found != _DMS_NULL, found).when(found.isNull() & F.lit(raw in texts), F.lit(""))
+        known = F.when(found != null, found)
+        return known.when(found.isNull(), F.lit("")) if is_dms and null and raw in texts else known
 
     known = dict(zip(layout.fields, layout.names, strict=True))
     rest = rest_of_cells(config, fields, {shown: text("", name) for shown, name in known.items()})

@@ -9,8 +9,10 @@ follow it, so that line numbers stay. `persist_core.sample.csv_records` says whi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import Column as SparkColumn
@@ -20,15 +22,15 @@ from pyspark.sql import functions as F
 from persist_core.config.collection import CollectionConfig
 from persist_core.sample.csv_records import csv_rows, whole_records
 from persist_core.sources.input_file import InputFile
+from persist_spark.decode.dms_names import FULL_LOAD
 from persist_spark.decode.files import Copies, ReadableFile, files_with
 from persist_spark.decode.long_records import text_without
-from persist_spark.decode.plain import DMS_OP, check_op
+from persist_spark.decode.plain import DMS_OP, LOAD_OPS, OPS, check_op
 from persist_spark.decode.unreadable import of_each
 
 _LOOKED_BYTES = 1 << 20  # at the start of each file, in which its first record must end
 _UNNAMED = "\ufdd2"  # before the number of a field without a name
 _SHOWN_CHARS = 200  # of a header, in a message
-_OPS = ("I", "U", "D")
 BREAK = "\ufdd3"  # in place of a line break within quotes; no text has it
 
 
@@ -95,7 +97,7 @@ def _look(config: CollectionConfig, file: ReadableFile, copies: Copies) -> tuple
     for line in whole_records(lines, config.source.delimiter, max_bytes=_LOOKED_BYTES):
         if line.strip():
             first = line.removesuffix(b"\r")
-            names = _names(config, first.decode("utf-8", "replace"))
+            names = _names(config, file.file, first.decode("utf-8", "replace"))
             return Layout(names, first if config.source.header else None), is_odd
     return None, is_odd
 
@@ -130,14 +132,14 @@ def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
     yield b"".join(start)
 
 
-def _names(config: CollectionConfig, line: str) -> tuple[str, ...]:
-    """The names of the fields of a file with this first line.
+def _names(config: CollectionConfig, file: InputFile, line: str) -> tuple[str, ...]:
+    """The names of the fields of `file`, which has this first line.
 
     Raises `ArrowInvalid` if records are in that line, or deletes in the file, that no err would show.
     """
     names = tuple(next(csv_rows([line], config.source.delimiter)))
     if not config.source.header:
-        names = _positional_names(config, names)
+        names = _positional_names(config, file, names)
     elif "\r" in line:
         raise pa.ArrowInvalid("a CR is in its first line: end lines in LF or CRLF")
     check_op(config, names)
@@ -152,12 +154,16 @@ def _names(config: CollectionConfig, line: str) -> tuple[str, ...]:
     return names
 
 
-def _positional_names(config: CollectionConfig, first: tuple[str, ...]) -> tuple[str, ...]:
-    """Names for a file without a header: the columns in their order, after `Op` if the file has it."""
+def _positional_names(config: CollectionConfig, file: InputFile, first: tuple[str, ...]) -> tuple[str, ...]:
+    """Names for a file without a header: the columns in their order, after `Op` if the file has it.
+
+    In a full load each operation is I: any other text is a value of the table.
+    """
     columns = [column.field or name for name, column in config.columns.items()]
     if any(name.isdigit() for name in columns):
         return tuple(str(index + 1) for index in range(len(first)))
-    has_op = config.source.format == "dms-csv" and len(first) > len(columns) and first[0] in _OPS
+    ops = LOAD_OPS if re.match(FULL_LOAD, Path(file.relative).name) else OPS
+    has_op = config.source.format == "dms-csv" and len(first) > len(columns) and first[0] in ops
     names = [DMS_OP, *columns] if has_op else columns
     extra = [f"{_UNNAMED}{index}" for index in range(len(names), len(first))]  # fields without a column of that name
     return tuple([*names, *extra][: len(first)])

@@ -42,6 +42,7 @@ from persist_spark.decode.json import (
     parsed,
     unmarked,
 )
+from persist_spark.decode.orders import field_orders
 from persist_spark.decode.plain import NOT_JSON, ODD_JSON, parsed_lines
 from persist_spark.decode.records import (
     FAULT,
@@ -51,7 +52,6 @@ from persist_spark.decode.records import (
     Fields,
     OrderField,
     RawRecords,
-    field_orders,
     fields_of,
     first_fault,
     is_sequence,

@@ -17,6 +17,7 @@ from persist_core.schema import Column
 from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.files import LINE
 from persist_spark.decode.json import Path, Shape, unmarked
+from persist_spark.decode.orders import field_orders
 from persist_spark.decode.plain import NOT_JSON, ODD_JSON, named_path, parsed_lines
 from persist_spark.decode.records import (
     FAULT,
@@ -25,7 +26,6 @@ from persist_spark.decode.records import (
     RAW_TIME,
     OrderField,
     RawRecords,
-    field_orders,
     fields_of,
     first_fault,
     is_sequence,

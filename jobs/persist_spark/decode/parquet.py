@@ -31,8 +31,9 @@ from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.files import BLOCK, BROKEN, LINE, NO_LINES, ROW, ReadableFile, all_found, by_store, placed
 from persist_spark.decode.json import MARK, Path
 from persist_spark.decode.long_records import TooLong
+from persist_spark.decode.orders import order_of
 from persist_spark.decode.parquet_types import SHOWN, cell, has_bad_text, read_type, stored_type
-from persist_spark.decode.plain import DMS_OP, MARKER, check_op, free_paths, named_path, order_of, row_op
+from persist_spark.decode.plain import DMS_OP, MARKER, check_op, free_paths, named_path, row_op
 from persist_spark.decode.records import (
     FAULT,
     FAULT_KIND,

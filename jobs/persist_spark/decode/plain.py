@@ -14,20 +14,20 @@ from pyspark.sql import functions as F
 
 from persist_core.config.collection import CollectionConfig, DeleteConfig
 from persist_core.sample.fields import named_fields
+from persist_spark.decode.dms_names import is_full_load, is_of_dms
 from persist_spark.decode.encoding import Encoding
 from persist_spark.decode.exact import bounded, exact_decimal, is_number
-from persist_spark.decode.files import BROKEN, FILE, LINE
+from persist_spark.decode.files import BROKEN, LINE
 from persist_spark.decode.json import Path, Shape, envelope, has_half_surrogates, parsed, unmarked
+from persist_spark.decode.orders import order_of
 from persist_spark.decode.records import (
     FAULT,
     FAULT_KIND,
     RAW_OP,
     RAW_TIME,
     Fields,
-    OrderField,
     RawRecords,
     all_of,
-    field_orders,
     fields_of,
     is_sequence,
     line_columns,
@@ -42,12 +42,11 @@ NOT_JSON = "the line is not one JSON object"
 ODD_JSON = "a field holds another kind of JSON value than the object expected"
 MARKER = "marker"  # text of the field that marks a row as an upsert or a delete
 DMS_OP = "Op"
-_DMS_UPSERTS = ("I", "U")
+OPS, LOAD_OPS = ("I", "U", "D"), ("I",)  # of changes; of the rows of a full load, which may have none
 _BITS = {"true": "1", "false": "0"}
 _USUAL = {"0", "1", *_BITS}
 _NO_NUMBERS = ("nan", "infinity", "-infinity", "inf", "-inf")  # of doubles: equal to no value that is configured
 _YES, _NO = ("true", "t", "yes", "y"), ("false", "f", "no", "n")  # as the type `boolean` reads them
-_FULL_LOAD = r"(?:^|/)LOAD[0-9A-F]+\.[^/]*(?: //[0-9.]*)?$"  # what DMS calls its full-load files, as a natural-sort key
 
 
 def named_path(config: CollectionConfig, name: str) -> Path:
@@ -149,9 +148,10 @@ def row_op(
     """
     marker = F.col(MARKER) if has_marker else F.lit(None).cast("string")
     none = F.lit(None).cast("string")
-    if config.source.format in ("dms-csv", "dms-parquet"):
-        wrong = F.concat(F.lit(f"{DMS_OP} is '"), marker, F.lit("'; expected I, U or D"))
-        known = F.coalesce(marker.isin(*_DMS_UPSERTS, "D"), F.lit(True))  # full-load rows have no Op
+    if is_of_dms(config):
+        expected = F.when(is_full_load(), "I, as the file's name is one of a full load").otherwise("I, U or D")
+        wrong = F.concat(F.lit(f"{DMS_OP} is '"), marker, F.lit("'; expected "), expected)
+        known = F.coalesce(marker.isin(*LOAD_OPS), F.lit(True)) | (marker.isin(*OPS) & ~is_full_load())
         return RowOp(F.when(known, F.when(marker == "D", DELETE).otherwise(UPSERT)), F.when(~known, wrong))
     if config.delete.column is not None:
         if not has_marker:
@@ -192,10 +192,3 @@ def _marked_op(delete: DeleteConfig) -> RowOp:
     op = op.when(is_unclear, None).otherwise(UPSERT)
     said = F.concat(F.lit(f"column {delete.column!r}, which marks deletes, is "), shown_text(MARKER))
     return RowOp(op, F.when(op.isNull(), F.concat(said, F.lit(f"; expected {expected}"))))
-
-
-def order_of(config: CollectionConfig, fields: Fields) -> tuple[OrderField, ...]:
-    """The order of rows: with `auto`, DMS's full load comes before all changes, whatever the names of its files."""
-    if config.order.by == "auto" and config.source.format in ("dms-csv", "dms-parquet"):
-        return (OrderField("is_change", (~F.col(FILE).rlike(_FULL_LOAD)).cast("int")),)
-    return field_orders(config, fields)

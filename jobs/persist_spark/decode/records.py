@@ -30,8 +30,8 @@ from persist_core.config.order import order_fields
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, MISSING_ORDER, TIME, Column
 from persist_core.time_text import UTC_ZONE
 from persist_spark.compat import fenced
+from persist_spark.decode.dms_names import is_full_load, is_of_dms
 from persist_spark.decode.encoding import Encoding, Field
-from persist_spark.decode.exact import number_order
 from persist_spark.decode.files import BROKEN, DATE_MS, LINE, NAME
 from persist_spark.decode.json import MARK
 from persist_spark.decode.row_checks import check_message, is_strict, marks_of, with_failed_checks
@@ -52,11 +52,15 @@ _TEXT_DAMAGE = "[\ufffd?]"  # what undecodable bytes and lone surrogates become
 
 @dataclass(frozen=True)
 class OrderField:
-    """One field of the order struct: a typed column expression over the raw frame. It may stand beside the order."""
+    """One field of the order struct: a typed column expression over the raw frame. It may stand beside the order.
+
+    `raw`: the column of its text, of a field that the collection names.
+    """
 
     name: str
     value: SparkColumn
     decides: bool = True
+    raw: str = ""
 
 
 @dataclass(frozen=True)
@@ -189,7 +193,7 @@ def _ordered(config: CollectionConfig, raw: RawRecords, judged: DataFrame, order
     placed = judged.withColumn(_PLACE, F.struct(*order))
     is_missing = F.lit(False) if raw.is_unordered is None else raw.is_unordered
     if config.order.by == "fields":
-        is_missing = any_of([field.value.isNull() for field in raw.order])
+        is_missing = any_of([_lacks_value(config, field) for field in raw.order])
     is_missing = F.coalesce(~F.col(OP).eqNullSafe(SKIP) & is_missing, F.lit(False))
     where = F.to_json(F.struct(*[F.col(f"{_PLACE}.{column.name}") for column in config.source.position]))
     changed = {
@@ -207,12 +211,23 @@ def _order_message(config: CollectionConfig, raw: RawRecords) -> SparkColumn:
     if config.order.by != "fields":
         return message
     fields = zip(raw.order, config.order.fields, config.collection_schema().order or (), strict=True)
-    for index, (field, name, column) in reversed([*enumerate(fields)]):
-        known = raw.fields.named(name)
-        text = F.coalesce(shown_text(known.raw if known else f"o{index}"), F.lit("missing or null"))
+    for field, name, column in reversed([*fields]):
+        text = F.coalesce(shown_text(field.raw), F.lit("missing or null"))
         wrong = F.concat(F.lit(f"order field {name!r} is "), text, F.lit(f"; expected {column.type}"))
-        message = F.when(field.value.isNull(), wrong).otherwise(message)
+        message = F.when(_lacks_value(config, field), wrong).otherwise(message)
     return message
+
+
+def _lacks_value(config: CollectionConfig, field: OrderField) -> SparkColumn:
+    """True if a field of the order is null and must not be.
+
+    A full load of DMS has no values in fields that only changes have (`AR_H_CHANGE_SEQ`). Null is the lowest, so its
+    records come first.
+    """
+    is_null = field.value.isNull()
+    if not is_of_dms(config):
+        return is_null
+    return is_null & ~(is_full_load() & (F.coalesce(F.trim(F.col(field.raw).cast("string")), F.lit("")) == ""))
 
 
 def typed_values(config: CollectionConfig, raw: RawRecords) -> DataFrame:
@@ -373,25 +388,3 @@ def _time_message(config: CollectionConfig) -> SparkColumn:
         expected += f"; with an offset if the clocks of {config.timezone} skip or repeat it"
     shown = F.coalesce(shown_text(RAW_TIME), F.lit("missing or null"))
     return F.concat(F.lit(f"time field {config.time.field!r} is "), shown, F.lit(expected))
-
-
-def free_order(name: str, raw: SparkColumn) -> list[OrderField]:
-    """A field that is not a column: numbers in numeric order, below them any other text in text order."""
-    number = number_order(raw)
-    return [OrderField(f"{name}_number", number), OrderField(f"{name}_text", F.when(number.isNull(), raw))]
-
-
-def field_orders(config: CollectionConfig, fields: Fields) -> tuple[OrderField, ...]:
-    """The order struct's fields for `order: [...]`: of a configured column its typed value, else the text in `o..`.
-
-    A missing value is null: the lowest. In `sequence` order all of them are typed.
-    """
-    found: list[OrderField] = []
-    own = {field.column.name: field for field in fields.orders}
-    for index, name in enumerate(config.order.fields):
-        field = fields.named(name) or own.get(name)
-        if field is not None:
-            found.append(OrderField(f"by{index}", F.col(field.value)))
-        else:
-            found += free_order(f"by{index}", F.col(f"o{index}"))
-    return tuple(found)

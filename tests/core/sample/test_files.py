@@ -126,3 +126,15 @@ def test_parquet_gives_its_first_rows(tmp_path: Path) -> None:
     (found,) = sample(config, 5)
     assert found.problem is not None
     assert "cannot be read" in found.problem
+
+
+def test_the_text_of_null_in_csv(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,text\n1,NULL\n2,\\N\n3,\n")
+    found = sample(config_of(tmp_path, "*.csv", "csv"), 9)
+    wanted = {
+        ("csv", None): ["NULL", "\\N", None],
+        ("dms-csv", None): [None, "\\N", None],
+        ("dms-csv", "\\N"): ["NULL", None, None],
+    }
+    for (kind, null), texts in wanted.items():
+        assert [each.row["text"] for each in raw_rows(found, kind, null_value=null)] == texts

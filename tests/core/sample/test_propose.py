@@ -126,7 +126,7 @@ def test_a_time_is_asked_for_as_the_order_and_is_no_key(place: Path, capsys: pyt
 
 @pytest.mark.parametrize("header", [True, False])
 def test_dms_files(header: bool, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = ["I,1,lamp,2026-01-01 10:00:00", "U,1,desk,2026-01-01 10:00:01", "D,1,,"]
+    rows = ["I,1,lamp,2026-01-01 10:00:00", "U,1,desk,2026-01-01 10:00:01", "D,1,,", "U,2,desk,NULL"]
     lines(place / "feed" / "20260101-1.csv", *(["Op,id,name,at"] if header else []), *rows)
     config, _ = proposed(capsys, "feed/*.csv")
     assert (config.source.format, config.source.header) == ("dms-csv", header)
