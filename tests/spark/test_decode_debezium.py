@@ -237,6 +237,7 @@ def test_damaged_envelopes_are_errs_of_their_key(feed: Feed) -> None:
         (1, "value"), (2, "value"), (3, "op"), (None, "key"), (4, "op"),
     ]  # fmt: skip
     assert "op is 'c' but after holds no row" in rows[0][ERR_MESSAGE]
+    assert "after is a text, not an object" in rows[3][ERR_MESSAGE], "a document of MongoDB"
     assert "'x'" in rows[2][ERR_MESSAGE]
 
 

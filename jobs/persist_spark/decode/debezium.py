@@ -73,6 +73,12 @@ _OPS = (*_UPSERTS, "d", "t", "m")
 _NULL = r'"\s*:\s*null\s*'
 _TOMBSTONE = rf'^\s*(?:null|\{{\s*(?:(?:"schema{_NULL},\s*)?"payload{_NULL}|"key{_NULL},\s*"value{_NULL})\}})\s*$'
 _HEARTBEAT = rf'(?:^|"payload"\s*+:)\s*+\{{\s*+"ts_ms"\s*+:\s*+"?{MARK}?\d++"?\s*+\}}\s*+\}}?\s*+$'
+_TEXT_AFTER = r'"after"\s*:\s*"'
+_DOCUMENT = (
+    "after is a text, not an object: flatten MongoDB's documents with ExtractNewDocumentState, and set capture.mode:"
+    " change_streams_update_full"
+)
+_NO_ROW = "' but after holds no row; in unwrapped records leave add.fields.prefix at its default, __"
 NOT_DEBEZIUM = (
     "neither a Debezium envelope (op) nor an unwrapped record (__op, __deleted); for plain rows set format: json"
 )
@@ -163,13 +169,13 @@ def debezium_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     frame = _raw(wanted, _with_body(wanted, _opened(wanted, lines)))
     encoding = Encoding.of(config, marked=True)
     order = field_orders(config, wanted.fields)
-    is_unordered = None
+    unordered = None
     if config.order.by == "auto":
         cells = (*AUTO_ORDERS["debezium-json"], *BESIDE)
         order = tuple(OrderField(f"by{i}", F.col(each.name), each not in BESIDE) for i, each in enumerate(cells))
-        is_unordered = F.col(UNORDERED) if is_sequence(config) else None
+        unordered = F.col(UNORDERED) if is_sequence(config) else None
     lacking = unsent(config, wanted.fields.values, wanted.paths)
-    return RawRecords(frame, wanted.fields, F.col(LINE), encoding, order, is_unordered=is_unordered, unsent=lacking)
+    return RawRecords(frame, wanted.fields, F.col(LINE), encoding, order, unordered=unordered, unsent=lacking)
 
 
 def _opened(wanted: _Wanted, lines: DataFrame) -> DataFrame:
@@ -325,11 +331,12 @@ def _faults() -> tuple[SparkColumn, SparkColumn]:
             F.lit("op"),
             F.concat(F.lit("__deleted is "), shown_text("__deleted"), F.lit("; expected true or false")),
         ),
+        (F.col("odd") & F.col("text").rlike(_TEXT_AFTER), F.lit("value"), F.lit(_DOCUMENT)),
         (F.col("odd"), F.lit("value"), F.lit(ODD_JSON)),
         (
             F.col("op").isin(*_UPSERTS) & F.col("after").isNull(),
             F.lit("value"),
-            F.concat(F.lit("op is '"), op, F.lit("' but after holds no row")),
+            F.concat(F.lit("op is '"), op, F.lit(_NO_ROW)),
         ),
     ]
     return first_fault(faults)
