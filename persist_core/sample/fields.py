@@ -4,12 +4,13 @@
     names in a bounded sample of JSON records ──────────────┴─> FeedFields ─> warnings about no row, or `FeedChanged`
 
 CSV and Parquet say their fields before a record is read. JSON does not: there the first records of the oldest and of
-the newest file of a run are looked at, so a rare field may be found by a later run.
+the newest file of a run are looked at, so a rare field may be found by a later run. The same sample says whether the
+changes are of one table, and whether deletes are marked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.config.column import ColumnConfig
 from persist_core.contents.stats import MAX_NAMES, BatchWarning
 from persist_core.errors import FeedChanged
-from persist_core.sample.files import DMS_OP, RawRow, SampledFile, raw_rows, take, value_at
+from persist_core.sample.files import DMS_OP, RawRow, SampledFile, payload_of, raw_rows, take, value_at
 from persist_core.sample.guess import better
 from persist_core.sources.feed import Feed
 from persist_core.sources.input_file import InputFile
@@ -25,6 +26,8 @@ from persist_core.sources.input_file import InputFile
 SAMPLED_RECORDS = 1_000
 NEW = "fields that are not in `columns`"
 MISSING = "columns whose field is missing"
+TABLES = "records of several tables, whose rows overwrite each other if their keys are equal"
+UNMARKED = "unwrapped records lack the field that marks deletes, which are lost without it"
 
 
 def named_fields(config: CollectionConfig) -> frozenset[str]:
@@ -62,11 +65,13 @@ def hints_of(config: CollectionConfig, raw: Sequence[RawRow]) -> tuple[str, ...]
 
 @dataclass
 class FeedFields:
-    """The findings in one batch so far. `new` and `missing`: names in the order in which they were seen."""
+    """The findings in one batch so far: names in the order in which they were seen."""
 
     config: CollectionConfig
     new: dict[str, None] = field(default_factory=dict)
     missing: dict[str, None] = field(default_factory=dict)
+    tables: dict[str, None] = field(default_factory=dict)
+    unmarked: dict[str, None] = field(default_factory=dict)
 
     def see(
         self,
@@ -93,6 +98,12 @@ class FeedFields:
             return
         rows = rows_of(self.config, take(feed, files, SAMPLED_RECORDS, self.config.source))
         self._add_new(dict.fromkeys(name for each in rows for name in each.row))
+        if self.config.source.format != "json":
+            tables = (_table(each) for each in rows if each.row)
+            self.tables.update(dict.fromkeys(table for table in tables if table))
+            flat = [each.row for each in rows if each.is_unwrapped]
+            if flat and self.config.order.by != "position" and not any(map(_marks_deletes, flat)):
+                self.unmarked["__deleted"] = None
         whole = [each for each in rows if _is_whole(each)]
         if whole and self.config.source.missing_field == "fail":
             gone = (name for name, path in self._paths() if not any(_has(each.row, path) for each in whole))
@@ -100,10 +111,11 @@ class FeedFields:
 
     def warnings(self) -> tuple[BatchWarning, ...]:
         """The findings, for the run's report. Raises `FeedChanged` if the collection file says `fail` for one."""
-        found, source = ((NEW, self.new), (MISSING, self.missing)), self.config.source
+        source, tables = self.config.source, self.tables if len(self.tables) > 1 else {}
+        found = {NEW: self.new, MISSING: self._named_alike(), TABLES: tables, UNMARKED: self.unmarked}
         fatal = {NEW: source.on_new_field == "fail", MISSING: source.missing_field == "fail"}
-        warned = tuple(BatchWarning(name, 0, _shown([*names])) for name, names in found if names)
-        failed = [each.counted for each in warned if fatal[each.name]]
+        warned = tuple(BatchWarning(name, 0, _shown([*names])) for name, names in found.items() if names)
+        failed = [each.counted for each in warned if fatal.get(each.name)]
         if failed:
             raise FeedChanged(
                 f"{self.config.name}: {'; '.join(failed)}. Nothing was committed. Write new fields into `columns`"
@@ -111,6 +123,12 @@ class FeedFields:
                 ' are gone; or write `on_new_field: ignore`, `missing_field: "null"`'
             )
         return warned
+
+    def _named_alike(self) -> list[str]:
+        """The missing columns, each with the new field that has its name but for case and blanks around it."""
+        alike = {name.strip().casefold(): name for name in self.new}
+        fields = {name: alike.get(".".join(path).strip().casefold()) for name, path in self._paths()}
+        return [f"{name} (perhaps the field {fields[name]!r})" if fields[name] else name for name in self.missing]
 
     def _add_new(self, names: Iterable[str]) -> None:
         known = named_fields(self.config)
@@ -132,6 +150,22 @@ def _is_whole(row: RawRow) -> bool:
     inner = row.message.get("payload")
     payload = inner if isinstance(inner, dict) else row.message
     return bool(row.row) and ("before" not in payload or bool(payload.get("after")))
+
+
+def _table(row: RawRow) -> str:
+    """The name of its table, as Debezium or DMS says it, or nothing."""
+    source = payload_of(row.message).get("source")
+    if row.is_unwrapped:
+        names = [row.row.get(f"__{name}", row.row.get(f"__source_{name}")) for name in ("db", "schema", "table")]
+    elif isinstance(source, Mapping):
+        names = [source.get(name) for name in ("db", "schema", "table")]
+    else:
+        names = [value_at(row.message, ("metadata", name)) for name in ("schema-name", "table-name")]
+    return ".".join(str(name) for name in names if name) if names[-1] else ""
+
+
+def _marks_deletes(row: Mapping[str, Any]) -> bool:
+    return "__deleted" in row or row.get("__op") == "d"
 
 
 def _has(row: Any, path: Sequence[str]) -> bool:

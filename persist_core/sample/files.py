@@ -160,6 +160,7 @@ def _write(path: Path, lines: Sequence[bytes]) -> None:
 
 
 DMS_OP = "Op"
+_NO_MESSAGE = ("op", "__op", "__deleted", "payload", "before", "after")  # fields of what a Debezium message holds
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,11 @@ class RawRow:
     def has_schema(self) -> bool:
         """True if the message says its own types."""
         return isinstance(self.message.get("schema"), dict)
+
+    @property
+    def is_unwrapped(self) -> bool:
+        """True for a row that Debezium's ExtractNewRecordState has taken out of its envelope."""
+        return "__op" in self.row or "__deleted" in self.row
 
 
 def raw_rows(
@@ -207,13 +213,19 @@ def messages(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _of_message(message: dict[str, Any], format: str) -> RawRow:
-    found = RawRow(message, message)
     if format == "debezium-json":
-        payload = message["payload"] if isinstance(message.get("payload"), dict) else message
-        if "__op" in payload or "__deleted" in payload:  # unwrapped
+        if isinstance(message.get("value"), dict) and not any(name in message for name in _NO_MESSAGE):
+            message = message["value"]
+        payload = payload_of(message)
+        if RawRow(payload, message).is_unwrapped:
             return RawRow(payload, message)
         return RawRow(_object(payload.get("after")) or _object(payload.get("before")), message)
-    return RawRow(_object(message.get("data")), message) if format == "dms-json" else found
+    return RawRow(_object(message.get("data")) if format == "dms-json" else message, message)
+
+
+def payload_of(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A Debezium message without the schema around it."""
+    return _object(message.get("payload")) or message
 
 
 def _object(value: Any) -> Mapping[str, Any]:

@@ -134,6 +134,39 @@ def test_changes_that_ran_while_a_snapshot_was_taken(
 
 
 @pytest.mark.skipif(not is_long(), reason="takes minutes (PERSIST_PROFILE=nightly)")
+def test_an_incremental_snapshot_between_changes(
+    spark: SparkSession, consumer: Path, logical: PostgresServer, tmp_path: Path
+) -> None:
+    """Its records have no `lsn`. It brings the row that was there before the connector, and takes no change back."""
+    source = postgres_source.PostgresSource(logical, "incremental")
+    kinds = postgres_source.KINDS
+    moving = tables_of(columns_of("PostgreSQL", kinds), kinds, POSTGRES_NAMES)[2]
+    source.query(moving.create(), "CREATE TABLE signals (id text PRIMARY KEY, type text, data text)")
+    source.query("INSERT INTO moving VALUES ('a', 1, 'old'), ('b', 1, 'old'), ('c', 1, 'old'), ('d', 1, 'old')")
+    settings = {"signal.data.collection": "public.signals", "snapshot.mode": "no_data"}
+    world = World(source, [moving], consumer, tmp_path / "feed", **settings)
+    tables = '{"data-collections": ["public.moving"], "type": "incremental"}'
+    try:
+        world.engine.start()
+        wait_until(lambda: not source.is_free(), what="the engine's session", timeout_ms=60_000)
+        source.query("UPDATE moving SET v = 2 WHERE code = 'a'", "DELETE FROM moving WHERE code = 'd'")
+        source.mark(str(FIRST))
+        world.engine.wait_for(str(FIRST))
+        source.query(f"INSERT INTO signals VALUES ('1', 'execute-snapshot', '{tables}')")
+        landed = tmp_path / "feed/plain/moving"
+        wait_until(
+            lambda: any('"code":"c"' in path.read_text() for path in landed.rglob("*.jsonl")),
+            what="the snapshot",
+            timeout_ms=60_000,
+        )
+        source.query("UPDATE moving SET v = 3 WHERE code = 'b'")
+        world.end()
+        check(world, Loader(spark, tmp_path / "blobs"), [(moving, "plain")])
+    finally:
+        world.engine.remove()
+
+
+@pytest.mark.skipif(not is_long(), reason="takes minutes (PERSIST_PROFILE=nightly)")
 def test_each_day_is_mariadbs_and_a_replica_takes_over(
     spark: SparkSession, consumer: Path, tmp_path: Path, persist_seed: int
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from persist_core.errors import InvalidInput
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME
 from persist_spark.frame import BAD_KEY, OP
+from tests.sampling import sample
 from tests.spark.decode_feed import Feed, Record
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def test_control_records_are_skipped_and_lookalikes_are_not(feed: Feed) -> None:
         {"id": 1, "name": "a"},
         {"after": {"id": 1}},
         {},
-        "null",
+        '{"payload":null,"id":1}',
         "[]",
         '{"op":"c","after":{"id":1',
     ]
@@ -131,6 +132,24 @@ def test_the_key_is_the_messages_then_afters_then_befores(feed: Feed) -> None:
     ]
 
 
+@pytest.mark.family("decoders")
+@pytest.mark.parametrize("order", sample(["auto", "position", "log"], 1, "order"))
+def test_a_tombstone_without_a_key_is_skipped(feed: Feed, order: str) -> None:
+    forms = [
+        "null",
+        " null\t",
+        '{"payload":null}',
+        ' { "schema" : null, "payload" : null } ',
+        '{"schema":null,"payload":null}\r',
+        '{"key":null,"value":null}',
+    ]
+    flat = {"id": 1, "name": "a", "__op": "u", "__deleted": "false", "__lsn": 5}
+    whole = envelope("c", None, {"id": 1, "name": "a"}, lsn=5)
+    for record in (whole, connect([{"type": "int32", "field": "id"}], whole), flat):
+        rows = read(feed, [record, *forms], order=order)
+        assert sorted(told(rows), key=repr) == [("s", None, None, None)] * len(forms) + [("u", 1, "a", None)]
+
+
 def test_no_key_and_bad_keys(feed: Feed) -> None:
     messages = [
         envelope("d"),
@@ -146,7 +165,7 @@ def test_no_key_and_bad_keys(feed: Feed) -> None:
     rows = read(feed, messages)
     assert told(rows) == [
         ("u", None, None, "key"),
-        ("u", None, None, "key"),
+        ("s", None, None, None),
         ("u", None, None, "key"),
         ("u", None, None, "key"),
         ("d", None, None, None),
@@ -218,6 +237,7 @@ def test_damaged_envelopes_are_errs_of_their_key(feed: Feed) -> None:
         (1, "value"), (2, "value"), (3, "op"), (None, "key"), (4, "op"),
     ]  # fmt: skip
     assert "op is 'c' but after holds no row" in rows[0][ERR_MESSAGE]
+    assert "after is a text, not an object" in rows[3][ERR_MESSAGE], "a document of MongoDB"
     assert "'x'" in rows[2][ERR_MESSAGE]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from persist_core.config.collection import CollectionConfig
-from persist_core.errors import UnclearOrder
+from persist_core.errors import TooManyErrors, UnclearOrder
 from persist_core.schema import ERR_KIND, MISSING_ORDER
 from persist_spark.frame import BAD_KEY
 from persist_spark.upsert.arguments import SeenBefore
@@ -78,6 +79,7 @@ LOGS: dict[str, list[tuple[str, dict[str, Any]]]] = {  # the records of each con
         ("u", postgres(7, 10, 11)),  # its transaction ran during the snapshot
         ("u", postgres(8, 10, 11)),
         ("u", postgres(12, 10, 11)),
+        ("r", {**postgres(None, 50), "snapshot": "incremental", "sequence": '["11","13"]'}),
         ("u", postgres(2**62, 10)),
     ],
     "mysql": [
@@ -125,11 +127,12 @@ def test_the_order_of_each_connector(spark: SparkSession, tmp_path: Path) -> Non
     lines += [change(99, "nowhere", odd, op=op) for op, odd in NO_PLACE]
     lines += ['{"id": 7, "name": "flat", "__op": "u", "__deleted": "false", "__lsn": 5}']
     lines += ['{"id": 6, "name": "flat", "__op": "r", "__deleted": "false", "__source_lsn": 4}']
+    lines += ['{"id": 8, "name": "flat", "__op": "r", "__deleted": "false", "__sequence": "[null,\\"6\\"]"}']
     lines += ['{"id": 99, "name": "nowhere", "__op": "r", "__deleted": "false"}']
     found = Feed(spark, tmp_path / "in").lines("debezium-json", lines[::-1], COLUMNS, order="auto")
     for name, log in LOGS.items():
         assert [row["id"] for row in found if row["name"] == name] == [*range(len(log))], name
-    assert [row["id"] for row in found if row["name"] == "flat"] == [6, 7]
+    assert [row["id"] for row in found if row["name"] == "flat"] == [6, 7, 8]
     errs = [row for row in found if row[ERR_KIND]]
     assert [row[ERR_KIND] for row in errs] == [MISSING_ORDER] * (len(NO_PLACE) + 1)
     assert all(row[BAD_KEY].startswith(MISSING_ORDER.encode()) for row in errs)
@@ -231,6 +234,46 @@ def test_records_that_wait_are_compared_like_due_ones(
     assert [(row["id"], row["name"]) for row in shard.rows()] == [(1, "new"), (2, "z")]
 
 
+@pytest.mark.family("restarted numbers")
+@pytest.mark.parametrize("order", sample(["auto", "log"], 1, "snapshots"))
+def test_an_incremental_snapshot_has_its_place(spark: SparkSession, tmp_path: Path, order: str) -> None:
+    """As Debezium 3.4 sends it: `lsn` is null, and `sequence` holds the place at which the chunk was read."""
+    place = {"connector": "postgresql", "snapshot": "incremental", "lsn": None, "sequence": '["2000","2000"]'}
+    lines = [
+        change(1, "old", postgres(1000, HOUR)),
+        change(2, "old", postgres(1001, HOUR)),
+        *[change(key, "read", {**place, "ts_ms": 2 * HOUR}, op="r") for key in (1, 2, 3)],
+        change(2, "new", postgres(1990, HOUR + 1, 2010), seen=2 * HOUR + 2000),  # the connector was behind
+    ]
+    random.Random(order).shuffle(lines)
+    shard = Collection(spark, tmp_path, COLUMNS, "debezium-json", order=order)
+    shard.deliver({"a": "\n".join(lines)}, **ASKS)
+    assert [(row["id"], row["name"]) for row in shard.rows()] == [(1, "read"), (2, "new"), (3, "read")]
+
+
+UNPLACED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # a change, and what a snapshot read later
+    "PostgreSQL": (postgres(900, HOUR), postgres(None, 2 * HOUR)),
+    "MariaDB": (mariadb(9, 1, 4, HOUR), mariadb(None, 1, 5, 2 * HOUR)),
+    "SQL Server": (sqlserver(9, HOUR), {"connector": "sqlserver", "ts_ms": 2 * HOUR, "commit_lsn": None}),
+}
+
+
+@pytest.mark.family("restarted numbers")
+@pytest.mark.parametrize("name", sample([*UNPLACED], 1, "unplaced"))
+def test_a_snapshot_without_a_place_is_a_question(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    before, read = UNPLACED[name]
+    shard = Collection(spark, tmp_path, COLUMNS, "debezium-json")
+    lines = [change(2, "first", read, op="r"), change(1, "old", before), change(1, "read", read, op="r")]
+    shard.deliver({"a": "\n".join(lines[:2])}, **ASKS)
+    with pytest.raises(UnclearOrder, match=r'a record of a snapshot.*slot \{"id":1\}.*no place at') as told:
+        shard.deliver({"b": lines[2]}, **ASKS)
+    assert "failover" not in str(told.value)
+    restarts = re.findall(r"restarts: \[(.*?)\]", str(told.value))
+    body = shard.config.model_dump(mode="json") | {"order": {"restarts": restarts}}
+    shard.deliver({"b": lines[2]}, eras=eras_of(CollectionConfig.model_validate(body)))
+    assert [(row["id"], row["name"]) for row in shard.rows()] == [(1, "read"), (2, "first")]
+
+
 TRUNCATES = [  # the batches of a delivery: a row before the failover, a truncate after it, and one before it
     ("MySQL, failover", ["row", "cut"], "auto"),
     ("MySQL, failover", ["cut", "row"], "auto"),
@@ -301,6 +344,29 @@ def test_a_feed_that_says_no_place_is_a_question(spark: SparkSession, tmp_path: 
     placed = change(2, "y", postgres(5, HOUR))
     manifest = shard.deliver({"a": "\n".join([*lines, placed])}, **ASKS)
     assert (manifest.stats["errors"], manifest.stats["inserts"]) == (2, 3), "one odd record does not stop a feed"
+
+
+ODD = {  # what is wrong with a record that says no place, though it is not the place
+    "an op of Cassandra": (
+        {"op": "i", "after": {"id": 1}, "source": {"connector": "cassandra"}},
+        "op is '...'; expected",
+    ),
+    "no prefix": ({"id": 1, "name": "a", "op": "c", "lsn": 10}, "add.fields.prefix"),
+    "no Debezium": ({"id": 1, "name": "a"}, "neither a Debezium envelope (op)"),
+}
+
+
+@pytest.mark.family("restarted numbers")
+@pytest.mark.parametrize("name", sample([*ODD], 1, "odd records"))
+def test_another_reason_comes_before_the_question(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    odd, said = ODD[name]
+    shard = Collection(spark, tmp_path, COLUMNS, "debezium-json")
+    with pytest.raises(TooManyErrors, match=re.escape(said)) as told:
+        shard.deliver({"a": json.dumps(odd)}, **ASKS, max_errors=("5%",))
+    assert "order: {by" not in str(told.value)
+    large = change(1, "x", oracle(2**64 + 9, HOUR))
+    with pytest.raises(UnclearOrder, match=rf"(?s){re.escape(said)}.*order: .*scn of source is '{2**64 + 9}'.*2\^63"):
+        shard.deliver({"a": "\n".join([json.dumps(odd), large])}, **ASKS, max_errors=("5%",))
 
 
 @pytest.mark.family("restarted numbers")

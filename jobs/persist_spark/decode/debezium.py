@@ -4,13 +4,14 @@ A line is one of
 
     {"before": .., "after": .., "source": .., "op": ..}            the envelope; inside {"schema", "payload"} as well
     {"key": <key>, "value": <envelope>, null or text of one}       a message: null is a tombstone
+    null, {"payload": null}, {"schema": null, "payload": null}     a tombstone without its key
     {"id": .., "name": .., "__op": "u", "__deleted": "false"}      unwrapped (ExtractNewRecordState)
 
 1. op c, r, u: upsert of `after`; d: delete; t: truncate; m, transaction marks, heartbeats, schema changes: skip.
 2. The key is the message key's, else the key columns of `after`, else of `before`.
 3. Order `auto`: see `persist_spark.decode.debezium_order`. A missing field is the lowest: a tombstone, which has no
    source, never wins over the delete before it. In `sequence` order a tombstone is skipped, unless the order is the
-   position.
+   position. One without a key says nothing, and is always skipped.
 4. With `time: {field: ..}` a tombstone is skipped: it has no time, and repeats the delete event before it. A topic
    that deletes only by tombstones needs `order: position` and another `time`.
 5. Paths in `order` and `time` start at the envelope (`source.ts_ms`, `after.version`), or are names of columns.
@@ -69,8 +70,15 @@ _CONTROL = ("status", "ddl", "tableChanges", "databaseName", "ts_ms")
 _UNWRAPPED = ("__op", "__deleted")
 _UPSERTS = ("c", "r", "u")
 _OPS = (*_UPSERTS, "d", "t", "m")
-_NULL_VALUE = r'^\s*(?:null|\{\s*"schema"\s*:\s*null\s*,\s*"payload"\s*:\s*null\s*\})\s*$'
+_NULL = r'"\s*:\s*null\s*'
+_TOMBSTONE = rf'^\s*(?:null|\{{\s*(?:(?:"schema{_NULL},\s*)?"payload{_NULL}|"key{_NULL},\s*"value{_NULL})\}})\s*$'
 _HEARTBEAT = rf'(?:^|"payload"\s*+:)\s*+\{{\s*+"ts_ms"\s*+:\s*+"?{MARK}?\d++"?\s*+\}}\s*+\}}?\s*+$'
+_TEXT_AFTER = r'"after"\s*:\s*"'
+_DOCUMENT = (
+    "after is a text, not an object: flatten MongoDB's documents with ExtractNewDocumentState, and set capture.mode:"
+    " change_streams_update_full"
+)
+_NO_ROW = "' but after holds no row; in unwrapped records leave add.fields.prefix at its default, __"
 NOT_DEBEZIUM = (
     "neither a Debezium envelope (op) nor an unwrapped record (__op, __deleted); for plain rows set format: json"
 )
@@ -161,13 +169,13 @@ def debezium_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     frame = _raw(wanted, _with_body(wanted, _opened(wanted, lines)))
     encoding = Encoding.of(config, marked=True)
     order = field_orders(config, wanted.fields)
-    is_unordered = None
+    unordered = None
     if config.order.by == "auto":
         cells = (*AUTO_ORDERS["debezium-json"], *BESIDE)
         order = tuple(OrderField(f"by{i}", F.col(each.name), each not in BESIDE) for i, each in enumerate(cells))
-        is_unordered = F.col(UNORDERED) if is_sequence(config) else None
+        unordered = F.col(UNORDERED) if is_sequence(config) else None
     lacking = unsent(config, wanted.fields.values, wanted.paths)
-    return RawRecords(frame, wanted.fields, F.col(LINE), encoding, order, is_unordered=is_unordered, unsent=lacking)
+    return RawRecords(frame, wanted.fields, F.col(LINE), encoding, order, unordered=unordered, unsent=lacking)
 
 
 def _opened(wanted: _Wanted, lines: DataFrame) -> DataFrame:
@@ -185,10 +193,11 @@ def _opened(wanted: _Wanted, lines: DataFrame) -> DataFrame:
         F.when(is_message, F.coalesce(value, F.lit("null"))).alias("value"),
         F.when(is_message, key).alias("key"),
     )
-    has_value = F.col("value").isNotNull() & ~F.col("value").rlike(_NULL_VALUE)
+    text = F.coalesce(F.col("value"), F.col(LINE))
+    is_tombstone = text.rlike(_TOMBSTONE)
     inner = split.select(
         "*",
-        F.when(has_value, envelope(F.col("value"), document)).alias("inner"),
+        F.when(F.col("value").isNotNull() & ~is_tombstone, envelope(F.col("value"), document)).alias("inner"),
         F.when(F.col("key").startswith("{"), parse_text(F.col("key"), wanted.key_document)).alias("message_key"),
     )
     nested = parsed(F.col("inner"), document)
@@ -197,8 +206,8 @@ def _opened(wanted: _Wanted, lines: DataFrame) -> DataFrame:
         *line_columns(wanted.config),
         F.when(is_outer, F.col("row")).otherwise(nested.row).alias("document"),
         F.when(is_outer, F.col("odd")).otherwise(nested.is_odd).alias("odd"),
-        (F.col("value").isNotNull() & ~has_value).alias("is_tombstone"),
-        F.coalesce(F.col("value"), F.col(LINE)).alias("text"),
+        is_tombstone.alias("is_tombstone"),
+        text.alias("text"),
         "key",
         "message_key",
     )
@@ -296,7 +305,7 @@ def _op(config: CollectionConfig) -> SparkColumn:
     # A tombstone has neither a time nor an order of its own, and repeats the delete event before it.
     repeats = config.time.source == "field" or (is_sequence(config) and config.order.by != "position")
     return (
-        F.when(F.col("is_tombstone"), F.lit(SKIP if repeats else DELETE))
+        F.when(F.col("is_tombstone"), F.lit(SKIP) if repeats else F.when(F.col("key").isNull(), SKIP).otherwise(DELETE))
         .when(op.isin(*_UPSERTS), UPSERT)
         .when(op == "d", DELETE)
         .when(op == "t", TRUNCATE)
@@ -322,11 +331,12 @@ def _faults() -> tuple[SparkColumn, SparkColumn]:
             F.lit("op"),
             F.concat(F.lit("__deleted is "), shown_text("__deleted"), F.lit("; expected true or false")),
         ),
+        (F.col("odd") & F.col("text").rlike(_TEXT_AFTER), F.lit("value"), F.lit(_DOCUMENT)),
         (F.col("odd"), F.lit("value"), F.lit(ODD_JSON)),
         (
             F.col("op").isin(*_UPSERTS) & F.col("after").isNull(),
             F.lit("value"),
-            F.concat(F.lit("op is '"), op, F.lit("' but after holds no row")),
+            F.concat(F.lit("op is '"), op, F.lit(_NO_ROW)),
         ),
     ]
     return first_fault(faults)

@@ -2,16 +2,17 @@
 
 | connector | `number` | `pos` | `lsn` | `row` | `server` |
 | --- | --- | --- | --- | --- | --- |
-| postgresql | `lsn`, or the commit before it (`sequence`) | `lsn` | | | |
+| postgresql | `lsn`, or the commit before it (`sequence`) | `lsn`, or the second of `sequence` | | | |
 | mysql | number of the binlog `file` | `pos` | | `row` | `server_id` |
 | mariadb | sequence of the `gtid` (domain-server-sequence) | `pos` | | `row` | `domain` and its number |
 | sqlserver, db2 | | | `commit_lsn`, `change_lsn` | `event_serial_no` (SQL Server) | |
 | oracle | `scn`, or `commit_scn` | `scn` | `rs_id`, or `lcr_position` | `ssn` | |
 | mongodb | `ts_ms`, the second of the oplog | `ord` | | | |
 
-1. A record of a snapshot (`r`) has the position of the snapshot, and comes before all changes after that. One without a
-   position comes before all other records of its key. So does one of MariaDB without a GTID, since its binlog file says
-   nothing beside sequences.
+1. A record of a snapshot (`r`) has the position of the snapshot, and comes before all changes after that. In an
+   incremental snapshot of PostgreSQL it has no `lsn`: `sequence` has the position at which its chunk was complete. One
+   without a position comes before all other records of its key, unless its clocks say that it is later: that is a
+   question. So does one of MariaDB without a GTID, since its binlog file says nothing beside sequences.
 2. `number` of PostgreSQL and Oracle is the greater one of two. A transaction that is open while a snapshot is taken may
    have changed a row at a lower position than the snapshot's, which does not see it. A commit counts: its own, or the
    one before it in the log. Transactions that change one row never overlap, so this keeps their order.
@@ -23,9 +24,6 @@
 
 from __future__ import annotations
 
-import functools
-import operator
-
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -34,8 +32,9 @@ from persist_core.config.order import ERA, SEEN_MS, SERVER, SOURCE_MS
 from persist_spark.compat import try_cast
 from persist_spark.decode.exact import bounded
 from persist_spark.decode.json import Shape, parse_text, without_mark
+from persist_spark.decode.records import NO_PLACE, ORDER_AUTO
 
-UNORDERED = "unordered"  # boolean: the record says no place in a log, or none that can be read
+UNORDERED = "unordered"  # why the record has no order, or null
 KNOWN = ("postgresql", "mysql", "mariadb", "sqlserver", "db2", "oracle", "mongodb")
 _NUMBERS = ("lsn", "pos", "row", "event_serial_no", "scn", "ssn", "ord")
 _PARTS = ("file", "gtid", "sequence", "commit_lsn", "change_lsn", "commit_scn", "rs_id", "lcr_position")
@@ -45,8 +44,10 @@ _SEEN = "seen"
 _PLACES = "order_texts"  # a struct of the texts of `SOURCE_FIELDS`, and `_SEEN`
 _FLAT = "order_flat"  # what `ExtractNewRecordState` adds to an unwrapped record (`add.fields`)
 _FLAT_STARTS = ("__source_", "__")
+_TOO_LARGE = f"'; {ORDER_AUTO} takes whole numbers below 2^63"
 _BINLOG = r"(\d{1,18})$"
 _COMMIT_BEFORE = r'^\["(\d{1,19})"'  # of PostgreSQL's `sequence`, a text: ["28830616","28830672"]
+_LSN = r'"(\d{1,19})"\]$'  # of the same text
 _GTID = r"^(\d{1,10})-\d{1,10}-(\d{1,18})$"  # MariaDB's; MySQL's is a UUID and a number
 
 
@@ -94,7 +95,7 @@ def auto_order() -> dict[str, SparkColumn]:
     has_gtid = sequence.isNotNull()
     binlog = F.when(number("pos").isNotNull(), try_cast(found(_BINLOG, "file", 1), "bigint"))
     oplog = F.when(text("ord").isNotNull(), number("ts_ms"))
-    written = F.coalesce(number("lsn"), number("scn"))
+    written = F.coalesce(number("lsn"), number("scn"), try_cast(found(_LSN, "sequence", 1), "bigint"))
     commits = try_cast(found(_COMMIT_BEFORE, "sequence", 1), "bigint"), number("commit_scn")
     place = F.when(written.isNotNull(), F.greatest(written, *commits))
     place = F.coalesce(place, sequence, binlog, oplog)
@@ -102,8 +103,11 @@ def auto_order() -> dict[str, SparkColumn]:
     change = F.when(text("commit_lsn").isNotNull(), F.concat_ws("/", text("commit_lsn"), text("change_lsn")))
     server = F.when(has_gtid, F.concat(F.lit("domain "), found(_GTID, "gtid", 1)))
     server = server.when(binlog.isNotNull() & (text("server_id") != "0"), text("server_id"))
-    is_bad = functools.reduce(operator.or_, [text(name).isNotNull() & number(name).isNull() for name in _NUMBERS])
     has_place = place.isNotNull() | change.isNotNull() | (is_read & is_known)
+    why = F.when((connector.isNotNull() & ~is_known) | ~has_place, NO_PLACE)
+    for name in _NUMBERS:
+        said = F.concat(F.lit(f"{name} of source is '"), F.substring(text(name), 1, 80), F.lit(_TOO_LARGE))
+        why = F.when(text(name).isNotNull() & number(name).isNull(), said).otherwise(why)
     has_clock = has_place & (text(_SEEN).isNotNull() | ~is_read)
     return {
         ERA: F.lit(None).cast("bigint"),
@@ -114,5 +118,5 @@ def auto_order() -> dict[str, SparkColumn]:
         SERVER: F.when(~is_read, server),
         SOURCE_MS: F.when(has_clock, number("ts_ms")),
         SEEN_MS: F.when(has_clock, F.coalesce(number(_SEEN), number("ts_ms"))),
-        UNORDERED: is_bad | (connector.isNotNull() & ~is_known) | ~has_place,
+        UNORDERED: why,
     }

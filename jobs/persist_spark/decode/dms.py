@@ -22,6 +22,7 @@ from persist_spark.decode.plain import NOT_JSON, ODD_JSON, named_path, parsed_li
 from persist_spark.decode.records import (
     FAULT,
     FAULT_KIND,
+    NO_PLACE,
     RAW_OP,
     RAW_TIME,
     OrderField,
@@ -96,10 +97,10 @@ def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     op = F.when(is_control, SKIP).when(operation == "delete", DELETE).when(operation.isin(*_UPSERTS), UPSERT)
     frame = texts.withColumns({RAW_OP: op, FAULT_KIND: kind, FAULT: message})
     order = (OrderField(_AUTO.column.name, F.col(_AUTO.value)),) if is_auto else field_orders(config, fields)
-    is_unordered = F.col(_AUTO.value).isNull() if is_auto else None
+    unordered = F.when(F.col(_AUTO.value).isNull(), NO_PLACE) if is_auto else None
     encoding = Encoding.of(config, marked=True)
     lacking = unsent(config, fields.values, paths)
-    return RawRecords(frame, fields, F.col(LINE), encoding, order, is_unordered=is_unordered, unsent=lacking)
+    return RawRecords(frame, fields, F.col(LINE), encoding, order, unordered=unordered, unsent=lacking)
 
 
 def _placed(config: CollectionConfig, name: str) -> Path:

@@ -47,6 +47,8 @@ RAW_TIME = "raw_time"  # text of the record's own time; present only with `time:
 _SHOWN_CHARS = 80  # of a bad value, in a message
 _SET_UNIT = "for integers set the column's unit"
 BROKEN_TEXT = "the record is not well-formed UTF-8, or holds half a surrogate pair; correct its encoding"
+ORDER_AUTO = "order: auto"  # in the reasons of records without the format's own order
+NO_PLACE = f"the record does not say its place in the log ({ORDER_AUTO})"
 _TEXT_DAMAGE = "[\ufffd?]"  # what undecodable bytes and lone surrogates become
 
 
@@ -79,7 +81,7 @@ class RawRecords:
     encoding: Encoding
     order: tuple[OrderField, ...] = ()
     more: Mapping[str, SparkColumn] | None = None
-    is_unordered: SparkColumn | None = None  # boolean: the record does not have the format's own order
+    unordered: SparkColumn | None = None  # why the record does not have the format's own order, or null
     unsent: Mapping[str, SparkColumn] | None = None  # booleans by raw name: the record does not carry this value
 
 
@@ -191,7 +193,7 @@ def _ordered(config: CollectionConfig, raw: RawRecords, judged: DataFrame, order
     So it changes nothing of what its key holds, and is not lost.
     """
     placed = judged.withColumn(_PLACE, F.struct(*order))
-    is_missing = F.lit(False) if raw.is_unordered is None else raw.is_unordered
+    is_missing = F.lit(False) if raw.unordered is None else raw.unordered.isNotNull()
     if config.order.by == "fields":
         is_missing = any_of([_lacks_value(config, field) for field in raw.order])
     is_missing = F.coalesce(~F.col(OP).eqNullSafe(SKIP) & is_missing, F.lit(False))
@@ -207,9 +209,9 @@ def _ordered(config: CollectionConfig, raw: RawRecords, judged: DataFrame, order
 
 def _order_message(config: CollectionConfig, raw: RawRecords) -> SparkColumn:
     """The fault of the first bad field of the order."""
-    message = F.lit("the record does not say its place in the log (order: auto)")
-    if config.order.by != "fields":
-        return message
+    if raw.unordered is not None:
+        return raw.unordered
+    message = F.lit(None).cast("string")
     fields = zip(raw.order, config.order.fields, config.collection_schema().order or (), strict=True)
     for field, name, column in reversed([*fields]):
         text = F.coalesce(shown_text(field.raw), F.lit("missing or null"))

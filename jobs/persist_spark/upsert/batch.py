@@ -147,7 +147,9 @@ def stage_upserts(
             if outcome.counted.get("incomparable"):
                 raise incomparable_orders(plans[-1], outcome, description)
             if request.is_auto_order and outcome.counted.get("unplaced") and not outcome.counted["placed"]:
-                raise no_order(rejected_records(client.blob, description, request.attempt)[1])
+                question = no_order(*rejected_records(client.blob, description, request.attempt))
+                if question is not None:
+                    raise question
             errors, bad_records = outcome.stats.errors, outcome.counted["bad_records"]
             records = outcome.stats.eligible - (errors - bad_records)
             limit = reached_limit(request.max_errors, errors=errors, bad_records=bad_records, records=records)

@@ -10,12 +10,13 @@ from typing import Any
 from pyspark.sql import Row
 
 from persist_core.contents.batch import BatchDescription, PartKind
-from persist_core.contents.err_groups import ErrGroup, grouped
+from persist_core.contents.err_groups import ErrGroup, grouped, lines_of
 from persist_core.errors import RejectedRecord, UnclearOrder
 from persist_core.keys import PART, attempt_prefix
 from persist_core.location.blob import Blob
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, TIME
 from persist_core.time_text import format_time, show_time
+from persist_spark.decode.records import ORDER_AUTO
 from persist_spark.footers import inserted_errs
 from persist_spark.upsert.eras import FIELDS
 from persist_spark.upsert.outcome import Outcome
@@ -71,13 +72,19 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else value[:MAX_BYTES].decode("utf-8", "replace")
 
 
-def no_order(samples: Sequence[RejectedRecord]) -> UnclearOrder:
-    """The question of a batch in which no record says its place."""
+def no_order(groups: Sequence[ErrGroup], samples: Sequence[RejectedRecord]) -> UnclearOrder | None:
+    """The question of a batch in which no record says its place; `None` if all are errs for another reason."""
+    others = [group for group in groups if ORDER_AUTO not in group.first]
+    if len(others) == len(groups):
+        return None
+    lines = ["Some cannot be read for another reason; the most frequent:", *lines_of(others)] if others else []
+    first = "".join(f"{line}\n  " for line in lines)
+    sample = next((each for each in samples if ORDER_AUTO in each.message), samples[0])
     return UnclearOrder(
-        "no record of the feed says its place in the log of its database, so it is not known which record of a key is"
-        " the newest. Nothing has been committed. In the collection file, write `order: {by: {FIELD: TYPE}}` if a"
-        " field of each record says it, or `order: log` if the records of each key arrive in order"
-        f" (docs/reference/collections.md). {show_samples(samples[:1])}"
+        f"{first}no record of the feed says its place in the log of its database, so it is not known which record of a"
+        " key is the newest. Nothing has been committed. In the collection file, write `order: {by: {FIELD: TYPE}}` if"
+        " a field of each record says it, or `order: log` if the records of each key arrive in order"
+        f" (docs/reference/collections.md). {show_samples([sample])}"
     )
 
 
@@ -91,6 +98,17 @@ def incomparable_orders(planned: PlannedUpsert, outcome: Outcome, description: B
     )
     first = found.orderBy("slot", "ord").limit(1).collect()[0]
     older, newer = sorted((first["ord"], first["rival"]), key=lambda order: order[clock] or 0)
+    count, after = outcome.counted["incomparable"], format_time(first["after"])
+    if _of(newer, "number") is None and _of(newer, "lsn") is None:  # only a record of a snapshot says no place
+        return UnclearOrder(
+            f"it is not known which record of a key is the newest: {count} records of {description.shard}"
+            f" {description.interval} meet a record of a snapshot that says no place in the log and was read later. The"
+            f" first, of slot {first['slot']}: a change, {_place(older)}, and a record of a snapshot (op r),"
+            f" {_place(newer)}. Nothing has been committed. In the collection file, if the snapshot is newer than all"
+            f" changes before it, write when it began, for example `order: {{restarts: [{after}]}}`; or, in a"
+            " collection that begins, `order: position` if the files have the records of each key in order. Unwrapped"
+            " records of later snapshots say it if `add.fields` has the whole order (docs/reference/collections.md)"
+        )
     servers = [_of(each, "server") for each in (older, newer)]
     if None not in servers and servers[0] != servers[1]:
         shown = ", ".join(text.removeprefix("domain ") for text in servers)
@@ -98,11 +116,11 @@ def incomparable_orders(planned: PlannedUpsert, outcome: Outcome, description: B
     else:
         answer = (
             f"write when they started again, after {show_time(first['before'])} and at the latest at"
-            f" {show_time(first['after'])}, for example `order: {{restarts: [{format_time(first['after'])}]}}`"
+            f" {show_time(first['after'])}, for example `order: {{restarts: [{after}]}}`"
         )
     return UnclearOrder(
         f"the log of the feed of {description.shard} {description.interval} is not one run of numbers:"
-        f" records that cannot be compared with others of their keys: {outcome.counted['incomparable']}. The first, of"
+        f" records that cannot be compared with others of their keys: {count}. The first, of"
         f" slot {first['slot']}: {_place(older)} and {_place(newer)}. Numbers start again after a failover, a restored"
         f" backup or RESET MASTER. Nothing has been committed. In the collection file, {answer}; or, in a collection"
         " that begins, `order: position` if the files have the records of each key in order"
@@ -117,4 +135,4 @@ def _place(order: Row) -> str:
     """The numbers of an order, its server, clock and position."""
     cells = [(name, _of(order, name)) for name in ("server", "number", "pos", "lsn", "row")]
     said = " ".join(f"{name} {value}" for name, value in cells if value is not None)
-    return f"{said} at {show_time(_of(order, 'source_ms') or 0)}"
+    return f"{said or 'no place'} at {show_time(_of(order, 'source_ms') or 0)}"

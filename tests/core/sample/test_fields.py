@@ -18,7 +18,7 @@ from persist_core.contents.stats import MAX_NAMES, BatchWarning
 from persist_core.errors import FeedChanged
 from persist_core.exact import exact_rows, timestamp_text
 from persist_core.location.mem import MemBlob
-from persist_core.sample.fields import MISSING, NEW, FeedFields, named_fields
+from persist_core.sample.fields import MISSING, NEW, TABLES, UNMARKED, FeedFields, named_fields
 from persist_core.sources.feed import LocalFeed
 from persist_core.sources.files import FileSource
 
@@ -49,6 +49,7 @@ ROW = {"id": 1, "address": {"city": "B", "zip": 1}, "x": None}
         ("json", ROW),
         ("debezium-json", {"op": "c", "after": ROW, "source": {"lsn": 5}, "ts_ms": 1}),
         ("debezium-json", {"schema": {}, "payload": {"op": "c", "after": ROW, "source": {}}}),
+        ("debezium-json", {"key": {"id": 1}, "value": {"op": "c", "after": ROW, "source": {}}}),
         ("debezium-json", {**ROW, "__op": "c", "__deleted": "false"}),
         ("dms-json", {"data": ROW, "metadata": {"operation": "insert", "record-type": "data"}}),
     ],
@@ -72,6 +73,42 @@ def test_a_missing_field_is_one_that_no_row_of_the_sample_has(tmp_path: Path) ->
         found_in(strict, tmp_path, {"op": "c", "after": {"id": 1, "address": {}}}).warnings()
     lenient = config_of(tmp_path, "json")
     assert found_in(lenient, tmp_path, {"id": 1}).warnings() == ()
+
+
+def change(table: str, schema: str | None = "public", *, key: int = 1) -> dict[str, Any]:
+    source = {"db": "shop", **({"schema": schema} if schema else {}), "table": table}
+    return {"op": "c", "after": {"id": key}, "source": source}
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines", "tables"),
+    [
+        ("debezium-json", [change("a"), change("b"), change("a", key=2)], ("shop.public.a", "shop.public.b")),
+        ("debezium-json", [change("a", "x"), {"payload": change("a", "y")}], ("shop.x.a", "shop.y.a")),
+        ("debezium-json", [change("a", None), {"key": 1, "value": change("b", None)}], ("shop.a", "shop.b")),
+        ("debezium-json", [{"id": 1, "__deleted": "false", "__table": name} for name in "ab"], ("a", "b")),
+        ("debezium-json", [{"id": 1, "__op": "d", "__source_table": name} for name in "ab"], ("a", "b")),
+        ("debezium-json", [change("a"), {"source": {"db": "shop", "table": "b"}, "ddl": "x"}, {"ts_ms": 1}], ()),
+        ("dms-json", [{"data": {"id": 1}, "metadata": {"schema-name": "s", "table-name": n}} for n in "ab"],
+         ("s.a", "s.b")),
+        ("json", [change("a"), change("b")], ()),
+    ],
+)  # fmt: skip
+def test_records_of_several_tables_are_a_warning(
+    tmp_path: Path, kind: str, lines: list[Any], tables: tuple[str, ...]
+) -> None:
+    found = [each for each in found_in(config_of(tmp_path, kind), tmp_path, *lines).warnings() if each.name != NEW]
+    assert found == ([BatchWarning(TABLES, 0, tables)] if tables else [])
+
+
+def test_unwrapped_records_that_mark_no_deletes_are_a_warning(tmp_path: Path) -> None:
+    put, delete = {"id": 1, "__op": "u", "__lsn": 5}, {"id": 1, "__op": "d"}
+    config = config_of(tmp_path, "debezium-json")
+    assert found_in(config, tmp_path, put, None).warnings() == (BatchWarning(UNMARKED, 0, ("__deleted",)),)
+    assert found_in(config, tmp_path, put, {**put, "__deleted": "false"}).warnings() == ()
+    assert found_in(config, tmp_path, put, delete).warnings() == ()
+    by_tombstones = config_of(tmp_path, "debezium-json", order="position")
+    assert found_in(by_tombstones, tmp_path, put).warnings() == ()
 
 
 @given(st.binary(max_size=60) | st.sampled_from([b'{"id": 1e9999999999999999999}', b"PAR1", b"\x1f\x8b"]))
@@ -104,6 +141,11 @@ def test_files_say_their_fields(tmp_path: Path) -> None:
     fields.see(["id", "note"], 2)
     fields.see([], 0)
     assert fields.warnings() == (BatchWarning(NEW, 0, ("address", "z")), BatchWarning(MISSING, 0, ("city",)))
+    other = FeedFields(config_of(tmp_path, "csv"))
+    other.see(["id", " Address.City", "NOTE ", "z"], 1)
+    assert other.warnings()[1].samples == (
+        "city (perhaps the field ' Address.City')", "note (perhaps the field 'NOTE ')",
+    )  # fmt: skip
     fields.see([f"n{number}" for number in range(MAX_NAMES + 5)], 1)
     assert fields.warnings()[0].samples[-1] == "and 7 more"
     assert str(fields.warnings()[1]) == f"{MISSING}: city, id, note"
