@@ -78,6 +78,7 @@ class Site:
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._lock = Lock()
+        self._opening: defaultdict[str, Lock] = defaultdict(Lock)  # by connection: one that hangs holds up no other
         self._places: dict[str, _Place] = {}
 
     def shards(self, access: Access) -> Json:
@@ -236,6 +237,8 @@ class Site:
         """The open location of a connection. One that is replaced stays open for reads that still run."""
         now_ms = self._clock.now_ms()
         with self._lock:
+            opening = self._opening[conn_id]
+        with opening:
             place = self._places.get(conn_id)
             if place is None or now_ms - place.opened_ms >= REOPEN_MS:
                 client = PersistHook(conn_id).get_conn()

@@ -158,7 +158,7 @@ def test_a_shard_is_hidden_without_rights_on_its_dag(browse: Browse, endpoint: s
 @pytest.mark.parametrize("endpoint", ENDPOINTS[1:])
 @pytest.mark.parametrize("purpose", ["g3", "reprocess", "rebuild"])
 def test_a_hidden_shard_is_seen_with_the_one_it_works_for(browse: Browse, endpoint: str, purpose: str) -> None:
-    facts, contents = 400, 404  # only contents are shown of a hidden shard: here there is none
+    facts, contents = 400, 404  # only contents are shown of a hidden shard; this one is missing
     seen = contents if endpoint in READS else facts
     for role, shard, status in (("OP", "menace", 403), ("VIEWER", "menace", 403), ("VIEWER", "customers", seen)):
         given = {**PLACE, "shard": f"{shard}~{purpose}", **ARGUMENTS}
