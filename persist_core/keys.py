@@ -63,9 +63,14 @@ def hidden_shard(shard: str, purpose: str) -> str:
     return f"{shard}~{purpose}"
 
 
+def listed_shard(name: str) -> str:
+    """The shard that a hidden shard works for; of other names the name itself."""
+    return name.partition("~")[0]
+
+
 def check_key_name(name: str) -> str:
     """Return `name` if it can name a shard, listed or not, else raise `InvalidName`."""
-    shard, _, _ = name.partition("~")
+    shard = listed_shard(name)
     return name if _HIDDEN.fullmatch(name.removeprefix(shard)) and is_shard_name(shard) else check_shard_name(name)
 
 

@@ -88,21 +88,22 @@ def shard_tasks(
 
     `spark` are further arguments for the provider's SparkSubmitOperator (`conf`, `packages`, `executor_memory`, ...),
     `tasks` Airflow's options of all four tasks and of each: they go over `airflow:` in the shard's file, and that over
-    `default_args`. After a conflict append runs Spark, so without a pool of its own it takes write's. `notify`:
-    the notifiers of failed tasks and conflicts, unless the file has its own (docs/alerts.md).
+    `default_args`. After a conflict append runs Spark, so without its own it takes write's pool, slots,
+    queue and `executor_config`. `notify`: the notifiers of failed tasks and conflicts, unless the file has its own
+    (docs/alerts.md).
     """
     notify = chosen(config.notify, notify)
     shared: dict[str, Any] = {"config": config, "persist_conn_id": persist_conn_id}
     options = {stage: options_of(config.airflow, tasks or {}, stage) for stage in STAGES}
-    if "pool" in options["write"]:
-        options["append"].setdefault("pool", options["write"]["pool"])
+    options["write"] |= spark or {}
+    options["append"] = _place_of(options["write"], options["append"]) | options["append"]
     mint = MintBatchDescriptionsOperator(task_id=TASK_IDS[0], **shared, **options["mint"])
     write = WriteBatchesOperator(
         task_id=TASK_IDS[1],
         description=mint.output,
         spark_conn_id=spark_conn_id,
         **shared,
-        **{**options["write"], **(spark or {})},
+        **options["write"],
     )
     append = AppendBatchesOperator(
         task_id=TASK_IDS[2],
@@ -120,9 +121,19 @@ def shard_tasks(
     return ShardTasks(mint, write, append, checkpoint)
 
 
+def _place_of(write: Mapping[str, Any], append: Mapping[str, Any]) -> dict[str, Any]:
+    """Where write runs. Slots are of a pool: an append with another pool does not take them."""
+    has_own_pool = append.get("pool", write.get("pool")) != write.get("pool")
+    names = ("queue", "executor_config") if has_own_pool else ("pool", "pool_slots", "queue", "executor_config")
+    return {name: write[name] for name in names if name in write}
+
+
 def shard_task_group(config: ShardConfig, *, group_id: str | None = None, **options: Unpack[TaskOptions]) -> ShardTasks:
-    """The four tasks inside a task group (default id: the shard's name). `options`: as for `shard_tasks`."""
-    with TaskGroup(group_id or config.name) as group:
+    """The four tasks inside a task group (default id: the shard's name, with `_` for each dot).
+
+    `options`: as for `shard_tasks`.
+    """
+    with TaskGroup(group_id or config.name.replace(".", "_")) as group:
         tasks = shard_tasks(config, **options)
     return replace(tasks, group=group)
 

@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from persist_airflow.compat import Context, make_asset, set_event_extra
 from persist_airflow.failures import HOPELESS
-from persist_airflow.links import shard_page, shard_uri
+from persist_airflow.links import outlet_uri, shard_page, shard_uri
 from persist_airflow.metrics import report_tries
 from persist_airflow.notifications import NotifyBy
 from persist_airflow.operators import StageOperator, report_of
@@ -142,7 +142,7 @@ class GroupOperator(OfBatch, StageOperator):
     """The base of the operators that start no Spark.
 
     :param batch: the collections
-    :param persist_conn_id: the location (templated)
+    :param persist_conn_id: the location (no template: assets have it in their name)
     """
 
     def __init__(self, *, batch: Batch, **kwargs: Any) -> None:
@@ -157,7 +157,7 @@ def in_few_words(report: Json) -> str:
 
 
 def assets_of(conn_id: str, batch: Batch, suffix: str = "") -> list[Any]:
-    return [make_asset(f"{shard_uri(conn_id, name)}{suffix}") for name in batch.names]
+    return [make_asset(f"{outlet_uri(conn_id, name)}{suffix}") for name in batch.names]
 
 
 def checkpointed(client: PersistClient, config: CollectionConfig) -> tuple[Json, list[str]]:

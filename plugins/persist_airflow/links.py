@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from persist_airflow.compat import BaseOperator, BaseOperatorLink, asset_link, framed_url
+from persist_core.errors import ConfigError
 
 PAGE_PREFIX = "persist"  # where the page is mounted, below the UI's base path
 PAGE_ROUTE = "shards"  # its place in the UI's navigation: /plugin/shards
@@ -18,6 +19,15 @@ PAGE_ROUTE = "shards"  # its place in the UI's navigation: /plugin/shards
 def shard_uri(persist_conn_id: str, shard: str) -> str:
     """The asset URI of a shard. It names the connection, not the location, so that no store's address is shown."""
     return f"persist://{persist_conn_id}/{shard}"
+
+
+def outlet_uri(persist_conn_id: str, shard: str) -> str:
+    """The URI of an asset that a task declares. Raises `ConfigError` for a template: outlets are not rendered."""
+    if "{{" in persist_conn_id or "{%" in persist_conn_id:
+        raise ConfigError(
+            f"persist_conn_id {persist_conn_id!r}: assets have it in their name, so it cannot be a template"
+        )
+    return shard_uri(persist_conn_id, shard)
 
 
 def shard_page(persist_conn_id: str, shard: str) -> str | None:

@@ -30,7 +30,7 @@ from persist_airflow.compat import (
 )
 from persist_airflow.failures import PersistCasConflict, result_before
 from persist_airflow.hook import PersistHook, task_client
-from persist_airflow.links import ShardLink, shard_page, shard_uri
+from persist_airflow.links import ShardLink, outlet_uri, shard_page
 from persist_airflow.metrics import Counted, count, measured, report_commit, report_shards
 from persist_airflow.notifications import NotifyBy, chosen
 from persist_airflow.spark import RETRIES, RETRY_DELAY
@@ -155,7 +155,7 @@ class AppendBatchesOperator(lineage.ReportsLineage, _ShardOperator):
     :param staged: what write returns: the description and the manifest's key (templated)
     :param write_task_id: the write task of the same DAG, whose Spark settings a healing try uses
     :param notify: notifiers; one that takes conflicts gets one notice of each (docs/alerts.md)
-    :param persist_conn_id: the location (templated)
+    :param persist_conn_id: the location (no template: the asset's name has it)
     """
 
     template_fields: Sequence[str] = ("staged", *_ShardOperator.template_fields)
@@ -175,8 +175,14 @@ class AppendBatchesOperator(lineage.ReportsLineage, _ShardOperator):
         self.staged = staged
         self.write_task_id = write_task_id
         self.notify = chosen(None, notify)
-        self.asset = make_asset(shard_uri(self.persist_conn_id, self.shard))
+        self.asset = make_asset(outlet_uri(self.persist_conn_id, self.shard))
         self.outlets = [*self.outlets, self.asset]
+        self._write: Any = None  # while it heals: the write task's operator
+
+    def on_kill(self) -> None:
+        """End the Spark job of a healing try."""
+        if self._write is not None:
+            self._write.on_kill()
 
     @measured("append")
     def execute(self, context: Context) -> dict[str, Any]:
@@ -210,6 +216,7 @@ class AppendBatchesOperator(lineage.ReportsLineage, _ShardOperator):
     def _heal(self, client: PersistClient, description: BatchDescription, context: Context) -> dict[str, Any]:
         """Mint, write and append what the conflict left open, with the Spark settings of the write task."""
         write: Any = context["dag"].get_task(self.write_task_id).prepare_for_execution()
+        self._write = write
         write.render_template_fields(context)
 
         def on_step(step: run.Step) -> None:
@@ -237,14 +244,14 @@ class CheckpointManifestOperator(_ShardOperator):
     `persist_maintenance`.
 
     :param config: the collection or view
-    :param persist_conn_id: the location (templated)
+    :param persist_conn_id: the location (no template: the asset's name has it)
     """
 
     ui_color = "#e5d8f3"
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.asset = make_asset(f"{shard_uri(self.persist_conn_id, self.shard)}/checkpoints")
+        self.asset = make_asset(f"{outlet_uri(self.persist_conn_id, self.shard)}/checkpoints")
         self.outlets = [*self.outlets, self.asset]
 
     @measured("checkpoint")

@@ -13,7 +13,18 @@ from typing import Any
 
 import pytest
 
-from persist_airflow.factory import build_dags, build_view_dags, tasks_of, upsert_task_group
+from persist_airflow.compat import DAG
+from persist_airflow.factory import (
+    build_dags,
+    build_group_dag,
+    build_upsert_dag,
+    build_view_dags,
+    shard_task_group,
+    tasks_of,
+    upsert_task_group,
+)
+from persist_core.config.collection import load_collection
+from persist_core.errors import ConfigError
 from tests.airflow.fruit import DAY, START, Fruit
 
 pytestmark = pytest.mark.airflow_2_11
@@ -221,3 +232,34 @@ def test_parsing_imports_no_spark_no_pandas_and_touches_no_store(fruit: Fruit) -
     assert report["heavy"] == []
     assert not Path("/nowhere").exists()
     assert report["own_s"] < 5  # 0.9 s on an idle machine; the bound is for busy machines
+
+
+@pytest.mark.parametrize("by", ["tasks", "spark", "both"])
+def test_append_runs_where_write_does_without_its_own(fruit: Fruit, by: str) -> None:
+    place: dict[str, Any] = {"pool": "spark", "pool_slots": 4, "queue": "large", "executor_config": {"pod": "big"}}
+    given: Any = {"write": place if by != "spark" else {}}
+    dag = build_upsert_dag(fruit.config(), tasks=given, spark=place if by != "tasks" else {})
+    append = tasks_of(dag).append
+    assert {name: getattr(append, name) for name in place} == place
+    own: Any = {**given, "append": {"pool": "small", "queue": "fast"}}
+    append = tasks_of(build_upsert_dag(fruit.config(), tasks=own, spark=place if by != "tasks" else {})).append
+    assert (append.pool, append.pool_slots, append.queue) == ("small", 1, "fast")
+    assert append.executor_config == {"pod": "big"}
+
+
+@pytest.mark.parametrize("conn_id", ["{{ var.value.location }}", "{% if x %}a{% endif %}"])
+def test_a_template_as_the_location_of_assets_is_refused(fruit: Fruit, conn_id: str) -> None:
+    config = fruit.config()
+    with pytest.raises(ConfigError, match=r"persist_conn_id.*cannot be a template"):
+        build_upsert_dag(config, persist_conn_id=conn_id)
+    with pytest.raises(ConfigError, match=r"persist_conn_id.*cannot be a template"):
+        build_group_dag("crm", [config], persist_conn_id=conn_id)
+
+
+def test_a_shard_with_a_dot_has_a_task_group(fruit: Fruit) -> None:
+    file = fruit.dags / "collections" / "fruit.yaml"
+    other = file.with_name("sales.eu.yaml")
+    other.write_text(file.read_text())
+    with DAG("of_ones_own", schedule=None):
+        tasks = shard_task_group(load_collection(other))
+    assert (tasks.mint.shard, tasks.mint.task_id) == ("sales.eu", f"sales_eu.{CHAIN[0]}")

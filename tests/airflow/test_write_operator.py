@@ -9,16 +9,17 @@ import pytest
 
 from persist_airflow.compat import AirflowException, AirflowFailException
 from persist_airflow.factory import build_upsert_dag
-from persist_airflow.failures import SparkJobFailed
+from persist_airflow.failures import PersistCasConflict, SparkJobFailed
 from persist_airflow.spark import WriteBatchesOperator
 from persist_core.contents.batch import BatchDescription
 from persist_core.errors import Determinate, OutdatedDescription, TooManyErrors
+from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.protocol.conflicts import list_conflicts
 from persist_core.spark_job.answer import record_failure
 from persist_core.spark_job.deaths import deaths_at_lower
 from persist_core.spark_job.spec import JobSpec
-from tests.airflow.fruit import NAME, Fruit, end_of
+from tests.airflow.fruit import NAME, Fruit, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
 
 pytestmark = pytest.mark.airflow_2_11
@@ -104,6 +105,30 @@ def test_a_dead_job_is_recorded_unless_airflow_ended_it(
         run.run(WRITE)
     spec = JobSpec(description, fruit.config(), client.ids.uuid7())
     assert len(deaths_at_lower(client.blob, spec, client.clock.now_ms())) == (not is_stopped)
+
+
+def test_an_append_that_airflow_ends_stops_the_job_that_heals(
+    fruit: Fruit, dag: Any, client: PersistClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loser = DagRunDriver(dag, end_of(1), "loser")
+    loser.run(MINT)
+    loser.run(WRITE)
+    DagRunDriver(dag, end_of(0), "winner").run_all()
+    with pytest.raises(PersistCasConflict):
+        loser.run(APPEND)
+    fruit.write_days(range(2))
+    stopped = []
+
+    def submit(self: Any, *_: Any) -> None:
+        loser.executed[APPEND].on_kill()  # what Airflow calls when it ends a task
+        stopped.append(self._is_stopped)
+        raise AirflowException("exit code 143")
+
+    monkeypatch.setattr(WriteBatchesOperator, "_submit", submit)
+    with pytest.raises(SparkJobFailed):
+        loser.run(APPEND)
+    assert stopped == [True]
+    assert client.state(NAME).upper == Frontier(end_ms(0))
 
 
 def test_a_job_that_fails_after_it_has_staged_is_no_failure(

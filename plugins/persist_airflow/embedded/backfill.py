@@ -75,7 +75,10 @@ def open_backfill(airflow: LocalAirflow, dag_id: str) -> int | None:
 
 
 def follow(console: Console, airflow: LocalAirflow, backfill_id: int) -> Counter[str]:
-    """Draw progress until the backfill is over or `FOLLOW_TIMEOUT_MS` have passed; its dag runs, counted by state."""
+    """Draw progress until the backfill is over or `FOLLOW_TIMEOUT_MS` have passed; its dag runs, counted by state.
+
+    Raises `EmbeddedAirflowError` if it has none: Airflow makes them when it creates the backfill, or never.
+    """
     deadline_ms = airflow.clock.now_ms() + FOLLOW_TIMEOUT_MS
     columns = (
         TextColumn("{task.description}"),
@@ -89,6 +92,10 @@ def follow(console: Console, airflow: LocalAirflow, backfill_id: int) -> Counter
         while True:
             airflow.check()
             runs = Counter(state for (state,) in airflow.query(_RUNS, backfill_id))
+            if not runs:
+                raise EmbeddedAirflowError(
+                    f"Airflow made no dag run for backfill {backfill_id}: the days have dag runs that have not ended"
+                )
             ended = sum(runs[state] for state in ENDED)
             is_over = ended == runs.total()
             now = "  ".join(f"until {end}: {task}" for end, task in airflow.query(_TASKS, backfill_id))

@@ -20,6 +20,7 @@ from airflow.models.dag import DagModel, DagTag
 from airflow.models.dagrun import DagRun
 from airflow.models.serialized_dag import SerializedDagModel
 from airflow.models.xcom import XComModel
+from pydantic import ValidationError
 from sqlalchemy import func, select
 
 from persist_airflow.compat import asset_tables
@@ -235,14 +236,20 @@ def _serialized(session: Any, dag_id: str) -> dict[str, Any]:
 
 
 def limits(text: str | None) -> dict[str, Any]:
-    """The `freshness` thresholds (ms) of the definition that a DAG's document has; empty without them."""
+    """The `freshness` thresholds (ms) of the definition that a DAG's document has; empty without them.
+
+    A user's own document may have a block with other meanings of the word.
+    """
     block = _YAML.search(text or "")
     try:
         fields = yaml.safe_load(block[1]) if block else None
     except yaml.YAMLError:  # cut at MAX_DOCUMENT_CHARS
         return {}
     freshness = fields.get("freshness") if isinstance(fields, dict) else None
-    return {"freshness": asdict(DurationThreshold.model_validate(freshness).threshold)} if freshness else {}
+    try:
+        return {"freshness": asdict(DurationThreshold.model_validate(freshness).threshold)} if freshness else {}
+    except ValidationError:
+        return {}
 
 
 def _ms(moment: datetime | None) -> int | None:

@@ -4,8 +4,9 @@ Which locations: of the connections that assets of shards name, and of the conne
 database; without either the default connection.
 
 Who sees a shard: a user who may read a DAG that writes it. If no DAG writes it (a fork, a shard of `persist run`), a
-user who may read the connection. Rows, changes and payloads of errors need the right to read the DAG's XComs too. If
-`[persist] page_rows` is false, the page shows them to no user. An open alert is seen with its shard.
+user who may read the connection. A hidden shard (`payroll~g3`) is seen with the one that it works for. Rows, changes
+and payloads of errors need the right to read the DAG's XComs too. If `[persist] page_rows` is false, the page shows
+them to no user. An open alert is seen with its shard.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.inspection.days import days_of
 from persist_core.inspection.facts import ShardSummary
 from persist_core.inspection.inspector import Inspector
+from persist_core.keys import listed_shard
 from persist_core.time_text import DAY_MS
 
 FRESH_MS = 2_000  # a list of summaries is this old at most
@@ -76,6 +78,7 @@ class Site:
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._lock = Lock()
+        self._opening: defaultdict[str, Lock] = defaultdict(Lock)  # by connection: one that hangs holds up no other
         self._places: dict[str, _Place] = {}
 
     def shards(self, access: Access) -> Json:
@@ -105,7 +108,8 @@ class Site:
         body: Json = {"conn_id": conn_id, "location": None, "error": None, "shards": [], "alerts": []}
 
         def is_seen(shard: str) -> bool:
-            return shard in seen or (sees_all and shard not in writers)
+            owner = listed_shard(shard)
+            return owner in seen or (sees_all and owner not in writers)
 
         try:
             place = self._place(conn_id)
@@ -215,9 +219,9 @@ class Site:
         return any(access.reads_values(dag_id) for dag_id in ids) if ids else access.reads_connection(conn_id)
 
     def _allowed(self, session: Any, access: Access, conn_id: str, shard: str) -> tuple[str, ...]:
-        """The DAGs that write the shard. Raises `Forbidden`, whether or not there is such a shard."""
+        """The DAGs that write the shard, or the one it works for. Raises `Forbidden`, even if it does not exist."""
         writers = metadata.writers(session)
-        ids = writers.get(conn_id, {}).get(shard, ())
+        ids = writers.get(conn_id, {}).get(listed_shard(shard), ())
         if ids:
             is_allowed = bool(access.readable_dags().intersection(ids))
         else:
@@ -233,6 +237,8 @@ class Site:
         """The open location of a connection. One that is replaced stays open for reads that still run."""
         now_ms = self._clock.now_ms()
         with self._lock:
+            opening = self._opening[conn_id]
+        with opening:
             place = self._places.get(conn_id)
             if place is None or now_ms - place.opened_ms >= REOPEN_MS:
                 client = PersistHook(conn_id).get_conn()

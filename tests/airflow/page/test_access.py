@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from persist_airflow.page.answers import READS
 from persist_core.alerts.health import open_alerts
 from persist_core.alerts.record import RECORD_KEY
 from persist_core.handles.client import PersistClient
@@ -152,6 +153,17 @@ def test_a_shard_is_hidden_without_rights_on_its_dag(browse: Browse, endpoint: s
             answer = browse(role).get(f"/persist/api/{endpoint}", params={**PLACE, "shard": shard, **ARGUMENTS})
             assert (answer.status_code, answer.json()["error"]["kind"]) == (403, "forbidden"), (role, shard)
             assert "Oslo" not in answer.text
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS[1:])
+@pytest.mark.parametrize("purpose", ["g3", "reprocess", "rebuild"])
+def test_a_hidden_shard_is_seen_with_the_one_it_works_for(browse: Browse, endpoint: str, purpose: str) -> None:
+    facts, contents = 400, 404  # only contents are shown of a hidden shard; this one is missing
+    seen = contents if endpoint in READS else facts
+    for role, shard, status in (("OP", "menace", 403), ("VIEWER", "menace", 403), ("VIEWER", "customers", seen)):
+        given = {**PLACE, "shard": f"{shard}~{purpose}", **ARGUMENTS}
+        answer = browse(role).get(f"/persist/api/{endpoint}", params=given)
+        assert answer.status_code == status, (role, shard, answer.text)
 
 
 def test_an_operator_sees_shards_without_a_dag(browse: Browse) -> None:

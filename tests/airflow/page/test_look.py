@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -253,6 +256,41 @@ def test_a_slow_store_holds_no_connection_of_airflows_database(monkeypatch: pyte
     monkeypatch.setattr(site.Site, "_inspector", lambda *_: Reads())
     found = site.Site().days(access, "location", "fruit", limit=3, check=lambda: None)
     assert found["airflow"] == {"failed_runs": {}}
+
+
+def test_a_connection_that_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    from persist_airflow.page import site
+
+    begun, released = threading.Event(), threading.Event()
+
+    class Hook:
+        def __init__(self, conn_id: str) -> None:
+            self.conn_id = conn_id
+
+        def get_conn(self) -> Any:
+            if self.conn_id == "slow":
+                begun.set()
+                assert released.wait(60)
+            return MagicMock()
+
+    monkeypatch.setattr(site, "PersistHook", Hook)
+    of_all = site.Site()
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(of_all._place, "slow")
+        try:
+            assert begun.wait(60)
+            assert pool.submit(of_all._place, "fast").result(20) is of_all._place("fast")
+            assert not slow.done()
+        finally:
+            released.set()
+        assert slow.result(20) is of_all._place("slow")
+
+
+@pytest.mark.parametrize("freshness", ["soon", "{warn_after: 10 foo}", "'{{ x }}'", "[1]", "{warn: 1 x}"])
+def test_another_freshness_in_a_document_has_no_limits(freshness: str) -> None:
+    from persist_airflow.page.metadata import limits
+
+    assert limits(f"Example:\n```yaml\nfreshness: {freshness}\n```") == {}
 
 
 def _labels(found: Any) -> list[str]:
