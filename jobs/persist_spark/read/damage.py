@@ -127,14 +127,8 @@ def possible_counts(counted: DataFrame, shard: str, row: Sequence[Column]) -> Da
         F.lit(f". Run `persist fsck {shard}`"),
     )
     is_possible = F.col(DIFF).between(0, MAX_COPIES)
-    return counted.withColumn(
-        DIFF, F.when(is_possible, F.col(DIFF)).otherwise(raised(InvariantViolation, message).cast("bigint"))
-    )
-
-
-def raised(error: type[PersistError], message: Column) -> Column:
-    """A column that fails the action with this error (`named_damage`)."""
-    return F.raise_error(F.to_json(F.struct(F.lit(error.kind).alias(_RAISED), message.alias("message"))))
+    raised = F.to_json(F.struct(F.lit(InvariantViolation.kind).alias(_RAISED), message.alias("message")))
+    return counted.withColumn(DIFF, F.when(is_possible, F.col(DIFF)).otherwise(F.raise_error(raised).cast("bigint")))
 
 
 def _raised(text: str) -> PersistError | None:
@@ -152,7 +146,7 @@ def named_damage(
 ) -> Iterator[None]:
     """Around an action: raise `CorruptArtifact` if it failed at a staged file whose digest is not its manifest's.
 
-    Raises the error of `raised`, if it failed at a row that our plan refuses, and `ReadTooSlow` if it failed at
+    Raises `InvariantViolation` if it failed at a row that `possible_counts` refuses, and `ReadTooSlow` if it failed at
     a file that is gone because nothing names it any more. What is `known` of the files comes first; then, with
     `client`, the newest states say what is named, and without, the manifest beside the file does.
     """

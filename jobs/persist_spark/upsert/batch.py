@@ -107,8 +107,7 @@ def stage_upserts(
     records = placed(records, schema)
     erased = erased_for(client, state, schema, has_times=request.has_times)
     if erased is not None:
-        has_times, eras = request.has_times, request.eras
-        records = without_erased(spark, records, erased, schema, description, has_times=has_times, eras=eras)
+        records = without_erased(spark, records, erased, schema, description, has_times=request.has_times)
     below = [batch for batch in state.batches if batch.lower < description.lower]
     progress.enter("plan", f"{sum(batch.counts.rows for batch in below)} updates before")
     heads = side_by_side(client.manifest, below, threads=client.fetch_threads)

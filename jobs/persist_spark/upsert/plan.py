@@ -323,12 +323,12 @@ def _ranked(chain: DataFrame, arguments: Arguments) -> DataFrame:
         f"{' AND '.join(tied)} AS is_tied",
         f"diff IS NOT NULL AND NOT (diff IN (1, -1) AND diff = -coalesce({diff_before}, -1L)) AS is_broken",
     )
-    if arguments.eras:  # of the same time: one of them wins here, be it due or not
-        rival = f"lag(ord) {window}"
-        compared = f"own_time = lag(own_time) {window} AND (is_due OR waits) AND {incomparable('ord', rival)}"
-        marks = (*marks, f"CASE WHEN {compared} THEN {rival} END AS rival")
     if arguments.seen is not None:
         return sequence.judged(chain, marks, arguments)
+    if arguments.eras:
+        rival = f"lag(ord) {window}"
+        compared = f"own_time = lag(own_time) {window} AND is_due AND {incomparable('ord', rival)}"
+        marks = (*marks, f"CASE WHEN {compared} THEN {rival} END AS rival")
     if arguments.inherits:
         return inherited.completed(chain.selectExpr("*", *marks), arguments)
     return chain.selectExpr(*arguments.columns, *marks)

@@ -149,7 +149,7 @@ def judged(chain: DataFrame, marks: Sequence[str], arguments: Arguments) -> Data
         f"{tied_before} AS is_tied_before",
         f"{beyond} AS is_beyond",
         f"IF(is_judged AND {is_below} AND NOT ({is_equal}), greatest(higher.o, truncated_by), NULL) AS beaten_by",
-        *([f"CASE WHEN NOT coalesce(is_due, false) THEN rival {rivals} END AS rival"] if arguments.eras else []),
+        *([f"CASE WHEN own_time IS NULL OR NOT is_due THEN NULL {rivals} END AS rival"] if arguments.eras else []),
         *(_OF_REGISTERS if arguments.inherits else []),
         *(["canonical"] if arguments.inherits and arguments.is_thorough else []),
     )
