@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -38,6 +39,7 @@ _KUBERNETES_ENV = "spark.kubernetes.driverEnv."
 _KUBERNETES_SECRET = "spark.kubernetes.driver.secretKeyRef."
 _SPARKS_REDACTION = "(?i)secret|password|token|access[.]?key"  # Spark's default, which ours replaces
 _OUR_REDACTION = f"{ENV_BLOB_URI}|{ENV_CONSENSUS_URI}|{ENV_CONNECTION}|AWS_ACCESS_KEY_ID"
+SCRATCH_PREFIX = "persist-scratch-"  # of folders for Spark's own files
 LEFTOVER_MS = 25 * 3_600_000  # a file this old was left by a killed submit: a job ends within a day
 _PREFIX, _SUFFIX = "persist-spark-", ".conf"
 _SECRET_VARIABLES = frozenset({"AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"})
@@ -125,14 +127,23 @@ def properties_file(properties: Mapping[str, str], base: Path | None) -> Iterato
 
 
 def remove_leftovers(clock: Clock) -> list[Path]:
-    """Delete this user's properties files that no job can still need, left by killed submits; their paths."""
+    """Delete this user's properties files and scratch folders that killed submits left; their paths.
+
+    A folder in which anything is younger than `LEFTOVER_MS` stays: a job may still need it.
+    """
     removed = []
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*{_SUFFIX}"):
+    temporary = Path(tempfile.gettempdir())
+    for path in (*temporary.glob(f"{_PREFIX}*{_SUFFIX}"), *temporary.glob(f"{SCRATCH_PREFIX}*")):
         with contextlib.suppress(OSError):  # another process was faster, or it is not ours
             found = path.lstat()
-            is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
-            if is_ours and clock.now_ms() - found.st_mtime * 1000 > LEFTOVER_MS:
-                path.unlink()
+            is_folder = path.name.startswith(SCRATCH_PREFIX)
+            is_ours = (stat.S_ISDIR if is_folder else stat.S_ISREG)(found.st_mode) and found.st_uid == os.getuid()
+            oldest_ms = clock.now_ms() - LEFTOVER_MS
+            if is_ours and all(each.lstat().st_mtime * 1000 < oldest_ms for each in (path, *path.rglob("*"))):
+                if is_folder:
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
                 removed.append(path)
     return removed
 

@@ -32,7 +32,13 @@ from persist_core.location.settings import PersistLocation
 from persist_core.location.uri import redact_uri, secrets_of
 from persist_core.spark_job.calls import Calls
 from persist_core.spark_job.causes import CauseFinder
-from persist_core.spark_job.handover import hand_over, location_environment, properties_file, spark_defaults
+from persist_core.spark_job.handover import (
+    SCRATCH_PREFIX,
+    hand_over,
+    location_environment,
+    properties_file,
+    spark_defaults,
+)
 from persist_core.spark_job.installation import (
     HUGE_METHODS,
     archive_flags,
@@ -109,7 +115,7 @@ class SparkProcess:
     def _started(self, items: Sequence[JobSpec]) -> Iterator[_Running]:
         if self.log_folder is not None:
             self.log_folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="persist-") as scratch, closing(Calls()) as calls:
+        with tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX) as scratch, closing(Calls()) as calls:
             path = (self.log_folder or Path(scratch)) / f"{items[0].config.name}-{items[0].attempt}.log"
             with self._command(items, scratch) as (command, environment), path.open("wb") as log:
                 given = {**os.environ, **spark_environment(os.environ), ENV_LOG_FIELDS: "1"}

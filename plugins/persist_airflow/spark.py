@@ -37,7 +37,13 @@ from persist_core.handles.client import PersistClient
 from persist_core.protocol import run
 from persist_core.row_text import show_row
 from persist_core.spark_job.causes import STOPPED, CauseFinder, find_cause
-from persist_core.spark_job.handover import hand_over, location_environment, properties_file, spark_defaults
+from persist_core.spark_job.handover import (
+    SCRATCH_PREFIX,
+    hand_over,
+    location_environment,
+    properties_file,
+    spark_defaults,
+)
 from persist_core.spark_job.installation import job_path, local_environment, spark_home
 from persist_core.spark_job.jars import with_s3a_jars
 from persist_core.spark_job.launch import Ended, Start, dry_run_view, write_batch
@@ -120,7 +126,7 @@ class SparkJobOperator(SparkSubmitOperator):
         remote = connect_environment_of(self.spark_conn_id)
         if remote is None:
             # What is left of a job that was killed may still write there, and ends by itself.
-            with tempfile.TemporaryDirectory(prefix="persist-", ignore_cleanup_errors=True) as scratch:
+            with tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX, ignore_cleanup_errors=True) as scratch:
                 self._submit_to_master(context, items, arguments, scratch)
             return 0
         ignored = [name for name in self._submit_arguments if name != "env_vars"]

@@ -96,6 +96,27 @@ def test_files_of_killed_submits_are_removed_and_no_others(tmp_path: Path, monke
     assert remove_leftovers(SystemClock()) == []
 
 
+def test_scratch_of_killed_submits_is_removed_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    left, busy, new, other = (tmp_path / f"persist-{name}" for name in ("scratch-a", "scratch-b", "scratch-c", "d"))
+    link = tmp_path / "persist-scratch-link"
+    link.symlink_to(other)
+    for folder in (left, busy, new, other):
+        (folder / "blockmgr" / "0c").mkdir(parents=True)
+        (folder / "blockmgr" / "0c" / "shuffle.data").write_text("rows")
+    for folder in (left, busy, other):
+        for path in (*folder.rglob("*"), folder):
+            os.utime(path, (0, 0))
+    os.utime(link, (0, 0), follow_symlinks=False)
+    (busy / "blockmgr" / "0c" / "shuffle.data").write_text("more rows")
+    assert remove_leftovers(SystemClock()) == [left]
+    assert set(tmp_path.iterdir()) == {busy, new, other, link}
+    for path in (*busy.rglob("*"), busy):
+        os.utime(path, (0, 0))
+    monkeypatch.setattr("os.getuid", lambda: 12345)
+    assert remove_leftovers(SystemClock()) == []
+
+
 @pytest.mark.parametrize(
     ("uri", "secrets"),
     [
