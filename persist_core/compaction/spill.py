@@ -78,14 +78,16 @@ class Spill:
     sampled: int = SAMPLED
     batch_rows: int = BATCH_ROWS
     _waiting: dict[str, list[pa.Table]] = field(default_factory=dict)
+    _waits: tuple[int, int] = 0, 0  # so many rows and bytes
     _chunks: list[tuple[str, _Chunk]] = field(default_factory=list)
     _sample: list[tuple[Key, int, float]] = field(default_factory=list)  # a key; how many rows and bytes it stands for
 
     def add(self, tag: str, table: pa.Table) -> None:
         """More rows. What waits is sorted and written to disk if it is more than a range."""
         self._waiting.setdefault(tag, []).append(table)
-        tables = [each for waiting in self._waiting.values() for each in waiting]
-        if sum(map(len, tables)) > self.rows or sum(each.nbytes for each in tables) > self.size_bytes:
+        rows, size_bytes = self._waits
+        self._waits = rows + len(table), size_bytes + table.nbytes
+        if self._waits[0] > self.rows or self._waits[1] > self.size_bytes:
             self._write()
 
     def ranges(self) -> Iterator[dict[str, pa.Table]]:
@@ -113,6 +115,7 @@ class Spill:
             part = step, step * ordered.nbytes / len(ordered)
             self._sample += [(key_at(ordered, row, self.key), *part) for row in range(step // 2, len(ordered), step)]
         self._waiting.clear()
+        self._waits = 0, 0
 
     def _boundaries(self) -> list[Key]:
         found, rows, size_bytes = set(), 0, 0.0

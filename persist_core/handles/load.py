@@ -112,21 +112,26 @@ def load_part(blob: Blob, part: Part) -> bytes:
 
 def load_parts(blob: Blob, parts: Iterable[Part], *, threads: int) -> Iterator[bytes]:
     """The bytes of these parts, in their order; small ones are fetched side by side. Raises as `load_part`."""
-    waiting: list[Part] = []
-    for part in [*parts, None]:
-        if waiting and (part is None or sum(each.size_bytes for each in waiting) + part.size_bytes > _FETCHED_BYTES):
-            yield from side_by_side(lambda each: load_part(blob, each), waiting, threads=threads)
-            waiting = []
-        waiting += [part] if part else []
+    for group in fetched_together(parts):
+        yield from side_by_side(lambda each: load_part(blob, each), group, threads=threads)
+
+
+def fetched_together(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    """These parts, in their order, in groups whose bytes fit into memory; a large part is one alone."""
+    group, size_bytes = list[Part](), 0
+    for part in parts:
+        if group and size_bytes + part.size_bytes > _FETCHED_BYTES:
+            yield group
+            group, size_bytes = [], 0
+        group.append(part)
+        size_bytes += part.size_bytes
+    if group:
+        yield group
 
 
 def read_part(blob: Blob, part: Part, columns: pa.Schema, part_format: PartFormat = PARQUET) -> pa.Table:
     """One part with exactly `columns`, in whatever schema version it was written (`contents.parts.read_as`)."""
-    return decode_part(blob, part, load_part(blob, part), columns, part_format)
-
-
-def decode_part(blob: Blob, part: Part, data: bytes, columns: pa.Schema, part_format: PartFormat) -> pa.Table:
-    """Like `read_part`, of a part whose bytes were loaded."""
+    data = load_part(blob, part)
     with _decoding(blob, part):
         return next(read_as(part_format, data, columns, part.schema))
 
@@ -141,7 +146,8 @@ def batches_of(
     rows: int,
     is_packed: bool = False,
 ) -> Iterator[pa.Table]:
-    """Like `decode_part`, in tables of at most `rows` rows. `is_packed`: see `PartFormat.batches`."""
+    """Like `read_part`, of a part whose bytes were loaded, in tables of at most `rows` rows. `is_packed`: see
+    `PartFormat.batches`."""
     with _decoding(blob, part):
         yield from read_as(part_format, data, columns, part.schema, rows=rows, is_packed=is_packed)
 

@@ -1,24 +1,36 @@
-"""Checks of a shard's contents: the bytes of its parts, and the invariants of the updates in them."""
+"""Checks of a shard's contents: the bytes of its parts, and the invariants of the updates in them.
+
+parts ──decode, table by table──> checks of each part
+             └──> updates by key (`Spill`) ──range by range──> checks of all updates of a key
+"""
 
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_core.compaction.files import BYTES_AT_ONCE
+from persist_core.compaction.merge import ROWS_AT_ONCE
+from persist_core.compaction.spill import Spill
 from persist_core.contents import pieces
 from persist_core.contents.batch import BatchCounts, BatchManifest, HollowBatch, Part, PartKind
-from persist_core.contents.key_range import range_of
+from persist_core.contents.key_range import EVERYTHING, KeyRange, range_of, spanning
 from persist_core.contents.parts import errs_schema, history_schema, nullable, updates_schema
 from persist_core.contents.pieces import Piece
 from persist_core.contents.row_versions import not_before
-from persist_core.errors import CorruptArtifact
+from persist_core.errors import CorruptArtifact, StorageError
 from persist_core.exact import exact_rows
 from persist_core.handles.client import PersistClient
-from persist_core.handles.load import decode_part, load_part
+from persist_core.handles.load import batches_of, fetched_together, load_part
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.maintenance.check_state import Examined
 from persist_core.maintenance.violations import MAX_SHOWN, Violations
@@ -36,6 +48,8 @@ from persist_core.schema import (
 )
 from persist_core.time_text import show_interval
 
+OKS, ERRS = "oks", PartKind.ERRS
+_READ_ROWS = 1 << 16  # of a file that are decoded together; fewer if rows are large
 _BAD_SLOT = "_persist_bad_slot"  # what identifies an err whose key could not be decoded
 
 
@@ -48,6 +62,58 @@ class Counted:
     updates: int
 
 
+@dataclass
+class _Updates:
+    """All updates of a shard, by key; on the local disk if they are many. What has no key stays in memory: the rows of
+    a view, and errs whose key could not be decoded. `is_whole`: no update is known to be missing; else all are counted
+    only.
+    """
+
+    schema: CollectionSchema
+    spill: Spill
+    keyless: dict[str, list[pa.Table]] = field(default_factory=lambda: {OKS: [], ERRS: []})
+    is_whole: bool = True
+    count: int = 0
+
+    def add(self, tag: str, table: pa.Table) -> None:
+        self.count += len(table)
+        if not self.is_whole:
+            return
+        rows = table.select(self.columns[tag].names)
+        if not self.schema.key:
+            self.keyless[tag].append(rows)
+            return
+        has_key = _all([pc.is_valid(rows[name]) for name in self.schema.key_names])
+        if not pc.all(has_key).as_py():
+            self.keyless[tag].append(rows.filter(pc.invert(has_key)))
+            rows = rows.filter(has_key)
+        with self._on_local_disk():
+            self.spill.add(tag, rows)
+
+    def ranges(self) -> Iterator[tuple[pa.Table, pa.Table]]:
+        """Oks and errs by ranges of keys, each in one, in any order; those without a key at the end."""
+        with self._on_local_disk():
+            for found in self.spill.ranges():
+                yield tuple(found.get(tag, self.columns[tag].empty_table()) for tag in (OKS, ERRS))
+        yield tuple(pa.concat_tables([self.columns[tag].empty_table(), *self.keyless[tag]]) for tag in (OKS, ERRS))
+
+    @cached_property
+    def columns(self) -> Mapping[str, pa.Schema]:
+        """The columns of a file by its kind, and of oks."""
+        oks = nullable(updates_schema(self.schema))
+        others = {ERRS: errs_schema(self.schema), PartKind.HISTORY: history_schema(self.schema)}
+        return dict.fromkeys((*pieces.OKS, OKS), oks) | others
+
+    @contextmanager
+    def _on_local_disk(self) -> Iterator[None]:
+        """A full disk is no damage of the shard."""
+        try:
+            yield
+        except OSError as error:
+            self.is_whole = False
+            raise StorageError(f"rows are sorted on the local disk, in {gettempdir()}: {error}") from error
+
+
 def check_contents(examined: Examined, found: Violations) -> Counted:
     """Read every part whose manifest can be read: size and digest, format, bounds, counts; then all updates together.
 
@@ -56,80 +122,68 @@ def check_contents(examined: Examined, found: Violations) -> Counted:
     state, schema = examined.state, examined.state.schema
     manifests = [examined.manifests.get(batch.manifest_key) for batch in state.batches]
     parts = [part for manifest in manifests if manifest is not None for part in manifest.parts]
+    size_bytes = sum(part.size_bytes for part in parts)
     if schema is None:
-        return Counted(len(parts), sum(part.size_bytes for part in parts), 0)
-    oks, errs = nullable(updates_schema(schema)), errs_schema(schema)
-    fields = dict.fromkeys(pieces.OKS, oks) | {PartKind.ERRS: errs, PartKind.HISTORY: history_schema(schema)}
-    read = _read(examined.client, parts, fields)
-    is_whole = True
-    for batch, manifest in zip(state.batches, manifests, strict=True):
-        before = len(found)
-        if manifest is not None:
-            _check_batch(batch, manifest, read, schema, found)
-        is_whole = is_whole and manifest is not None and len(found) == before
-    known = [(batch, manifest) for batch, manifest in zip(state.batches, manifests, strict=True) if manifest]
-    all_oks = _taken(oks, (piece for batch, manifest in known for piece in pieces.all_oks(batch, manifest)), read)
-    all_errs = _taken(errs, (piece for batch, manifest in known for piece in pieces.all_errs(batch, manifest)), read)
-    if is_whole:
-        with found.checking("updates", f"the updates of shard {state.shard}"):
-            check_updates(all_oks, all_errs, schema, state.since.time or 0, found)
-    return Counted(len(parts), sum(part.size_bytes for part in parts), len(all_oks) + len(all_errs))
+        return Counted(len(parts), size_bytes, 0)
+    loaded = _loaded(examined.client, parts)
+    with TemporaryDirectory(prefix="persist-fsck-") as folder:
+        updates = _Updates(schema, Spill(Path(folder), schema.key, ROWS_AT_ONCE, BYTES_AT_ONCE))
+        for batch, manifest in zip(state.batches, manifests, strict=True):
+            before = len(found)
+            if manifest is not None:
+                _check_batch(examined.client, batch, manifest, loaded, updates, found)
+            updates.is_whole = updates.is_whole and manifest is not None and len(found) == before
+        if updates.is_whole:
+            with found.checking("updates", f"the updates of shard {state.shard}"):
+                for oks, errs in updates.ranges():
+                    _check_updates(oks, errs, schema, state.since.time or 0, found)
+    return Counted(len(parts), size_bytes, updates.count)
 
 
-def _read(
-    client: PersistClient, parts: list[Part], fields: Mapping[PartKind, pa.Schema]
-) -> dict[str, pa.Table | Exception]:
-    def attempt(part: Part) -> pa.Table | Exception:
+def _loaded(client: PersistClient, parts: list[Part]) -> Iterator[bytes | Exception]:
+    """The bytes of each part, or why they cannot be read."""
+
+    def attempt(part: Part) -> bytes | Exception:
         try:
-            data = load_part(client.blob, part)
-            table = decode_part(client.blob, part, data, fields[part.kind], client.part_format)
-            if part.index is not None and part.index != client.part_format.index(data):
-                return CorruptArtifact(f"{part.key}: the manifest has another digest of its page indexes")
-            return table
-        except Exception as error:  # noqa: BLE001 - damaged bytes can raise anything in a decoder; the caller reports it
+            return load_part(client.blob, part)
+        except Exception as error:  # noqa: BLE001 - the caller reports it
             return error
 
-    return dict(
-        zip((part.key for part in parts), side_by_side(attempt, parts, threads=client.fetch_threads), strict=True)
-    )
-
-
-def _taken(schema: pa.Schema, chosen: Iterable[Piece], read: Mapping[str, pa.Table | Exception]) -> pa.Table:
-    tables = [schema.empty_table()]
-    for piece in chosen:
-        table = read[piece.part.key]
-        if not isinstance(table, Exception):
-            tables.append(piece.of(table).select(schema.names))
-    return pa.concat_tables(tables)
-
-
-def _is_err(part: Part) -> bool:
-    return part.kind is PartKind.ERRS
+    for group in fetched_together(parts):
+        yield from side_by_side(attempt, group, threads=client.fetch_threads)
 
 
 def _check_batch(
+    client: PersistClient,
     batch: HollowBatch,
     manifest: BatchManifest,
-    read: Mapping[str, pa.Table | Exception],
-    schema: CollectionSchema,
+    loaded: Iterator[bytes | Exception],
+    updates: _Updates,
     found: Violations,
 ) -> None:
     found_counts = dict.fromkeys(vars(BatchCounts()), 0)
     is_whole = True
+    taken = defaultdict[str, list[tuple[str, Piece]]](list)
+    for tag, chosen in ((OKS, pieces.all_oks), (ERRS, pieces.all_errs)):
+        for piece in chosen(batch, manifest):
+            taken[piece.part.key].append((tag, piece))
     for part in manifest.parts:
+        data, rows = next(loaded), None
         with found.checking("part", part.key):
-            table = read[part.key]
-            if isinstance(table, Exception):
-                is_whole = False
-                raise table
-            _check_part(part, table, manifest, schema, found)
-            inserted = pc.sum(pc.greater(table[DIFF], 0)).as_py() or 0
-            if part.kind is PartKind.HISTORY:
-                found_counts["history"] += len(table)
-                continue
+            if isinstance(data, Exception):
+                raise data
+            if part.index is not None and part.index != client.part_format.index(data):
+                raise CorruptArtifact(f"{part.key}: the manifest has another digest of its page indexes")
+            tables = _tables(client, part, data, taken[part.key], updates)
+            rows = _check_part(part, tables, manifest, updates.schema, found)
+        if rows is None:
+            is_whole = False
+        elif part.kind is PartKind.HISTORY:
+            found_counts["history"] += rows.count
+        else:
             prefix = "err_" if _is_err(part) else ""
-            found_counts[f"{prefix}insertions"] += inserted
-            found_counts[f"{prefix}retractions"] += len(table) - inserted
+            found_counts[f"{prefix}insertions"] += rows.inserted
+            found_counts[f"{prefix}retractions"] += rows.count - rows.inserted
     if is_whole and BatchCounts(**found_counts) != manifest.counts:
         found.add(
             "counts",
@@ -137,27 +191,61 @@ def _check_batch(
         )
 
 
+def _tables(
+    client: PersistClient, part: Part, data: bytes, taken: list[tuple[str, Piece]], updates: _Updates
+) -> Iterator[pa.Table]:
+    """The rows of a part, table by table. What the shard takes of them is added to `updates`."""
+    for table in batches_of(client.blob, part, data, updates.columns[part.kind], client.part_format, rows=_READ_ROWS):
+        for tag, piece in taken:
+            updates.add(tag, piece.of(table))
+        yield table
+
+
+@dataclass
+class _Rows:
+    """What was found in the rows of a part."""
+
+    count: int = 0
+    inserted: int = 0
+    others: int = 0  # whose diffs do not match the kind
+    outside: int = 0
+    first_outside: str = ""
+
+
 def _check_part(
-    part: Part, table: pa.Table, manifest: BatchManifest, schema: CollectionSchema, found: Violations
-) -> None:
-    outside = table.filter(_is_outside(part, table, manifest))
-    if len(outside):
+    part: Part, tables: Iterable[pa.Table], manifest: BatchManifest, schema: CollectionSchema, found: Violations
+) -> _Rows:
+    rows, ranges = _Rows(), list[KeyRange]()
+    for table in tables:
+        outside = table.filter(_is_outside(part, table, manifest))
+        if len(outside) and not rows.outside:
+            rows.first_outside = show_row(next(exact_rows(outside.slice(0, 1))))
+        rows.outside += len(outside)
+        ranges.append(range_of(table, schema.key))
+        rows.count += len(table)
+        rows.inserted += pc.sum(pc.greater(table[DIFF], 0)).as_py() or 0
+        expected = {PartKind.INSERTIONS: pc.greater, PartKind.RETRACTIONS: pc.less}.get(part.kind, pc.not_equal)
+        if ENDED in table.column_names:
+            expected = pc.greater
+        rows.others += pc.sum(pc.invert(pc.fill_null(expected(table[DIFF], 0), False))).as_py() or 0
+    if rows.outside:
         found.add(
             "bounds",
-            f"{part.key}: {len(outside)} rows outside of {show_interval(manifest.lower, manifest.upper)} or later"
-            f" than the manifest says, the first {show_row(next(exact_rows(outside.slice(0, 1))))}",
+            f"{part.key}: {rows.outside} rows outside of {show_interval(manifest.lower, manifest.upper)} or later"
+            f" than the manifest says, the first {rows.first_outside}",
         )
-    keys = range_of(table, schema.key)
-    if not _is_err(part) and len(table) and not part.keys.covers(keys):
+    keys = spanning([each for each in ranges if each != EVERYTHING])
+    if not _is_err(part) and not part.keys.covers(keys):
         found.add("bounds", f"{part.key}: keys {keys.first} to {keys.last}; the manifest says {part.keys}")
-    if part.rows not in (None, len(table)):
-        found.add("counts", f"{part.key}: {len(table)} rows, expected {part.rows}")
-    expected = {PartKind.INSERTIONS: pc.greater, PartKind.RETRACTIONS: pc.less}.get(part.kind, pc.not_equal)
-    if ENDED in table.column_names:
-        expected = pc.greater
-    others = pc.sum(pc.invert(pc.fill_null(expected(table[DIFF], 0), False))).as_py() or 0
-    if others:
-        found.add("counts", f"{part.key}: {others} updates whose diffs do not match {part.kind}")
+    if part.rows not in (None, rows.count):
+        found.add("counts", f"{part.key}: {rows.count} rows, expected {part.rows}")
+    if rows.others:
+        found.add("counts", f"{part.key}: {rows.others} updates whose diffs do not match {part.kind}")
+    return rows
+
+
+def _is_err(part: Part) -> bool:
+    return part.kind is PartKind.ERRS
 
 
 def _is_outside(part: Part, table: pa.Table, manifest: BatchManifest) -> pa.ChunkedArray:
@@ -170,13 +258,13 @@ def _is_outside(part: Part, table: pa.Table, manifest: BatchManifest) -> pa.Chun
     return pc.fill_null(outside, True)
 
 
-def check_updates(oks: pa.Table, errs: pa.Table, schema: CollectionSchema, since: int, found: Violations) -> None:
+def _check_updates(oks: pa.Table, errs: pa.Table, schema: CollectionSchema, since: int, found: Violations) -> None:
     """The invariants of a shard's contents at every time; for a multiset, that no row has a negative count at `since`
     or later (merges drop earlier updates file by file, so what is left of them need not add up to a contents).
 
     For a keyed collection: at every time every diff is 1 or 0, and a key has at most one value. Sorted by slot, time
     and diff, the updates of a slot must alternate: inserted, retracted, inserted ..., and a retraction must carry the
-    value that it retracts. `oks` and `errs` are all updates that the shard still has.
+    value that it retracts. `oks` and `errs` are all updates of their keys that the shard still has.
     """
     if not schema.key:
         for updates in (oks, errs.drop_columns([ERR_MESSAGE, ERR_POSITION])):
@@ -200,7 +288,7 @@ def check_updates(oks: pa.Table, errs: pa.Table, schema: CollectionSchema, since
     expected = pc.if_else(starts, 1, pc.negate(previous))
     alternates = pc.equal(everything[DIFF].combine_chunks(), expected)
     same_value = pa.concat_arrays([pa.array([True]), _all([_same(before[name], after[name]) for name in value])])
-    carries = pc.or_(pc.equal(everything[DIFF].combine_chunks(), 1), same_value)
+    carries = pc.or_(pc.or_(starts, pc.equal(everything[DIFF].combine_chunks(), 1)), same_value)
     for check, holds in (("one_value_per_key", alternates), ("retraction_carries_its_value", carries)):
         broken = pc.indices_nonzero(pc.invert(holds)).to_pylist()
         for row in broken[:MAX_SHOWN]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from persist_core.compaction.spill import Spill
 from persist_core.contents.batch import BatchDescription, SourceFrontier
 from persist_core.contents.parts import PARQUET, errs_schema, updates_schema
 from persist_core.errors import CorruptArtifact, Indeterminate
@@ -18,7 +22,8 @@ from persist_core.location.blob import BlobMetadata
 from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
-from persist_core.maintenance.fsck import fsck, repair
+from persist_core.maintenance import check_contents
+from persist_core.maintenance.fsck import FsckReport, fsck, repair
 from persist_core.maintenance.violations import MAX_SHOWN, STORAGE
 from persist_core.protocol.fork import fork
 from persist_core.protocol.fork_records import list_forks
@@ -121,6 +126,64 @@ def test_broken_contents_are_found(oks: list[Row], errs: list[Row], check: str) 
     location = Location()
     location.append(0, 9, oks, errs)
     assert location.checks() == {check}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_ranges_of_keys_have_the_findings_of_all(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    location, chance, updates = Location(), random.Random(seed), history(seed, 20)
+    for _ in range(seed % 4):
+        place = chance.randrange(len(updates))
+        *row, note, time, diff = updates.pop(place)
+        if change := chance.choice([(note, time, -diff), ("other", time, diff), None]):
+            updates.insert(place, (*row, *change))
+    errs: list[Row] = [
+        (*chance.choice([(None, None), (n, "eu")]), "value", "m", chance.choice([None, b"k"]), b"p", time, diff)
+        for n, time, diff in ((7, 1, 1), (7, 3, -1), (8, 2, 1), (9, 5, chance.choice([1, -1])))
+    ]
+    for lower, upper in ((0, 9), (9, 20)):
+        oks = [row for row in updates if lower <= row[4] < upper]
+        location.append(lower, upper, oks, [row for row in errs if lower <= row[6] < upper])
+    whole = fsck(location.client, "s")
+    monkeypatch.setattr(check_contents, "ROWS_AT_ONCE", chance.choice([0, 5, 20]))
+    monkeypatch.setattr(check_contents, "_READ_ROWS", chance.choice([1, 7, 100]))
+    parts = fsck(location.client, "s")
+
+    def comparable(report: FsckReport) -> Counter[tuple[str, str]]:
+        return Counter((each.check, each.message.partition("; the update before")[0]) for each in report.violations)
+
+    assert comparable(parts) == comparable(whole)
+    assert parts.updates == whole.updates == len(updates) + len(errs)
+
+
+def test_few_rows_are_in_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    location, found = Location(), list[int]()
+    original = check_contents._check_updates
+
+    def of(oks: pa.Table, *rest: Any) -> None:
+        found.append(oks.nbytes)
+        original(oks, *rest)
+
+    monkeypatch.setattr(check_contents, "_check_updates", of)
+    monkeypatch.setattr(check_contents, "BYTES_AT_ONCE", 1 << 20)
+    for time in range(4):
+        location.append(time, time + 1, [(n, "eu", None, "x" * 10_000, time, 1) for n in range(time, 400, 4)])
+    assert fsck(location.client, "s").is_clean
+    assert sum(found) > 4_000_000
+    assert max(found) < 1.2 * (1 << 20)
+
+
+def test_a_full_local_disk_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    location = Location()
+    for n in range(4):
+        location.append(n, n + 1, [(n, "eu", None, "a", n, 1)])
+
+    def full(_: Spill) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Spill, "_write", full)
+    monkeypatch.setattr(check_contents, "ROWS_AT_ONCE", 1)
+    (violation,) = fsck(location.client, "s").violations
+    assert (violation.check, "No space left" in violation.message) == (STORAGE, True)
 
 
 def test_an_err_that_replaces_an_ok_is_clean() -> None:
