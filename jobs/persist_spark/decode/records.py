@@ -209,9 +209,9 @@ def _ordered(config: CollectionConfig, raw: RawRecords, judged: DataFrame, order
 
 def _order_message(config: CollectionConfig, raw: RawRecords) -> SparkColumn:
     """The fault of the first bad field of the order."""
-    if raw.unordered is not None:
-        return raw.unordered
     message = F.lit(None).cast("string")
+    if config.order.by != "fields":
+        return message if raw.unordered is None else raw.unordered
     fields = zip(raw.order, config.order.fields, config.collection_schema().order or (), strict=True)
     for field, name, column in reversed([*fields]):
         text = F.coalesce(shown_text(field.raw), F.lit("missing or null"))
