@@ -106,7 +106,7 @@ class _Updates:
 
     @contextmanager
     def _on_local_disk(self) -> Iterator[None]:
-        """A full disk is no damage of the shard."""
+        """Around the use of the local disk: that it is full does not mean that the shard is damaged."""
         try:
             yield
         except OSError as error:
@@ -203,7 +203,7 @@ def _tables(
 
 @dataclass
 class _Rows:
-    """What was found in the rows of a part."""
+    """The counts of the rows of a part."""
 
     count: int = 0
     inserted: int = 0

@@ -31,7 +31,18 @@ from persist_airflow.lineage import ReportsLineage
 from persist_airflow.maintenance import MaintainShardOperator
 from persist_airflow.operators import writer_of
 from persist_airflow.options import GROUP_PREFIX, location_dag
-from persist_airflow.shard_actions import Json, by, checked, erased, filled, rebuilt, reported, reprocessed, restored
+from persist_airflow.shard_actions import (
+    Json,
+    by,
+    checked,
+    erased,
+    filled,
+    rebuilt,
+    reported,
+    reprocessed,
+    restored,
+    typed,
+)
 from persist_airflow.spark_connect import DEFAULT_SPARK
 from persist_core.config.collection import CollectionConfig, load_collections
 from persist_core.errors import InvalidInput
@@ -84,11 +95,9 @@ class ShardActionOperator(ReportsLineage, MaintainShardOperator):
             if isinstance(given, str):  # its characters would be names, and a `*` among them all shards
                 raise InvalidInput(f"{name}: found the text {given!r}, expected a list; write [{given!r}]")
         super().__init__(**{"shard": "{{ params.shard }}", **kwargs})
-        self.action = action
-        self.fields = dict(fields or {})
+        self.action, self.fields = action, dict(fields or {})
         self.actions = tuple(actions) or tuple(ACTIONS)
-        self.shards = tuple(shards)
-        self.dags = tuple(dags)
+        self.shards, self.dags = tuple(shards), tuple(dags)
         self.collections = None if collections is None else Path(collections)
 
     def execute(self, context: Context) -> Any:
@@ -98,6 +107,7 @@ class ShardActionOperator(ReportsLineage, MaintainShardOperator):
         if self.action is None:
             given, params = context["dag_run"].conf or {}, {**context["params"]}
         with fail_without_retry():
+            params = typed(params, switches=_SWITCHES, numbers=_NUMBERS)
             name = check_conf(params, given, allowed=self.actions)
             check_shards((self.shard, params.get("new_shard")), allowed=self.shards)
         self.log.info("%s of shard %s, by %s", name, self.shard, by(context))

@@ -20,6 +20,7 @@ from typing import Any
 from persist_airflow import lineage
 from persist_airflow.announce import announce_conflict
 from persist_airflow.compat import (
+    AirflowFailException,
     AirflowSkipException,
     BaseOperator,
     Context,
@@ -275,9 +276,12 @@ class CheckpointManifestOperator(_ShardOperator):
 
 
 def asks_for(context: Context, name: str) -> bool:
-    """True if the dag run's conf has `name`: true."""
+    """True if the dag run's conf has `name`: true. Raises `AirflowFailException` unless it is true, false or absent."""
     asked: Any = context["dag_run"].conf or {}
-    return asked.get(name) is True
+    found = asked.get(name, False)
+    if not isinstance(found, bool):
+        raise AirflowFailException(f"conf: {name} is {found!r}; expected true or false, without quotes")
+    return found
 
 
 def _dry_run(client: PersistClient, config: ViewConfig, until: int | None) -> dict[str, Any]:

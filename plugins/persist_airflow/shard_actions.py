@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from persist_airflow.compat import AirflowFailException, Context, make_asset, set_event_extra, triggered_by
@@ -17,6 +18,7 @@ from persist_airflow.lineage import of_correction, of_restore
 from persist_airflow.links import shard_uri
 from persist_airflow.operators import writer_of
 from persist_core.config.collection import CollectionConfig
+from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance import actions
 from persist_core.maintenance.actions import Done, erase
@@ -33,6 +35,24 @@ COMMITTED = ("restored", "forked", "corrected", "filled", "swapped", "resolved",
 EVENT_FACTS = ("by", "shard", "status", "upper", "checkpoint_id")
 
 Json = dict[str, Any]
+
+
+def typed(params: Mapping[str, Any], *, switches: Iterable[str], numbers: Iterable[str]) -> Json:
+    """The parameters in the types of their fields: a template makes texts of booleans, numbers and `None`.
+
+    Raises `InvalidInput` that names the field.
+    """
+    found = {name: None if value in ("", "None") else value for name, value in params.items()}
+    words = {"true": True, "false": False, "none": False}
+    for name in switches:
+        if (text := str(found.get(name)).lower()) not in words:
+            raise InvalidInput(f"{name} is {found[name]!r}; expected true or false")
+        found[name] = words[text]
+    for name in numbers:
+        if not re.fullmatch(r"none|\d{1,18}", text := str(found.get(name)).lower()):
+            raise InvalidInput(f"{name} is {found[name]!r}; expected a whole number")
+        found[name] = None if text == "none" else int(text)
+    return found
 
 
 def by(context: Context) -> str:

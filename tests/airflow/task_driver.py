@@ -26,6 +26,7 @@ class DagRunDriver:
     try_number: int = 1
     max_tries: int = 3
     staging: int = 0  # tasks of other dag runs that write or append now
+    own_staging: int = 0  # the same of this dag run
     xcoms: dict[str, Any] = field(default_factory=dict)
     events: dict[str, dict[str, Any]] = field(default_factory=dict)
     executed: dict[str, Any] = field(default_factory=dict)  # the newest operator of each task, after its execution
@@ -58,7 +59,9 @@ class DagRunDriver:
                     run_id: {task: self.append_states.get(run_id) for task in task_ids or self.executed}
                     for run_id in run_ids
                 },
-                get_ti_count=lambda **_: self.staging,
+                get_ti_count=lambda **wanted: (
+                    self.own_staging if "run_ids" in wanted else self.staging + self.own_staging
+                ),
                 get_relevant_upstream_map_indexes=lambda *_, **__: None,  # 2.11 asks; nothing here is mapped
             ),
             "expanded_ti_count": None,

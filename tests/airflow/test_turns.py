@@ -66,6 +66,15 @@ def test_a_run_that_has_minted_is_not_overtaken(dag: Any, client: PersistClient)
 
 
 @only_airflow_3
+def test_a_run_does_not_wait_for_its_own_tasks(dag: Any, client: PersistClient) -> None:
+    """Only mint was cleared: the write of the same dag run is up for a retry."""
+    run = DagRunDriver(dag, end_of(1), "cleared", staging=1, own_staging=1)
+    pause_ms(run, client)
+    run.staging = 0
+    assert run.run(MINT)["upper"] == end_ms(1)
+
+
+@only_airflow_3
 def test_the_next_run_looks_often_and_the_last_one_seldom(dag: Any, client: PersistClient) -> None:
     DagRunDriver(dag, end_of(0), "first").run_all()
     pauses = [pause_ms(DagRunDriver(dag, end_of(day), earlier_run="second"), client) for day in (2, 4, 29)]

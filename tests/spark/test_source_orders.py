@@ -212,7 +212,7 @@ WAITING = ["old new", "old,new", "new,old"]  # in one batch, or in two
 def test_records_that_wait_are_compared_like_due_ones(
     spark: SparkSession, tmp_path: Path, order: str, batches: str
 ) -> None:
-    """Of two with one time, only one is kept in the stash: once it is due, there is nothing left to compare."""
+    """The stash keeps one of two with one time: once it is due, there is nothing left to compare."""
     places = {"old": mysql(19, 9000, HOUR), "new": mysql(1, 4, 2 * HOUR, server=185)}
     later = {name: change(1, name, place) for name, place in places.items()}
     columns = {**COLUMNS, "at": "bigint"}
