@@ -106,7 +106,7 @@ class _Updates:
 
     @contextmanager
     def _on_local_disk(self) -> Iterator[None]:
-        """Around the use of the local disk: that it is full does not mean that the shard is damaged."""
+        """Raise `StorageError` for a full disk: the shard is not damaged."""
         try:
             yield
         except OSError as error:
@@ -203,7 +203,7 @@ def _tables(
 
 @dataclass
 class _Rows:
-    """The counts of the rows of a part."""
+    """The findings in the rows of a part."""
 
     count: int = 0
     inserted: int = 0
