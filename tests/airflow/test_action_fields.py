@@ -16,7 +16,7 @@ pytestmark = pytest.mark.airflow_2_11
 
 
 def restore(client: PersistClient, **fields: Any) -> Any:
-    """What `restore` of the first checkpoint does, with these fields."""
+    """The report of a `restore` of the first checkpoint, with these fields."""
     first, *_ = fill(client)
     operator = ShardActionOperator(
         task_id="t", shard=SHARD, action="restore", fields={"checkpoint_id": first, **fields}
