@@ -8,6 +8,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from persist_core.checkpoint.recovery import recover_newest
 from persist_core.contents.batch import STASH_OPERATOR, BatchDescription, BatchManifest, SourceFrontier
 from persist_core.contents.operator_state import StateArtifact
 from persist_core.handles.client import PersistClient
@@ -60,6 +61,7 @@ class StagedShard:
             writer="test",
             sources=self.sources,
             operators=dict(self.chains),
+            era=self.client.state(SHARD).era,
             saves_deltas=is_delta,
             stash_rows=self.stash_rows,
             input_bytes=input_bytes,
@@ -92,6 +94,15 @@ class StagedShard:
             for name, state in manifest.operators.items()
         }
         return manifest
+
+    def go_on(self) -> None:
+        """After a change that a command has committed, the next batch continues from it."""
+        state = self.client.state(SHARD)
+        commit, upper = state.newest_commit, state.upper.time
+        assert commit is not None
+        assert upper is not None
+        self.upper, self.epoch, self.parent, self.stash_rows = upper, commit.epoch + 1, commit.checkpoint_id, None
+        self.chains = dict(recover_newest(self.client, state).operators)
 
     def staged_keys(self) -> list[str]:
         """The names under the newest attempt, without its prefix, and without Hadoop's checksum files."""
