@@ -8,7 +8,7 @@ So a batch opens no file of the index for them, whatever the index's size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,13 +50,20 @@ class Memory:
     has_bad_keys: bool = True
 
     @classmethod
-    def of(cls, facts: Iterable[OrderFacts], schema: CollectionSchema, forgets_before: int | None) -> Memory:
+    def of(
+        cls,
+        facts: Iterable[OrderFacts],
+        schema: CollectionSchema,
+        forgets_before: int | None,
+        ranked: Callable[[Order], Order] | None = None,
+    ) -> Memory:
         """From what is known of the files of the index. Tombstones that acted before `forgets_before` (ms; `None`:
-        no time) are old."""
-        known = list(facts)
-        floor = _highest([each.floor for each in known if each.floor])
-        marked = _highest([each.forgotten for each in known if each.forgotten])
-        steps = [step for each in known for step in each.deleted]
+        no time) are old. `ranked`: a stored order as it is compared now (`persist_spark.upsert.eras`).
+        """
+        known, as_now = list(facts), ranked or (lambda order: order)
+        floor = _highest([(as_now(each.floor[0]), each.floor[1]) for each in known if each.floor])
+        marked = _highest([(as_now(each.forgotten[0]), each.forgotten[1]) for each in known if each.forgotten])
+        steps = [(as_now(order), time) for each in known for order, time in each.deleted]
         old = [step for step in steps if forgets_before is not None and step[1] < forgets_before]
         forgotten = _highest([*old, *([marked] if marked else [])])
         return cls(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
@@ -19,7 +19,7 @@ from persist_core.contents.key_range import Key, value_at
 from persist_core.contents.operator_state import OrderKey
 from persist_core.errors import InvalidInput
 from persist_core.keys import digest_in, erased_key
-from persist_core.schema import Column
+from persist_core.schema import CollectionSchema, Column
 from persist_core.sealed import Sealed, check_in_place, sealed_digest
 
 MAX_KEYS = 10_000  # of one shard: a write joins its records with them
@@ -27,24 +27,41 @@ MAX_KEYS = 10_000  # of one shard: a write joins its records with them
 
 @dataclass(frozen=True)
 class ErasedKey:
-    """One key. A record of it is dropped if its order, positions aside, is not above `order`, or if its time is before
-    `time`: the shard's upper, or after the last record that waited for its time. One erasure gives one of them, the
-    order if any was seen; several may give both."""
+    """One key. A record of it is dropped if its order, positions aside, is not above all of `orders` (`highest`), or if
+    its time is before `time`: the shard's upper, or after the last record that waited for its time. One erasure gives
+    one of them, orders if any was seen; several may give both."""
 
     digest: str
     time: int | None
-    order: OrderKey | None = None
+    orders: tuple[OrderKey, ...]
 
     def later(self, other: ErasedKey | None) -> ErasedKey:
         """Both of the same key as one."""
         if other is None:
             return self
         times = [each for each in (self.time, other.time) if each is not None]
-        orders = [each for each in (self.order, other.order) if each is not None]
-        return replace(self, time=max(times, default=None), order=max(orders, key=rank, default=None))
+        orders = sorted({*self.orders, *other.orders}, key=_rank)
+        return replace(self, time=max(times, default=None), orders=tuple(orders))
 
 
-def rank(order: OrderKey) -> list[tuple[bool, Any]]:
+def highest(orders: Iterable[OrderKey], schema: CollectionSchema) -> tuple[OrderKey, ...]:
+    """The orders of which one is the highest. There is more than one only if eras may decide
+    (`persist_spark.upsert.eras`), which users may declare or correct later: of each server, those above all that have a
+    later clock."""
+    if not schema.beside:
+        return tuple(sorted(orders, key=_rank)[-1:])
+    found: list[OrderKey] = []
+    latest: dict[Any, Any] = {}
+    for order in sorted(orders, key=lambda each: _rank(each[1:]), reverse=True):  # without the era
+        server, source_ms, _ = order[-len(schema.beside) :]
+        clock = _rank([source_ms])
+        if server not in latest or clock > latest[server]:
+            latest[server] = clock
+            found.append(order)
+    return tuple(sorted(found, key=_rank))
+
+
+def _rank(order: Sequence[Any]) -> list[tuple[bool, Any]]:
     """The sort key of orders: null is the least."""
     return [(cell is not None, cell) for cell in order]
 

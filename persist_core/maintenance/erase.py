@@ -21,7 +21,7 @@ from persist_core.checkpoint.publish import publish_missing
 from persist_core.checkpoint.recovery import recover_newest
 from persist_core.contents import pieces
 from persist_core.contents.batch import STASH_OPERATOR, BatchManifest, HollowBatch
-from persist_core.contents.erased import ErasedKey, ErasedList, Erasure, rank
+from persist_core.contents.erased import ErasedKey, ErasedList, Erasure, highest
 from persist_core.contents.key_range import Key
 from persist_core.contents.operator_state import OperatorState, StateArtifact
 from persist_core.contents.parts import errs_schema, updates_schema
@@ -233,9 +233,9 @@ class _Erasing:
         found = [(key, _rows_of(history, one), _rows_of(waiting, one)) for key, one in self._one_by_one()]
         keys = []
         for key, rows, later in found:
-            order = max(orders_of([*rows, *later], self.schema), key=rank, default=None)
-            time = max(upper, _until(later)) if order is None else None
-            keys.append(ErasedKey(known.digest(key, self.schema.key), time, order))
+            orders = highest(orders_of([*rows, *later], self.schema), self.schema)
+            time = None if orders else max(upper, _until(later))
+            keys.append(ErasedKey(known.digest(key, self.schema.key), time, orders))
         if place is not None and known.erasures[place].ended_ms is not None:
             place = None  # of new records since: another request
         if place is None:

@@ -163,7 +163,7 @@ STORED = {
     "erased-list-v1": Stored(
         ErasedList(
             "ab" * 32,
-            (Erasure("me", "asked", 5, (ErasedKey("cd" * 32, 10, (3, None)),), 1, 2, ("k",), 4, 6, upper=9),),
+            (Erasure("me", "asked", 5, (ErasedKey("cd" * 32, 10, ((3, None),)),), 1, 2, ("k",), 4, 6, upper=9),),
             7,
         ),
         ErasedList.encode,

@@ -61,21 +61,11 @@ class StagedShard:
             writer="test",
             sources=self.sources,
             operators=dict(self.chains),
+            era=self.client.state(SHARD).era,
             saves_deltas=is_delta,
             stash_rows=self.stash_rows,
             input_bytes=input_bytes,
-            era=self.client.state(SHARD).era,
         )
-
-    def go_on(self) -> None:
-        """Continue from the shard's newest commit, after another than ours."""
-        state = self.client.state(SHARD)
-        assert state.newest_commit is not None
-        assert state.upper.time is not None
-        self.upper, self.epoch = state.upper.time, state.newest_commit.epoch + 1
-        self.parent = state.newest_commit.checkpoint_id
-        newest = recover_newest(self.client, state, verified_bytes=None)
-        self.chains, self.stash_rows = {name: tuple(chain) for name, chain in newest.operators.items()}, 0
 
     def write(
         self, records: Iterable[Record] | DataFrame, description: BatchDescription, **options: Any
@@ -104,6 +94,15 @@ class StagedShard:
             for name, state in manifest.operators.items()
         }
         return manifest
+
+    def go_on(self) -> None:
+        """After a change that a command has committed, the next batch continues from it."""
+        state = self.client.state(SHARD)
+        commit, upper = state.newest_commit, state.upper.time
+        assert commit is not None
+        assert upper is not None
+        self.upper, self.epoch, self.parent, self.stash_rows = upper, commit.epoch + 1, commit.checkpoint_id, None
+        self.chains = dict(recover_newest(self.client, state).operators)
 
     def staged_keys(self) -> list[str]:
         """The names under the newest attempt, without its prefix, and without Hadoop's checksum files."""

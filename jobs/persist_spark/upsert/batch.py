@@ -107,18 +107,20 @@ def stage_upserts(
     records = placed(records, schema)
     erased = erased_for(client, state, schema, has_times=request.has_times)
     if erased is not None:
-        records = without_erased(spark, records, erased, schema, description, has_times=request.has_times)
+        has_times, eras = request.has_times, request.eras
+        records = without_erased(spark, records, erased, schema, description, has_times=has_times, eras=eras)
     below = [batch for batch in state.batches if batch.lower < description.lower]
     progress.enter("plan", f"{sum(batch.counts.rows for batch in below)} updates before")
     heads = side_by_side(client.manifest, below, threads=client.fetch_threads)
     files, order = StateFiles(client, shard), records.schema[ORDER].dataType
+    where = (spark, client, files, description, schema, state.schemas)
     batch = _Batch(
         spark,
         client,
         request,
         records,
         committed=list(zip(below, heads, strict=True)),
-        before=StateBefore(spark, client, files, description, schema, state.schemas, request.keep_deleted_ms, order),
+        before=StateBefore(*where, request.keep_deleted_ms, order, request.eras),
     )
     with ExitStack() as stack:
         # Full states, and runs of merges, have files of attempts that have no manifest.
@@ -146,8 +148,7 @@ def stage_upserts(
             if outcome.counted.get("incomparable"):
                 raise incomparable_orders(plans[-1], outcome, description)
             if request.is_auto_order and outcome.counted.get("unplaced") and not outcome.counted["placed"]:
-                question = no_order(*rejected_records(client.blob, description, request.attempt))
-                if question is not None:
+                if question := no_order(*rejected_records(client.blob, description, request.attempt)):
                     raise question
             errors, bad_records = outcome.stats.errors, outcome.counted["bad_records"]
             records = outcome.stats.eligible - (errors - bad_records)
@@ -155,8 +156,8 @@ def stage_upserts(
             if limit is not None:
                 raise _too_many_errors(client, outcome, request, limit)
 
-        where, kept = (client.blob, description, schema, request.attempt), batch.before.kept
-        return stage(*where, drain, check=check, kept=kept, noticed=request.noticed)
+        to, kept = (client.blob, description, schema, request.attempt), batch.before.kept
+        return stage(*to, drain, check=check, kept=kept, noticed=request.noticed)
 
 
 @dataclass(frozen=True)

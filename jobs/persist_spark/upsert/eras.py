@@ -47,7 +47,7 @@ class Eras:
         elif self.restarts_ms:
             era = " + ".join(f"CAST({order}.{_SOURCE_MS} >= {time}L AS BIGINT)" for time in self.restarts_ms)
         else:
-            return order
+            era = "CAST(NULL AS BIGINT)"  # what is stored may have one of an earlier declaration
         fields = [*FIELDS.values()]
         names = [*fields[: -len(BESIDE)], *(column.name for column in position), *fields[-len(BESIDE) :]]
         cells = (f"'{name}', {era if name == _ERA else f'{order}.{name}'}" for name in names)

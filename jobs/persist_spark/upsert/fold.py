@@ -42,6 +42,7 @@ from persist_spark.order_memory import Memory
 from persist_spark.read.parts import scan
 from persist_spark.session import stage_settings, use
 from persist_spark.stage import StateRows, artifacts_of, stage_files
+from persist_spark.upsert.eras import Eras
 from persist_spark.upsert.seen import literal
 from persist_spark.upsert.stash import frontier_of, live
 from persist_spark.upsert.state_files import StateFiles
@@ -67,7 +68,8 @@ def scan_state(
 
 @dataclass(frozen=True)
 class Fold:
-    """The input of a batch's full states. `types`: the columns of each operator's files, by operator."""
+    """The input of a batch's full states. `types`: the columns of each operator's files, by operator. Orders get their
+    eras as the user declares them now."""
 
     spark: SparkSession
     client: PersistClient
@@ -77,6 +79,7 @@ class Fold:
     schemas: SchemaVersions
     types: Mapping[str, T.StructType]
     forgets_before: int | None
+    eras: Eras | None
 
     def kept(self) -> dict[str, tuple[StateArtifact, ...]]:
         """The files that stand for the state before the batch, of each operator that the batch saves in full."""
@@ -104,7 +107,10 @@ class Fold:
 
     def _scan(self, operator: str, files: Sequence[StateArtifact]) -> DataFrame:
         whole = self.files.whole(files)
-        return scan_state(self.spark, self.client.blob, whole, self.types[operator], self.schemas)
+        rows = scan_state(self.spark, self.client.blob, whole, self.types[operator], self.schemas)
+        if self.eras is None:
+            return rows
+        return rows.withColumn(ORDER, F.expr(self.eras.placed(ORDER, self.schema.position)))
 
     def _staged(self, operator: str, rows: DataFrame) -> list[StateArtifact]:
         """Under an attempt of its own, which the batch's manifest names."""
@@ -137,7 +143,8 @@ class Fold:
         of_slots = rows.where(~F.col(INDEX_KIND).isin(FLOOR, FORGOTTEN))
         newest = F.row_number().over(Window.partitionBy(*self._slot).orderBy(F.col(TIME).desc()))
         kept = of_slots.withColumn(_RANK, newest).where(_FIRST).drop(_RANK)
-        memory = Memory.of([each.orders for each in folded if each.orders], self.schema, None)
+        facts = [each.orders for each in folded if each.orders]
+        memory = Memory.of(facts, self.schema, None, self.eras.ranked if self.eras else None)
         if is_whole:
             kept = self._counting(kept, memory)
         marks = {FLOOR: memory.floor, FORGOTTEN: memory.marked}

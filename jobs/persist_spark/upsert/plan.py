@@ -133,7 +133,7 @@ class PlannedUpsert:
         Run it only if `outcome().counted["incomparable"]` is not zero, for the error message.
         """
         keys = zip(self._arguments.keys, self._arguments.schema.key, strict=True)
-        slot = [*(f"{plain} AS {quoted(column.name)}" for plain, column in keys), "bad_key"]
+        slot = [*(f"{plain} AS {quoted(column.name)}" for plain, column in keys), "CAST(bad_key AS STRING) AS bad_key"]
         found = _ranked(self._chain, self._arguments).where("rival IS NOT NULL")
         return found.selectExpr(f"to_json(struct({', '.join(slot)})) AS slot", "ord", "rival")
 
@@ -327,7 +327,7 @@ def _ranked(chain: DataFrame, arguments: Arguments) -> DataFrame:
         return sequence.judged(chain, marks, arguments)
     if arguments.eras:
         rival = f"lag(ord) {window}"
-        compared = f"own_time = lag(own_time) {window} AND is_due AND {incomparable('ord', rival)}"
+        compared = f"own_time = lag(own_time) {window} AND (is_due OR waits) AND {incomparable('ord', rival)}"
         marks = (*marks, f"CASE WHEN {compared} THEN {rival} END AS rival")
     if arguments.inherits:
         return inherited.completed(chain.selectExpr("*", *marks), arguments)

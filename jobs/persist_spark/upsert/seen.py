@@ -89,7 +89,7 @@ def remembered(arrivals: DataFrame, seen: SeenBefore, stash: DataFrame | None, a
         "truncated_by": f"CAST(NULL AS {order.simpleString()})",
         "is_beyond": "false",
     }
-    floor = None if seen.memory.floor is None else _literal(seen.memory.floor[0], order, arguments)
+    floor = None if seen.memory.floor is None else literal(seen.memory.floor[0], order)
     if floor is not None:
         arrivals = arrivals.withColumn("floor_before", floor)
         below = "ord < floor_before"
@@ -115,8 +115,8 @@ def _with_forgotten(
 ) -> DataFrame:
     """Arrivals with the highest order forgotten, which the thorough plan finds exactly."""
     if seen.index is None or not arguments.is_thorough:
-        return arrivals.withColumn("forgotten", _literal(seen.memory.forgotten, order, arguments))
-    marked = _literal(seen.memory.marked[0] if seen.memory.marked else None, order, arguments)
+        return arrivals.withColumn("forgotten", literal(seen.memory.forgotten, order))
+    marked = literal(seen.memory.marked[0] if seen.memory.marked else None, order)
     old = _forgotten_of_slots(_entries(seen.index.where(_OF_SLOTS), arguments), stash, arguments)
     return arrivals.crossJoin(F.broadcast(old.select(F.greatest(marked, F.col("ord")).alias("forgotten"))))
 
@@ -130,11 +130,6 @@ def literal(order: Order | None, order_type: T.StructType) -> Column:
         return F.lit(None).cast(order_type)
     given = zip(order, order_type.fields, strict=True)
     return F.struct(*[F.lit(value).cast(field.dataType.simpleString()).alias(field.name) for value, field in given])
-
-
-def _literal(order: Order | None, order_type: T.StructType, arguments: Arguments) -> Column:
-    """`literal` of an order with its era as the user declares it now."""
-    return literal(order if order is None or arguments.eras is None else arguments.eras.ranked(order), order_type)
 
 
 def _entries(index: DataFrame, arguments: Arguments) -> DataFrame:

@@ -129,6 +129,7 @@ def judged(chain: DataFrame, marks: Sequence[str], arguments: Arguments) -> Data
         *_known_of_slot(arguments),
         f"max(CASE WHEN is_due THEN {own} END) {before} AS highest",  # truncates have a slot of their own
         f"coalesce(min({above}) {before}, {above}) AS first_time",  # of a record at or above the floor
+        *([f"max(CASE WHEN waits THEN struct(time, ord) END) {before} AS waiting"] if arguments.eras else []),
         *([f"max({lacks}) {arguments.whole(arguments.by_rank)} AS lacks"] if arguments.inherits else []),
     )
     seen = _seen(arguments)
@@ -140,6 +141,9 @@ def judged(chain: DataFrame, marks: Sequence[str], arguments: Arguments) -> Data
     # Without canonical bytes, an equal order may be the same record again: the thorough plan finds out.
     tied_before = f"is_judged AND {is_equal}" + (f" AND {is_below}" if arguments.is_thorough else "")
     rivals = " ".join(f"WHEN {incomparable('ord', name)} THEN {name}" for name in ("truncated_by", "higher.o"))
+    of_time = f"waiting.time = time AND {incomparable('ord', 'waiting.ord')}"
+    rival = f"""CASE WHEN waits AND {of_time} THEN waiting.ord
+        WHEN own_time IS NULL OR NOT is_due THEN NULL {rivals} END AS rival"""
     beyond = f"is_judged AND NOT {is_below} AND seen IS NULL AND first_time = time AND is_beyond"
     found = compared.selectExpr(
         *[name for name in arguments.columns if name != "is_beyond"],
@@ -149,7 +153,7 @@ def judged(chain: DataFrame, marks: Sequence[str], arguments: Arguments) -> Data
         f"{tied_before} AS is_tied_before",
         f"{beyond} AS is_beyond",
         f"IF(is_judged AND {is_below} AND NOT ({is_equal}), greatest(higher.o, truncated_by), NULL) AS beaten_by",
-        *([f"CASE WHEN own_time IS NULL OR NOT is_due THEN NULL {rivals} END AS rival"] if arguments.eras else []),
+        *([rival] if arguments.eras else []),
         *(_OF_REGISTERS if arguments.inherits else []),
         *(["canonical"] if arguments.inherits and arguments.is_thorough else []),
     )

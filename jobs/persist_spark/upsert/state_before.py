@@ -18,6 +18,7 @@ from persist_core.schema import TIME, CollectionSchema
 from persist_spark.frame import OP, SKIP, order_type, records_type
 from persist_spark.order_memory import Memory
 from persist_spark.upsert.arguments import SeenBefore
+from persist_spark.upsert.eras import Eras
 from persist_spark.upsert.fold import Fold, scan_state
 from persist_spark.upsert.seen import index_type, late_type
 from persist_spark.upsert.stash import StashBefore, needed_stash, whole_stash
@@ -36,6 +37,7 @@ class StateBefore:
     schemas: SchemaVersions
     keep_deleted_ms: int | None
     order: T.DataType
+    eras: Eras | None
 
     @property
     def index(self) -> tuple[StateArtifact, ...]:
@@ -64,7 +66,9 @@ class StateBefore:
         files = [each for each in self.index if ranges is None or _has_any(each, ranges)]
         return SeenBefore(
             index=self._scan(ORDER_INDEX_OPERATOR, files) if files else None,
-            memory=Memory.of([_orders(each) for each in self.index], self.schema, self._forgets()),
+            memory=Memory.of(
+                map(_orders, self.index), self.schema, self._forgets(), self.eras.ranked if self.eras else None
+            ),
             slots=slots,
             has_index=bool(self.index),
             has_late=LATE_OPERATOR in self.description.operators,
@@ -74,7 +78,7 @@ class StateBefore:
     def kept(self) -> dict[str, tuple[StateArtifact, ...]]:
         """See `Fold.kept`."""
         state = (self.files, self.description, self.schema, self.schemas, self._types())
-        return Fold(self.spark, self.client, *state, self._forgets()).kept()
+        return Fold(self.spark, self.client, *state, self._forgets(), self.eras).kept()
 
     def _forgets(self) -> int | None:
         """Tombstones that are forgotten before the batch: as of the upper of the one before it, which is its lower."""

@@ -76,7 +76,7 @@ def test_a_replay_from_before_is_refused_without_times(tmp_path: Path) -> None:
     shard.drop("1.txt", [])
     shard.run(10)
     state = shard.client.state("things")
-    erasure = Erasure("me", "asked", 1, (ErasedKey("ab", 10),), upper=10)
+    erasure = Erasure("me", "asked", 1, (ErasedKey("ab", 10, ()),), upper=10)
     assert store(shard.client, state, ErasedList("cd" * 32, (erasure,)))
     state = shard.client.state("things")
     with pytest.raises(InvalidInput, match="keys were erased from collection things at 10"):
