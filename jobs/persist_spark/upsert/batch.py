@@ -147,9 +147,9 @@ def stage_upserts(
             refuse_failed(outcome.warnings, request.watched, description)
             if outcome.counted.get("incomparable"):
                 raise incomparable_orders(plans[-1], outcome, description)
-            if request.is_auto_order and outcome.counted.get("unplaced") and not outcome.counted["placed"]:
-                if question := no_order(*rejected_records(client.blob, description, request.attempt)):
-                    raise question
+            is_asked = request.is_auto_order and outcome.counted.get("unplaced") and not outcome.counted["placed"]
+            if is_asked and (question := no_order(*rejected_records(client.blob, description, request.attempt))):
+                raise question
             errors, bad_records = outcome.stats.errors, outcome.counted["bad_records"]
             records = outcome.stats.eligible - (errors - bad_records)
             limit = reached_limit(request.max_errors, errors=errors, bad_records=bad_records, records=records)
