@@ -276,12 +276,12 @@ class CheckpointManifestOperator(_ShardOperator):
 
 
 def asks_for(context: Context, name: str) -> bool:
-    """True if the dag run's conf has `name`: true. Raises `AirflowFailException` unless it is true, false or absent."""
+    """True if the dag run's conf has `name`: true. Raises `AirflowFailException` unless it is true, false or null."""
     asked: Any = context["dag_run"].conf or {}
-    found = asked.get(name, False)
-    if not isinstance(found, bool):
+    found = asked.get(name)
+    if not isinstance(found, bool | None):
         raise AirflowFailException(f"conf: {name} is {found!r}; expected true or false, without quotes")
-    return found
+    return bool(found)
 
 
 def _dry_run(client: PersistClient, config: ViewConfig, until: int | None) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def test_other_texts_are_refused(client: PersistClient, field: dict[str, Any]) -
     assert rows(client) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("found", ["true", 1, None])
+@pytest.mark.parametrize("found", ["true", 1, "None"])
 def test_a_conf_that_is_neither_true_nor_false_fails(found: Any) -> None:
     with pytest.raises(AirflowFailException, match=r"read_only is .*; expected true or false"):
         asks_for(context(read_only=found), "read_only")
