@@ -57,13 +57,19 @@ def restore(
     writer: str,
     is_dry_run: bool = False,
     max_updates: int = MAX_UPDATES,
+    once: bool = False,
 ) -> Done:
     """Restore the shard's contents, progress and stash from a checkpoint; a dry run says what would change.
 
-    Raises what `plan_restore` does, and `RunFailed` if another writer was faster: then nothing was restored.
+    `once`: does nothing if a known commit of `writer`, a dag run, has done it: commits after it stay. Raises what
+    `plan_restore` does, and `RunFailed` if another writer was faster: then nothing was restored.
     """
     check_checkpoint_id(checkpoint_id)
-    plan = restoring.plan_restore(client, shard, checkpoint_id, max_updates=max_updates)
+    known = client.state(shard).commits if once else ()
+    if any((each.writer, each.restored_from) == (writer, checkpoint_id) for each in known):
+        plan: RestorePlan | NothingToRestore = NothingToRestore(f"an earlier try of {writer} has restored it")
+    else:
+        plan = restoring.plan_restore(client, shard, checkpoint_id, max_updates=max_updates)
     if isinstance(plan, NothingToRestore):
         facts = {"shard": shard, "status": "up_to_date", "restored_from": checkpoint_id, "reason": plan.reason}
         return Done(facts, (f"nothing to do: {plan.reason}",))
@@ -247,19 +253,21 @@ def acknowledge(client: PersistClient, shard: str, alert: str, *, by: str, reaso
     return Done(asdict(facts), (f"{alert} of {shard} is silent until it is resolved: {said}",))
 
 
-def recreate(client: PersistClient, shard: str, *, is_forced: bool = False) -> Done:
+def recreate(client: PersistClient, shard: str, *, is_forced: bool = False, next_writer: str | None = None) -> Done:
     """Drop the shard and begin it again, empty: its next run takes in all its input. Its history is lost.
 
-    Does nothing to a shard that is empty, so a second call after one that died completes it. Raises what `drop`
-    does: `InvalidInput` if others need the shard, unless `is_forced`.
+    Does nothing to a shard that is empty, or in which `next_writer`, that next run, has committed: so a second call
+    completes one that died, and undoes none. Raises what `drop` does: `InvalidInput` if others need the shard, unless
+    `is_forced`.
     """
     state = client.state(shard)
-    is_new = state.is_dropped or state.newest_commit is not None
+    is_done = any(each.writer == next_writer for each in state.commits)
+    is_new = state.is_dropped or (state.newest_commit is not None and not is_done)
     if is_new:
         dropping.drop(client, shard, is_forced=is_forced)
         dropping.create_again(client, shard)
     facts = {"shard": shard, "status": "emptied" if is_new else "up_to_date"}
-    said = "was dropped and begun again" if is_new else "is empty already"
+    said = "was dropped and begun again" if is_new else "has begun again" if is_done else "is empty already"
     return Done(facts, (f"{shard} {said}; its next run takes in all its input",))
 
 

@@ -24,17 +24,17 @@ from pathlib import Path
 from typing import Any
 
 from persist_airflow.compat import DAG, Context, Param, TriggerDagRunOperator
-from persist_airflow.factory import UPSERT_PREFIX, VIEW_PREFIX
 from persist_airflow.failures import fail_without_retry
 from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.lineage import ReportsLineage
 from persist_airflow.maintenance import MaintainShardOperator
 from persist_airflow.operators import writer_of
-from persist_airflow.options import GROUP_PREFIX, location_dag
+from persist_airflow.options import location_dag
 from persist_airflow.shard_actions import (
     Json,
     by,
     checked,
+    dag_of,
     erased,
     filled,
     rebuilt,
@@ -50,7 +50,6 @@ from persist_core.handles.client import PersistClient
 from persist_core.maintenance import actions
 from persist_core.maintenance.actions import Done
 from persist_core.protocol.delta import MAX_UPDATES
-from persist_core.sources.registry import kind_of
 
 DAG_ID = "persist_actions"
 LOOK = "To see first what a run would make of new input, and what does not fit: persist preview SHARD (command line)"
@@ -126,14 +125,22 @@ class ShardActionOperator(ReportsLineage, MaintainShardOperator):
             )
         return found[0]
 
+    @staticmethod
+    def run_id(context: Context) -> str:
+        """The id of the dag run that this one starts."""
+        return f"{DAG_ID}__{context['run_id']}"
+
     def start(self, context: Context, dag_id: str, report: Json) -> None:
-        """Trigger the shard's DAG. On 3.x this does not return: Airflow ends the task with success."""
+        """Trigger the shard's DAG, once for each dag run. On 3.x this does not return: Airflow ends the task."""
         done = {"action": self.action or context["params"]["action"], "by": by(context), **report}
         self.log.info("%s: starting a run of %s", self.shard, dag_id)
         context["ti"].xcom_push(key="return_value", value=done)
-        start: Any = TriggerDagRunOperator(
-            task_id=self.task_id, trigger_dag_id=dag_id, trigger_run_id=f"{DAG_ID}__{context['run_id']}"
-        )
+        run: dict[str, Any] = {
+            "trigger_dag_id": dag_id,
+            "trigger_run_id": self.run_id(context),
+            "skip_when_already_exists": True,
+        }
+        start: Any = TriggerDagRunOperator(task_id=self.task_id, **run)
         inspect.unwrap(TriggerDagRunOperator.execute)(start, context)  # undecorated: see `SparkJobOperator`
 
 
@@ -159,7 +166,7 @@ def _with_client(
 
 def _run(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
     with task_client(operator.persist_conn_id) as client:
-        dag_id = _dag_of(client, operator, params)
+        dag_id = dag_of(client, operator, params)
     report = {"shard": operator.shard, "status": "started", "dag_id": dag_id}
     operator.start(context, dag_id, report)
     return report
@@ -167,32 +174,12 @@ def _run(operator: ShardActionOperator, context: Context, params: Mapping[str, A
 
 def _recreate(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
     with task_client(operator.persist_conn_id) as client:
-        dag_id = _dag_of(client, operator, params)
-        done = actions.recreate(client, operator.shard, is_forced=params["force"])
+        dag_id = dag_of(client, operator, params)
+        run = f"{dag_id}/{operator.run_id(context)}"
+        done = actions.recreate(client, operator.shard, is_forced=params["force"], next_writer=run)
         report = {**reported(operator, context, done), "dag_id": dag_id}
     operator.start(context, dag_id, report)
     return report
-
-
-def _dag_of(client: PersistClient, operator: ShardActionOperator, params: Mapping[str, Any]) -> str:
-    """The DAG that a factory makes for a shard of this kind, or another that the conf names and `dags` allows."""
-    shard = operator.shard
-    configs, _ = load_collections(operator.collections, only=shard) if operator.collections else ([], [])
-    group = next((config.group for config in configs), None)
-    dags = {"collection": f"{GROUP_PREFIX}{group}" if group else f"{UPSERT_PREFIX}{shard}", "view": VIEW_PREFIX + shard}
-    kind = kind_of(client.state(shard).sources)
-    made = [dag_id for each, dag_id in dags.items() if kind not in dags or each == kind]
-    given = params["dag_id"]
-    if given and given not in (*made, *operator.dags):
-        raise InvalidInput(
-            f"dag_id is {given!r}; expected {' or '.join((*made, *operator.dags))}. This DAG starts only DAGs that"
-            " write the shard; name others in `build_actions_dag(dags=[...])`"
-        )
-    if not given and len(made) > 1:
-        raise InvalidInput(
-            f"shard {shard} is empty or has no source, so its DAG is not known; give `dag_id`, for example {made[0]}"
-        )
-    return str(given or made[0])
 
 
 def _resolve(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:

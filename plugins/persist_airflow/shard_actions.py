@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from persist_airflow.compat import AirflowFailException, Context, make_asset, set_event_extra, triggered_by
+from persist_airflow.factory import UPSERT_PREFIX, VIEW_PREFIX
 from persist_airflow.hook import task_client
 from persist_airflow.lineage import of_correction, of_restore
 from persist_airflow.links import shard_uri
 from persist_airflow.operators import writer_of
-from persist_core.config.collection import CollectionConfig
+from persist_airflow.options import GROUP_PREFIX
+from persist_core.config.collection import CollectionConfig, load_collections
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance import actions
@@ -28,6 +30,7 @@ from persist_core.maintenance.rebuild import Rebuilt, rebuild
 from persist_core.maintenance.rebuild import Request as Rebuild
 from persist_core.maintenance.reprocess import Reprocessed, reprocess, request_of
 from persist_core.protocol.delta import MAX_UPDATES
+from persist_core.sources.registry import kind_of
 from persist_core.spark_job.launch import Start, write_batch
 
 MAX_LISTED = 20  # of each list in a result: XComs stay small, the log has more
@@ -117,6 +120,27 @@ def erased(operator: Any, context: Context, params: Mapping[str, Any]) -> Json:
     return report
 
 
+def dag_of(client: PersistClient, operator: Any, params: Mapping[str, Any]) -> str:
+    """The DAG that a factory makes for a shard of this kind, or another that the conf names and `dags` allows."""
+    shard = operator.shard
+    configs, _ = load_collections(operator.collections, only=shard) if operator.collections else ([], [])
+    group = next((config.group for config in configs), None)
+    dags = {"collection": f"{GROUP_PREFIX}{group}" if group else f"{UPSERT_PREFIX}{shard}", "view": VIEW_PREFIX + shard}
+    kind = kind_of(client.state(shard).sources)
+    made = [dag_id for each, dag_id in dags.items() if kind not in dags or each == kind]
+    given = params["dag_id"]
+    if given and given not in (*made, *operator.dags):
+        raise InvalidInput(
+            f"dag_id is {given!r}; expected {' or '.join((*made, *operator.dags))}. This DAG starts only DAGs that"
+            " write the shard; name others in `build_actions_dag(dags=[...])`"
+        )
+    if not given and len(made) > 1:
+        raise InvalidInput(
+            f"shard {shard} is empty or has no source, so its DAG is not known; give `dag_id`, for example {made[0]}"
+        )
+    return str(given or made[0])
+
+
 def restored(operator: Any, context: Context, params: Mapping[str, Any]) -> Json:
     shard, checkpoint_id, new_shard = operator.shard, params["checkpoint_id"], params["new_shard"]
     is_dry_run, max_updates, writer = params["dry_run"], params["max_updates"] or MAX_UPDATES, writer_of(context)
@@ -126,9 +150,8 @@ def restored(operator: Any, context: Context, params: Mapping[str, Any]) -> Json
         if new_shard:
             done = actions.fork(client, shard, checkpoint_id, new_shard, writer=writer)
         else:
-            done = actions.restore(
-                client, shard, checkpoint_id, writer=writer, is_dry_run=is_dry_run, max_updates=max_updates
-            )
+            bounds = {"is_dry_run": is_dry_run, "max_updates": max_updates}
+            done = actions.restore(client, shard, checkpoint_id, writer=writer, once=True, **bounds)
         if done.facts["status"] in ("restored", "forked"):
             operator.lineage = of_restore(client, shard, new_shard, operator.persist_conn_id)
     return reported(operator, context, done)

@@ -10,7 +10,9 @@ from persist_airflow.actions import ShardActionOperator
 from persist_airflow.compat import AirflowFailException
 from persist_airflow.operators import asks_for
 from persist_core.handles.client import PersistClient
-from tests.airflow.test_actions import SHARD, context, fill, rows
+from tests.airflow.test_actions import DAG, SHARD, context, fill, rows
+from tests.core.world import SCHEMA
+from tests.plain_commit import commit
 
 pytestmark = pytest.mark.airflow_2_11
 
@@ -53,3 +55,31 @@ def test_a_conf_that_is_neither_true_nor_false_fails(found: Any) -> None:
         asks_for(context(read_only=found), "read_only")
     assert asks_for(context(read_only=True), "read_only")
     assert not asks_for(context(), "read_only")
+
+
+def test_a_second_try_of_a_restore_undoes_no_later_commit(client: PersistClient) -> None:
+    first, *_ = fill(client)
+    operator = ShardActionOperator(task_id="t", shard=SHARD, action="restore", fields={"checkpoint_id": first})
+    tries = context(shard=SHARD)
+    assert operator.execute(tries)["status"] == "restored"
+    commit(client, SHARD, SCHEMA, 10, [((7, "new"), 9, 1)], writer="persist_upsert__fruit/scheduled")
+    again = operator.execute(tries)
+    assert (again["status"], rows(client)) == ("up_to_date", [0, 7])
+    other = {**tries, "run_id": "manual__2"}
+    assert (operator.execute(other)["status"], rows(client)) == ("restored", [0]), "another dag run asks for it again"
+
+
+def test_a_second_try_of_a_recreation_keeps_what_its_run_has_committed(
+    client: PersistClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(client)
+    started: list[str] = []
+    monkeypatch.setattr(ShardActionOperator, "start", lambda *given: started.append(given[2]))
+    fields = {"confirm": SHARD, "dag_id": DAG}
+    operator = ShardActionOperator(task_id="t", shard=SHARD, action="recreate", fields=fields)
+    tries = context(shard=SHARD)
+    assert operator.execute(tries)["status"] == "emptied"
+    commit(client, SHARD, SCHEMA, 1, [((5, "x"), 0, 1)], writer=f"{DAG}/{operator.run_id(tries)}")
+    assert (operator.execute(tries)["status"], rows(client)) == ("up_to_date", [5])
+    assert operator.execute({**tries, "run_id": "manual__2"})["status"] == "emptied"
+    assert started == [DAG] * 3
