@@ -117,6 +117,7 @@ def test_a_beaten_record_hides_no_other_era(
     given = {"server": "server", "number": "CAST(number AS BIGINT)", "source_ms": "CAST(ms AS BIGINT)"}
     given["seen_ms"] = given["source_ms"]
     cells = [f"'{field}', {given.get(name, 'CAST(NULL AS BIGINT)')}" for name, field in FIELDS.items()]
+    cells += [f"'{column.name}', 0" for column in ONE_KEY.position]
     placed = spark.createDataFrame(orders, "server STRING, number INT, ms INT")
     records = frame.crossJoin(placed).selectExpr(*frame.columns, f"named_struct({', '.join(cells)}) AS {ORDER}")
     found = find_beaten(take_sample(records, ONE_KEY, Eras()))
