@@ -218,11 +218,11 @@ class Arguments:
             return _STATE_COLUMNS | _SEQUENCE_COLUMNS | inherited
         return (_STATE_COLUMNS if self.may_stash else {}) | inherited
 
-    def placed(self, order: str) -> str:
-        """SQL: the stored order, with its era as the user declares it now."""
+    def placed(self, order: str, *, is_stored: bool = True) -> str:
+        """SQL: the order, stored or of a record of the feed, with its era as the user declares it now."""
         if self.eras is None:
             return order
-        return self.eras.placed(order, self.schema.position)
+        return self.eras.placed(order, self.schema.position, is_stored=is_stored)
 
     @property
     def placed_inherited(self) -> str:

@@ -39,15 +39,17 @@ class Eras:
     servers: tuple[str, ...] = ()
     restarts_ms: tuple[int, ...] = ()
 
-    def placed(self, order: str, position: Sequence[Column]) -> str:
-        """SQL: the struct `order`, whose position has these fields, with its era."""
+    def placed(self, order: str, position: Sequence[Column], *, is_stored: bool = True) -> str:
+        """SQL: the struct `order`, whose position has these fields, with its era. A record of a feed has none yet."""
         if self.servers:
             servers = ", ".join("'" + server.replace("\\", "\\\\").replace("'", "\\'") + "'" for server in self.servers)
             era = f"nullif(array_position(array({servers}), {order}.{_SERVER}), 0)"
         elif self.restarts_ms:
             era = " + ".join(f"CAST({order}.{_SOURCE_MS} >= {time}L AS BIGINT)" for time in self.restarts_ms)
+        elif is_stored:
+            era = "CAST(NULL AS BIGINT)"  # it may have one of an earlier declaration
         else:
-            era = "CAST(NULL AS BIGINT)"  # what is stored may have one of an earlier declaration
+            return order
         fields = [*FIELDS.values()]
         names = [*fields[: -len(BESIDE)], *(column.name for column in position), *fields[-len(BESIDE) :]]
         cells = (f"'{name}', {era if name == _ERA else f'{order}.{name}'}" for name in names)

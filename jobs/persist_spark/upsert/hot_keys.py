@@ -118,7 +118,7 @@ def find_beaten(sample: Sample) -> Beaten | None:
 
 
 def _order(eras: Eras | None, schema: CollectionSchema) -> str:
-    return ORDER if eras is None else eras.placed(ORDER, schema.position)
+    return ORDER if eras is None else eras.placed(ORDER, schema.position, is_stored=False)
 
 
 def _compared(records: DataFrame) -> str:

@@ -259,7 +259,7 @@ def _arrivals(records: DataFrame, arguments: Arguments, *, stashed: bool = False
         f"{str(stashed).lower()} AS stashed",
         "false AS expanded",
         f"{_CODE} AS op",
-        f"{arguments.placed(ORDER)} AS ord",
+        f"{arguments.placed(ORDER, is_stored=stashed)} AS ord",
         f"CASE WHEN {_CODE} = ascii('u') AND {ERR_KIND} IS NULL THEN {value} END AS value",
         _ERR,
         *arguments.inherited(),
