@@ -239,7 +239,7 @@ def known_records(
 ) -> DataFrame:
     """The records frame of rows that are known here, by the names of its columns; what they leave out is null.
 
-    `ORDER` is by the names of the fields of `order`, its type. Here any may be null, though none of a record's may be.
+    `ORDER` is by the names of the fields of `order`, its type. Here any may be null.
     """
     of_order = T.StructType([T.StructField(each.name, each.dataType) for each in cast(T.StructType, order).fields])
     of_frame = records_type(schema, of_order)

@@ -72,11 +72,13 @@ class RunFiles:
 
     def _on_disk(self, table: pa.Table, folder: Path) -> pa.Table:
         """The table in a file that is mapped into memory: the system reads its pages as they are needed."""
-        path = str(folder / f"waiting-{self._spooled}.arrow")
+        path = folder / f"waiting-{self._spooled}.arrow"
         self._spooled += 1
-        with pa.OSFile(path, "wb") as out, pa.ipc.new_file(out, table.schema) as file:
+        with pa.OSFile(str(path), "wb") as out, pa.ipc.new_file(out, table.schema) as file:
             file.write_table(table)
-        return pa.ipc.open_file(pa.memory_map(path)).read_all()
+        mapped = pa.memory_map(str(path))
+        path.unlink()  # the space is free once the last slice of it is gone
+        return pa.ipc.open_file(mapped).read_all()
 
     def adopt(self, parts: Sequence[Part], counts: BatchCounts) -> None:
         """Files that were written elsewhere under the same attempt."""

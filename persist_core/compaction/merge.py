@@ -327,7 +327,7 @@ def finished(client: PersistClient, merge: Merge, files: RunFiles) -> BatchManif
 def stage_here(client: PersistClient, merge: Merge, attempt: str, rows_at_once: int = ROWS_AT_ONCE) -> BatchManifest:
     """Stage the parts of the run, and say what its manifest is. Raises as `merge_here` does."""
     schema = merge.schema
-    with TemporaryDirectory(prefix="persist-merge-") as folder:
+    with TemporaryDirectory(prefix="persist-scratch-merge-") as folder:
         files = RunFiles(client, merge.shard, attempt, schema, merge.file_rows, Path(folder))
         if schema.key:
             found = _by_ranges(

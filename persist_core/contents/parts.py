@@ -38,6 +38,7 @@ ERR_IDENTITY = (ERR_KIND, ERR_KEY, ERR_PAYLOAD)  # what makes two errs equal: al
 
 _DIGESTED_AT_ONCE = 10_000  # rows as Python objects: some 20 times what they take in Arrow
 _DICTIONARY_BYTES = 64 << 10  # keys and measures hardly repeat: their dictionaries would cost time and save nothing
+_ROWS_OF_TEXTS = 4_096
 BATCH_BYTES = 8 << 20  # of a batch, as stored: what a limited read, or a merge, takes at a time
 _SMALL_PART_BYTES = 1 << 20  # is decoded by its caller: handing it to other threads costs more than it saves
 
@@ -155,6 +156,8 @@ class ParquetParts:
     ) -> Iterator[pa.Table]:
         file, there = _opened(data, columns, written)
         packed, row_bytes = _packing(file, there)
+        if packed and not is_packed:  # a text in a dictionary is stored once, and decoded for each row
+            rows = min(rows, _ROWS_OF_TEXTS)
         rows = max(1, min(rows, int(BATCH_BYTES / max(row_bytes, 1))))
         if is_packed:
             file = pq.ParquetFile(io.BytesIO(data), metadata=file.metadata, read_dictionary=packed)

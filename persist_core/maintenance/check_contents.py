@@ -126,7 +126,7 @@ def check_contents(examined: Examined, found: Violations) -> Counted:
     if schema is None:
         return Counted(len(parts), size_bytes, 0)
     loaded = _loaded(examined.client, parts)
-    with TemporaryDirectory(prefix="persist-fsck-") as folder:
+    with TemporaryDirectory(prefix="persist-scratch-fsck-") as folder:
         updates = _Updates(schema, Spill(Path(folder), schema.key, ROWS_AT_ONCE, BYTES_AT_ONCE))
         for batch, manifest in zip(state.batches, manifests, strict=True):
             before = len(found)
@@ -172,10 +172,11 @@ def _check_batch(
         with found.checking("part", part.key):
             if isinstance(data, Exception):
                 raise data
+            tables = _tables(client, part, data, taken[part.key], updates)
+            read = _check_part(part, tables, manifest, updates.schema, found)
             if part.index is not None and part.index != client.part_format.index(data):
                 raise CorruptArtifact(f"{part.key}: the manifest has another digest of its page indexes")
-            tables = _tables(client, part, data, taken[part.key], updates)
-            rows = _check_part(part, tables, manifest, updates.schema, found)
+            rows = read
         if rows is None:
             is_whole = False
         elif part.kind is PartKind.HISTORY:

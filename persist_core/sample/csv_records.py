@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 
 DMS_NULL = "NULL"  # unless its endpoint's setting `CsvNullValue` says another text
@@ -33,7 +34,7 @@ def whole_records(lines: Iterable[bytes], delimiter: str, *, max_bytes: int, is_
     record, all of them have at most `max_bytes`, and there are as many fields as in the file's first record.
     `is_cut`: a field that is open at the end goes on in lines that are not here; its lines are left out.
     """
-    opens = re.compile(rb'(?:\A|%s)"(?:[^"]++|"")*+\Z' % re.escape(delimiter.encode()))
+    opens = re.compile(open_field(delimiter).encode())
     held: list[bytes] = []  # lines from one that leaves a field open
     held_bytes = count = 0
     for line in lines:
@@ -55,15 +56,20 @@ def whole_records(lines: Iterable[bytes], delimiter: str, *, max_bytes: int, is_
             held, held_bytes = [line], len(line) + 1
             continue
         if not count and line.strip():
-            count = len(next(csv_rows([line.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")], delimiter)))
+            count = len(next(csv_rows([line.removeprefix(BOM_UTF8).decode("utf-8", "replace")], delimiter)))
         yield line
     if not is_cut:
         yield from held
 
 
+def open_field(delimiter: str) -> str:
+    """A pattern, of Python and of Java, that is found in a line which leaves a quoted field open."""
+    return f'(?:^(?:\ufeff)?|{re.escape(delimiter)})"(?:[^"]++|"")*+$'
+
+
 def _field_count(record: bytes, delimiter: str) -> int:
     """The number of fields of a record without a fault, else 0."""
-    text = io.StringIO(record.removesuffix(b"\r").decode("utf-8", "replace"), newline="")
+    text = io.StringIO(record.removeprefix(BOM_UTF8).removesuffix(b"\r").decode("utf-8", "replace"), newline="")
     try:
         rows = list(csv.reader(text, delimiter=delimiter, strict=True))
     except csv.Error:

@@ -150,7 +150,7 @@ class FileSource:
             relative = naming.relative(file.below_root)
             facts = known.get(relative)
             is_changed = facts is not None and facts[:2] != (file.size_bytes, file.mtime_ms)
-            if facts is not None and not (is_changed and (facts[3] or not facts[0])):
+            if facts is not None and not (is_changed and (facts[3] or (file.size_bytes and not facts[0]))):
                 if is_changed:
                     changed.append(ChangedFile(relative, *facts[:2], file.size_bytes, file.mtime_ms))
             elif holds_back(relative, file.date_ms) or (

@@ -65,13 +65,11 @@ def test_a_second_try_of_a_restore_undoes_no_later_commit(client: PersistClient)
     commit(client, SHARD, SCHEMA, 10, [((7, "new"), 9, 1)], writer="persist_upsert__fruit/scheduled")
     again = operator.execute(tries)
     assert (again["status"], rows(client)) == ("up_to_date", [0, 7])
-    other = {**tries, "run_id": "manual__2"}
+    other: Any = {**tries, "run_id": "manual__2"}
     assert (operator.execute(other)["status"], rows(client)) == ("restored", [0]), "another dag run asks for it again"
 
 
-def test_a_second_try_of_a_recreation_keeps_what_its_run_has_committed(
-    client: PersistClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_try_of_a_recreation_keeps_its_run(client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(client)
     started: list[str] = []
     monkeypatch.setattr(ShardActionOperator, "start", lambda *given: started.append(given[2]))
@@ -81,5 +79,6 @@ def test_a_second_try_of_a_recreation_keeps_what_its_run_has_committed(
     assert operator.execute(tries)["status"] == "emptied"
     commit(client, SHARD, SCHEMA, 1, [((5, "x"), 0, 1)], writer=f"{DAG}/{operator.run_id(tries)}")
     assert (operator.execute(tries)["status"], rows(client)) == ("up_to_date", [5])
-    assert operator.execute({**tries, "run_id": "manual__2"})["status"] == "emptied"
+    other: Any = {**tries, "run_id": "manual__2"}
+    assert operator.execute(other)["status"] == "emptied"
     assert started == [DAG] * 3

@@ -64,14 +64,20 @@ class Drop:
 
 @dataclass(frozen=True)
 class Taken:
-    """A file that was consumed: which version, and in the turn that ended at which upper."""
+    """A file that was consumed: which version, in the turn that ended at which upper, and whether it was empty."""
 
     version: int
     date_ms: int | None
     turn: int
+    is_empty: bool
 
 
 Progress = dict[str, Taken]
+
+
+def is_new(name: str, drop: Drop, progress: Progress) -> bool:
+    """True if no turn has read the file, or only when it was empty."""
+    return name not in progress or (progress[name].is_empty and bool(drop.records))
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,9 @@ class History:
         drained = drain_sealed_input(records, (), self.updates, lower=self.upper, upper=upper, orders=self.orders)
         self.updates += drained.updates
         self.orders = drained.orders
-        self.progress |= {name: Taken(drop.version, drop.date_ms, upper) for name, drop in files.items()}
+        self.progress |= {
+            name: Taken(drop.version, drop.date_ms, upper, not drop.records) for name, drop in files.items()
+        }
         self.upper, self.is_moved = upper, False
 
     def become(self, wanted: Mapping[Slot, Value]) -> bool:
@@ -191,7 +199,7 @@ class Collection:
         due = {
             name: drop
             for name, drop in self.files.items()
-            if name not in self.now.progress and (drop.date_ms is None or drop.date_ms < until)
+            if is_new(name, drop, self.now.progress) and (drop.date_ms is None or drop.date_ms < until)
         }
         self.now.evolve(self.definition)
         self.now.drain(due, until)
@@ -276,7 +284,8 @@ class Collection:
         wanted = {
             name: drop
             for name, drop in self.files.items()
-            if name not in fork.progress and (name in turns or (drop.date_ms is not None and drop.date_ms < due))
+            if is_new(name, drop, fork.progress)
+            and (name in turns or (drop.date_ms is not None and drop.date_ms < due))
         }
         if turns_after is not None:
             for turn in sorted({turns[name] for name in wanted if turns_after < turns[name] < end}):

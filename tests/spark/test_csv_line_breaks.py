@@ -88,6 +88,11 @@ def test_a_header_of_two_lines_is_one(feed: Feed) -> None:
     feed.write("1.csv", 'id,"not\nread",text\n1,0,a\nid,"not\nread",text\n2,,"b\nc"\n')
     rows = feed.records("csv", {"id": "bigint", "text": "string"})
     assert [(row["id"], row["text"]) for row in rows] == [(1, "a"), (2, "b\nc")]
+    feed.write("1.csv", '\ufeff"not\nread",id,text\n0,1,a\n,2,"b\nc"\n')
+    assert [(row["id"], row["text"]) for row in feed.records("csv", {"id": "bigint", "text": "string"})] == [
+        (1, "a"),
+        (2, "b\nc"),
+    ]
 
 
 def test_a_line_break_far_from_the_start_of_a_file_is_found(feed: Feed) -> None:

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from persist_core.config.collection import CollectionConfig
-from persist_core.sample.csv_records import csv_rows, whole_records
+from persist_core.sample.csv_records import csv_rows, open_field, whole_records
 from persist_core.sources.input_file import InputFile
 from persist_spark.decode.dms_names import FULL_LOAD
 from persist_spark.decode.files import Copies, ReadableFile, files_with
@@ -65,8 +65,9 @@ def layouts(
 
     looked = list(zip(files, of_each(look, list(by_file)), strict=True))
     large = [file for file, (layout, is_odd) in looked if layout is not None and is_odd is None]
+    opens = open_field(config.source.delimiter)
     odd = {file.file for file, (_, is_odd) in looked if is_odd}
-    odd |= files_with(spark, large, copies.options, has_odd_quotes)
+    odd |= files_with(spark, large, copies.options, lambda line: has_odd_quotes(line) & F.col(line).rlike(opens))
     found: dict[Layout, list[ReadableFile]] = {}
     for file, (layout, _) in looked:
         if layout is not None:
@@ -81,8 +82,8 @@ def layouts(
 
 
 def _look(config: CollectionConfig, file: ReadableFile, copies: Copies) -> tuple[Layout | None, bool | None]:
-    """The layout of a file, `None` without a record; and whether it has a line with an odd number of quotes, `None` if
-    it is too long to know.
+    """The layout of a file, `None` without a record; and whether it has a line that leaves a quoted field open, `None`
+    if it is too long to know.
 
     The start of a header that is too long is taken, as `readable` has it.
     """
@@ -93,7 +94,8 @@ def _look(config: CollectionConfig, file: ReadableFile, copies: Copies) -> tuple
             is_whole = False
             break
     lines = start.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    is_odd = any(line.count(b'"') % 2 for line in lines) if is_whole else None
+    opens = re.compile(open_field(config.source.delimiter).encode())
+    is_odd = any(line.count(b'"') % 2 and opens.search(line) for line in lines) if is_whole else None
     for line in whole_records(lines, config.source.delimiter, max_bytes=_LOOKED_BYTES):
         if line.strip():
             first = line.removesuffix(b"\r")

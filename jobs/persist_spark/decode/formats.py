@@ -3,8 +3,8 @@
     files --decode_files--> lines --decode_<format>--> RawRecords --decode_records--> the records frame
 
 Bad input becomes errs in the frame and never fails the job. A file that cannot be read at all (truncated gzip, not
-Parquet, missing) fails the job and is named: it may be half written, and its records must not be lost. No Spark
-job runs until the caller acts on the frame.
+Parquet, missing) fails the job and is named: it may be half written, and its records must not be lost. Except to
+look for open quotes in large CSV files, no Spark job runs until the caller acts on the frame.
 """
 
 from __future__ import annotations

@@ -98,16 +98,17 @@ def incomparable_orders(planned: PlannedUpsert, outcome: Outcome, description: B
     )
     first = found.orderBy("slot", "ord").limit(1).collect()[0]
     older, newer = sorted((first["ord"], first["rival"]), key=lambda order: order[clock] or 0)
-    count, after = outcome.counted["incomparable"], format_time(first["after"])
+    count = outcome.counted["incomparable"]
     if _of(newer, "number") is None and _of(newer, "lsn") is None:  # only a record of a snapshot says no place
         return UnclearOrder(
             f"it is not known which record of a key is the newest: {count} records of {description.shard}"
             f" {description.interval} meet a record of a snapshot that says no place in the log and was read later. The"
             f" first, of slot {first['slot']}: a change, {_place(older)}, and a record of a snapshot (op r),"
             f" {_place(newer)}. Nothing has been committed. In the collection file, if the snapshot is newer than all"
-            f" changes before it, write when it began, for example `order: {{restarts: [{after}]}}`; or, in a"
-            " collection that begins, `order: position` if the files have the records of each key in order. Unwrapped"
-            " records of later snapshots say it if `add.fields` has the whole order (docs/reference/collections.md)"
+            " changes before it, write when it began, for example `order: {restarts: ["
+            f"{format_time(first['after'])}]}}`; or, in a collection that begins, `order: position` if the files have the records of each key in order."
+            " Unwrapped records of later snapshots say it if `add.fields` has the whole order"
+            " (docs/reference/collections.md)"
         )
     servers = [_of(each, "server") for each in (older, newer)]
     if None not in servers and servers[0] != servers[1]:
@@ -116,7 +117,7 @@ def incomparable_orders(planned: PlannedUpsert, outcome: Outcome, description: B
     else:
         answer = (
             f"write when they started again, after {show_time(first['before'])} and at the latest at"
-            f" {show_time(first['after'])}, for example `order: {{restarts: [{after}]}}`"
+            f" {show_time(first['after'])}, for example `order: {{restarts: [{format_time(first['after'])}]}}`"
         )
     return UnclearOrder(
         f"the log of the feed of {description.shard} {description.interval} is not one run of numbers:"

@@ -76,6 +76,7 @@ CASES = {
     "a blank line first": (b'\n\na,b\n1,"x\n"', [b"", b"", b"a,b", b'1,"x\n"']),
     "a header of two lines": (b'a,"b\nc"\n1,2', [b'a,"b\nc"', b"1,2"]),
     "BOM and a quoted header": (b'\xef\xbb\xbf"a,x",b\n1,"x\ny"', [b'\xef\xbb\xbf"a,x",b', b'1,"x\ny"']),
+    "BOM and a header of two lines": (b'\xef\xbb\xbf"a\nx",b\n1,"x\ny"', [b'\xef\xbb\xbf"a\nx",b', b'1,"x\ny"']),
     "never closed": (b'a,b\n1,"x\n2,y', [b"a,b", b'1,"x', b"2,y"]),
 }
 
