@@ -106,9 +106,9 @@ def incomparable_orders(planned: PlannedUpsert, outcome: Outcome, description: B
             f" first, of slot {first['slot']}: a change, {_place(older)}, and a record of a snapshot (op r),"
             f" {_place(newer)}. Nothing has been committed. In the collection file, if the snapshot is newer than all"
             " changes before it, write when it began, for example `order: {restarts: ["
-            f"{format_time(first['after'])}]}}`; or, in a collection that begins, `order: position` if the files have the records of each key in order."
-            " Unwrapped records of later snapshots say it if `add.fields` has the whole order"
-            " (docs/reference/collections.md)"
+            f"{format_time(first['after'])}]}}`; or, in a collection that begins, `order: position` if the files have"
+            " the records of each key in order. Unwrapped records of later snapshots say it if `add.fields` has the"
+            " whole order (docs/reference/collections.md)"
         )
     servers = [_of(each, "server") for each in (older, newer)]
     if None not in servers and servers[0] != servers[1]:
