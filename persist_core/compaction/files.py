@@ -24,6 +24,7 @@ MAX_FILE_BYTES = 64 << 20
 MANY_FILES = 2048
 MAX_LARGE_FILE_BYTES = 512 << 20
 _BYTES_PER_ROW = 64  # of a run whose inputs are unknown
+READ_ROWS = 1 << 16  # of a file that are decoded together; fewer if rows are large
 BYTES_AT_ONCE = 128 << 20  # of decoded rows in memory; a merge needs about five times as much
 
 

@@ -35,7 +35,7 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_core.compaction.files import BYTES_AT_ONCE, MIN_FILE_BYTES, RunFiles, rows_per_file
+from persist_core.compaction.files import BYTES_AT_ONCE, MIN_FILE_BYTES, READ_ROWS, RunFiles, rows_per_file
 from persist_core.compaction.spill import SAMPLED, Spill
 from persist_core.compaction.steps import BUDGET_BYTES, alone, budget_of, end_of_step
 from persist_core.contents import pieces
@@ -57,7 +57,6 @@ from persist_core.shard.replace import NotReplaced, Replaced, replace_batches
 from persist_core.shard.state import ShardState
 
 ROWS_AT_ONCE = 500_000  # in memory: about 0.5 GB at 180 bytes a row
-_READ_ROWS = 1 << 16  # of a file that are decoded together; fewer if rows are large
 MAX_HISTORY_FILES = 16  # that are small: from here on they are merged
 CARRIED_SHARE = 2  # a file is then carried over if it has at least this many times the rows that are rewritten
 
@@ -352,7 +351,7 @@ def _by_ranges(client: PersistClient, merge: Merge, spill: Spill) -> Iterator[tu
     loaded = load_parts(client.blob, parts, threads=client.fetch_threads)
 
     def read(part: Part, needed: pa.Schema) -> Iterator[pa.Table]:
-        return batches_of(client.blob, part, next(loaded), needed, client.part_format, rows=_READ_ROWS)
+        return batches_of(client.blob, part, next(loaded), needed, client.part_format, rows=READ_ROWS)
 
     for piece in chosen:
         for rows in read(piece.part, with_ends if piece.has_ends else columns):

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory, gettempdir
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_core.compaction.files import BYTES_AT_ONCE
+from persist_core.compaction.files import BYTES_AT_ONCE, READ_ROWS
 from persist_core.compaction.merge import ROWS_AT_ONCE
 from persist_core.compaction.spill import Spill
 from persist_core.contents import pieces
@@ -49,7 +49,6 @@ from persist_core.schema import (
 from persist_core.time_text import show_interval
 
 OKS, ERRS = "oks", PartKind.ERRS
-_READ_ROWS = 1 << 16  # of a file that are decoded together; fewer if rows are large
 _BAD_SLOT = "_persist_bad_slot"  # what identifies an err whose key could not be decoded
 
 
@@ -196,7 +195,7 @@ def _tables(
     client: PersistClient, part: Part, data: bytes, taken: list[tuple[str, Piece]], updates: _Updates
 ) -> Iterator[pa.Table]:
     """The rows of a part, table by table. What the shard takes of them is added to `updates`."""
-    for table in batches_of(client.blob, part, data, updates.columns[part.kind], client.part_format, rows=_READ_ROWS):
+    for table in batches_of(client.blob, part, data, updates.columns[part.kind], client.part_format, rows=READ_ROWS):
         for tag, piece in taken:
             updates.add(tag, piece.of(table))
         yield table

@@ -17,6 +17,14 @@ from persist_core.handles.client import PersistClient
 from persist_core.location.settings import PersistLocation
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.__main__ import run_item
+from tests.spark.decode_feed import Feed
+
+
+@pytest.fixture
+def feed(spark: SparkSession, tmp_path: Path) -> Feed:
+    """An empty folder of input files, and what is decoded from it."""
+    (tmp_path / "in").mkdir()
+    return Feed(spark, tmp_path / "in")
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import csv
 import gzip
 import io
 import random
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,15 +16,9 @@ from tests.sampling import sample
 from tests.spark.decode_feed import Feed
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 COLUMNS = {"id": "bigint", "text": "string", "note": "string"}
-
-
-@pytest.fixture
-def feed(spark: SparkSession, tmp_path: Path) -> Feed:
-    (tmp_path / "in").mkdir()
-    return Feed(spark, tmp_path / "in")
 
 
 @pytest.mark.parametrize("seed", sample(range(12), 3, "csv with line breaks"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,15 +15,9 @@ from tests.sampling import sample
 from tests.spark.decode_feed import Feed, Record
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 COLUMNS = {"id": "int", "name": "string"}
-
-
-@pytest.fixture
-def feed(spark: SparkSession, tmp_path: Path) -> Feed:
-    (tmp_path / "in").mkdir()
-    return Feed(spark, tmp_path / "in")
 
 
 def envelope(op: str, before: Any = None, after: Any = None, **source: Any) -> dict[str, Any]:

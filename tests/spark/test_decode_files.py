@@ -30,7 +30,7 @@ from tests.sampling import sample
 from tests.spark.decode_feed import Feed, access_to
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 COLUMNS: dict[str, Any] = {"id": "int"}
 HOSTILE_NAMES = [
@@ -56,12 +56,6 @@ HOSTILE_NAMES = [
     "tab\t.json",
     "no suffix",
 ]
-
-
-@pytest.fixture
-def feed(spark: SparkSession, tmp_path: Path) -> Feed:
-    (tmp_path / "in").mkdir()
-    return Feed(spark, tmp_path / "in")
 
 
 def input_file(path: Path) -> InputFile:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,13 +17,7 @@ from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, UPSERT
 from tests.spark.decode_feed import Feed, Record
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-
-@pytest.fixture
-def feed(spark: SparkSession, tmp_path: Path) -> Feed:
-    (tmp_path / "in").mkdir()
-    return Feed(spark, tmp_path / "in")
+    pass
 
 
 def kinds(rows: list[Record]) -> list[str | None]:

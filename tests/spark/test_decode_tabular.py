@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
-from pathlib import Path
 from threading import Barrier
 from typing import IO, TYPE_CHECKING, Any
 
@@ -25,15 +24,9 @@ from persist_spark.frame import BAD_KEY, OP
 from tests.spark.decode_feed import Feed, Record
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 COLUMNS = {"id": "bigint", "name": "string", "price": "decimal(10,2)", "day": "date"}
-
-
-@pytest.fixture
-def feed(spark: SparkSession, tmp_path: Path) -> Feed:
-    (tmp_path / "in").mkdir()
-    return Feed(spark, tmp_path / "in")
 
 
 def records(feed: Feed, kind: str, **changes: Any) -> list[Record]:

@@ -10,7 +10,6 @@ import json
 import random
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -47,12 +46,6 @@ UNSCALED = [
     10**38 - 1,
     1 - 10**38,
 ]
-
-
-@pytest.fixture
-def feed(spark: SparkSession, tmp_path: Path) -> Feed:
-    (tmp_path / "in").mkdir()
-    return Feed(spark, tmp_path / "in")
 
 
 def base64_of(unscaled: int) -> str:

@@ -27,12 +27,6 @@ HALF_HOUR = timedelta(minutes=30)
 BERLIN = "Europe/Berlin"
 
 
-@pytest.fixture
-def feed(spark: SparkSession, tmp_path: Path) -> Feed:
-    (tmp_path / "in").mkdir()
-    return Feed(spark, tmp_path / "in")
-
-
 def replay(zone: str, first: datetime, last: datetime) -> dict[datetime, list[datetime]]:
     """Each half hour of local time, and the instants at which the clocks show it: one, none, or two."""
     count = int((last - first) / HALF_HOUR)

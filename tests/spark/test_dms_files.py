@@ -12,23 +12,12 @@ import pytest
 
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, MISSING_ORDER
 from persist_spark.frame import OP
-from tests.spark.decode_feed import Feed, Record
+from tests.spark.decode_feed import Feed
+from tests.spark.test_decode_tabular import records
 from tests.spark.test_sequence import Collection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-COLUMNS = {"id": "bigint", "name": "string", "price": "decimal(10,2)", "day": "date"}
-
-
-@pytest.fixture
-def feed(spark: SparkSession, tmp_path: Path) -> Feed:
-    (tmp_path / "in").mkdir()
-    return Feed(spark, tmp_path / "in")
-
-
-def records(feed: Feed, kind: str, **changes: Any) -> list[Record]:
-    return feed.records(kind, changes.pop("columns", COLUMNS), **changes)
 
 
 def test_dms_csv_changes_and_full_load(feed: Feed) -> None:

@@ -28,12 +28,6 @@ WORST = ("(1)*", "1(0)*x", "(0)*", "0.(0)*1x", '"(\\)*')  # took hours, or would
 SIZES = ((MAX_CHARS, 2), (20_000, 1))
 
 
-@pytest.fixture
-def feed(spark: SparkSession, tmp_path: Path) -> Feed:
-    (tmp_path / "in").mkdir()
-    return Feed(spark, tmp_path / "in")
-
-
 def columns(kind: str) -> dict[str, Any]:
     units = {"timestamp": "ms", "date": "days"} if kind != "dms-csv" else {"timestamp": "s", "date": "days"}
     return {

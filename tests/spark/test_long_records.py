@@ -44,12 +44,6 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.fixture
-def feed(spark: SparkSession, tmp_path: Path) -> Feed:
-    (tmp_path / "in").mkdir()
-    return Feed(spark, tmp_path / "in")
-
-
 def input_file(path: Path) -> InputFile:
     facts = path.stat()
     return InputFile(str(path), path.name, facts.st_size, 0, 0, None, natural_key(path.name))

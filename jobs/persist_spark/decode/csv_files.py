@@ -10,6 +10,7 @@ follow it, so that line numbers stay. `persist_core.sample.csv_records` says whi
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -93,7 +94,7 @@ def _look(config: CollectionConfig, file: ReadableFile, copies: Copies) -> tuple
         if len(start) >= _LOOKED_BYTES:
             is_whole = False
             break
-    lines = start.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    lines = start.removeprefix(BOM_UTF8).split(b"\n")
     opens = re.compile(open_field(config.source.delimiter).encode())
     is_odd = any(line.count(b'"') % 2 and opens.search(line) for line in lines) if is_whole else None
     for line in whole_records(lines, config.source.delimiter, max_bytes=_LOOKED_BYTES):

@@ -19,6 +19,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -137,7 +138,7 @@ def _check_start(feed: Feed, file: InputFile, is_json: bool) -> None:
         return
     with opened(feed, file) as source:
         start = getattr(source, "raw", source).read(max(map(len, _NO_TEXT)))  # without a buffer's megabytes from S3
-    if is_json and start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+    if is_json and start.removeprefix(BOM_UTF8).lstrip().startswith(b"["):
         raise EOFError("it holds a JSON array; expected one object a line (JSON lines)")
     unmarked = {start[:1] + b"\0": "UTF-16", b"\0" + start[1:2]: "UTF-16"}
     for magic, name in (_NO_TEXT | unmarked).items():

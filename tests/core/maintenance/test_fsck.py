@@ -145,7 +145,7 @@ def test_ranges_of_keys_have_the_findings_of_all(seed: int, monkeypatch: pytest.
         location.append(lower, upper, oks, [row for row in errs if lower <= row[6] < upper])
     whole = fsck(location.client, "s")
     monkeypatch.setattr(check_contents, "ROWS_AT_ONCE", chance.choice([0, 5, 20]))
-    monkeypatch.setattr(check_contents, "_READ_ROWS", chance.choice([1, 7, 100]))
+    monkeypatch.setattr(check_contents, "READ_ROWS", chance.choice([1, 7, 100]))
     parts = fsck(location.client, "s")
 
     def comparable(report: FsckReport) -> Counter[tuple[str, str]]:
