@@ -29,6 +29,7 @@ MAX_TIME = 2**63 - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_ISO_MS = (datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
 _INTEGER = re.compile(r"[0-9]{1,19}", re.ASCII)
+_COMPACT = re.compile(r"((?:19[7-9]|20[0-9])[0-9])(0[1-9]|1[0-2])(0[1-9]|[12][0-9]|3[01])", re.ASCII)  # 20260103
 _OFFSET = re.compile(r"(?<=[0-9]) (?=(?:[+-][0-9:]+|Z)$)", re.ASCII)  # the blank before it
 _ISO = re.compile(r"[0-9]{4}-?(?:[0-9]{2}-?[0-9]{2}|W[0-9]{2}(?:-?[0-9])?)(?:[T ][0-9].*)?", re.ASCII)
 _ZONED = re.compile(r"(?P<local>.*) (?P<zone>[A-Z][A-Za-z_]{2,}(?:/[A-Za-z0-9_+/-]+)?)", re.ASCII)
@@ -49,16 +50,21 @@ def check_time(value: object, *, what: str = "time") -> int:
     return value
 
 
-def parse_time(text: str, *, what: str = "time", zone: str = UTC_ZONE, now_ms: int | None = None) -> int:
+def parse_time(
+    text: str, *, what: str = "time", zone: str = UTC_ZONE, now_ms: int | None = None, counters: bool = True
+) -> int:
     """The time that `text` represents, in milliseconds since the Unix epoch, UTC.
 
-    A text of digits only is the integer itself (so `20260103` is a number, not a date). Otherwise it is an ISO 8601
-    date (its first instant) or datetime, with an offset or the name of a zone behind it; without either it is local
-    time of `zone`. With `now_ms` it may also be `now`, `today`, `yesterday` (the start of that day in `zone`) or
-    `2 hours ago`. Raises `InvalidTime` for anything else, for local times that the clocks skip or repeat, for times
-    before 1970 and for fractions finer than a millisecond.
+    A text of digits only is the integer itself (so `20260103` is a number, not a date; unless `counters`, what could be
+    a date is refused). Otherwise it is an ISO 8601 date (its first instant) or datetime, with an offset or the name of
+    a zone behind it; without either it is local time of `zone`. With `now_ms` it may also be `now`, `today`,
+    `yesterday` (the start of that day in `zone`) or `2 hours ago`. Raises `InvalidTime` for anything else, for local
+    times that the clocks skip or repeat, for times before 1970 and for fractions finer than a millisecond.
     """
     text = " ".join(text.split())
+    if not counters and (date := _COMPACT.fullmatch(text)):
+        meant = "-".join(date.groups())
+        raise InvalidTime(f"{what} is {text}, which may be a date or milliseconds since 1970; expected {meant}")
     if _INTEGER.fullmatch(text):
         return check_time(int(text), what=what)
     relative = None if now_ms is None else _relative(text.lower(), zone, now_ms)

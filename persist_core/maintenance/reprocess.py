@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from persist_core.checkpoint.publish import publish_missing
@@ -58,8 +59,9 @@ class Request(Wishes):
 
 def request_of(config: CollectionConfig, *, begin: str, through: str | None, now_ms: int, **options: Any) -> Request:
     """A request in a user's words: days as text, in the collection's time zone. `options`: fields of the request."""
-    first = parse_time(begin, what="from", zone=config.timezone, now_ms=now_ms)
-    last = None if through is None else parse_time(through, what="through", zone=config.timezone, now_ms=now_ms)
+    read = partial(parse_time, zone=config.timezone, now_ms=now_ms, counters=False)
+    first = read(begin, what="from")
+    last = None if through is None else read(through, what="through")
     end_ms = None if last is None else day_of(min(last, LAST_DAY), config.timezone, moved_by=1)
     if end_ms is not None and end_ms <= first:
         raise InvalidInput(f"--through {through} ends before --from {begin}; expected the same day or a later one")

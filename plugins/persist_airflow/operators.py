@@ -176,7 +176,7 @@ class AppendBatchesOperator(lineage.ReportsLineage, _ShardOperator):
         self.staged = staged
         self.write_task_id = write_task_id
         self.notify = chosen(None, notify)
-        self.asset = make_asset(outlet_uri(self.persist_conn_id, self.shard))
+        self.asset = make_asset(outlet_uri(self.persist_conn_id, self.config.name))
         self.outlets = [*self.outlets, self.asset]
         self._write: Any = None  # while it heals: the write task's operator
 
@@ -190,7 +190,7 @@ class AppendBatchesOperator(lineage.ReportsLineage, _ShardOperator):
         """Append, or heal. Raises `PersistCasConflict` if the append was lost for the first time."""
         if result_before(self, self.staged).get("dry_run") is not None:
             raise AirflowSkipException(
-                f"read-only: nothing was written to {self.shard}; the write task's log has what a refresh would write"
+                f"read-only: nothing was written to {self.config.name}; the write task's log has what it would write"
             )
         description = BatchDescription.from_json(self.staged["description"])
         with self._client() as client:
@@ -209,9 +209,9 @@ class AppendBatchesOperator(lineage.ReportsLineage, _ShardOperator):
                 report = self._heal(client, description, context)
         if "lower" in report:
             interval = show_interval(report["lower"], report["upper"])
-            self.log.info("%s %s: %s", report["result"], interval, in_words(self.shard, report["stats"]))
+            self.log.info("%s %s: %s", report["result"], interval, in_words(self.config.name, report["stats"]))
         warn(self.log, report)
-        set_event_extra(context, self.asset, with_page(report, self.persist_conn_id, self.shard))
+        set_event_extra(context, self.asset, with_page(report, self.persist_conn_id, self.config.name))
         return report
 
     def _heal(self, client: PersistClient, description: BatchDescription, context: Context) -> dict[str, Any]:
@@ -231,7 +231,7 @@ class AppendBatchesOperator(lineage.ReportsLineage, _ShardOperator):
         healed = heal(client, self.config, description, write=write.writer(client, context), on_step=on_step)
         if isinstance(healed, NothingToDo):
             self.log.info("nothing left to append: %s", healed.reason)
-            return report_of(client, "covered", client.state(self.shard).newest_commit)
+            return report_of(client, "covered", client.state(self.config.name).newest_commit)
         self.lineage = lineage.of_commit(client, self.config, healed.commit, self.persist_conn_id, self.lineage.inputs)
         count(self, context, HEALS)
         report_commit(self, context, client, healed.commit)
@@ -252,7 +252,7 @@ class CheckpointManifestOperator(_ShardOperator):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.asset = make_asset(f"{outlet_uri(self.persist_conn_id, self.shard)}/checkpoints")
+        self.asset = make_asset(f"{outlet_uri(self.persist_conn_id, self.config.name)}/checkpoints")
         self.outlets = [*self.outlets, self.asset]
 
     @measured("checkpoint")
@@ -261,11 +261,11 @@ class CheckpointManifestOperator(_ShardOperator):
         with self._client() as client:
             published = stages.checkpoint(client, self.config)
             if published is None:
-                self.log.info("shard %s has no commit yet: no checkpoint", self.shard)
+                self.log.info("shard %s has no commit yet: no checkpoint", self.config.name)
                 return None
-            report = report_of(client, "published", client.state(self.shard).newest_commit)
-            maintained = maintain_inline(client, self.shard)
-            report_shards(self.persist_conn_id, client, [self.shard])
+            report = report_of(client, "published", client.state(self.config.name).newest_commit)
+            maintained = maintain_inline(client, self.config.name)
+            report_shards(self.persist_conn_id, client, [self.config.name])
         self.log.info("%s", published)
         if maintained is not None:
             self.log.info("%s", maintained)

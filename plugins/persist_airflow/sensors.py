@@ -27,7 +27,9 @@ from persist_airflow.triggers import InputTrigger, ShardUpperTrigger, files_due
 from persist_core.clock import SystemClock
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.problems import nearest
+from persist_core.errors import InvalidTime
 from persist_core.frontier import Frontier
+from persist_core.keys import is_shard_name
 from persist_core.time_text import parse_time, show_time
 
 
@@ -47,18 +49,27 @@ class _Sensor(BaseSensorOperator):
         self.deferrable = defers_by_default() if deferrable is None else deferrable
         self.persist_conn_id = persist_conn_id
 
-    def execute(self, context: Context) -> Any:
-        """Wait. Raises `InvalidTime` for a time that is not one."""
-        if not self.deferrable or self.poke(context):
-            return super().execute(context)
-        timeout = timedelta(seconds=self.timeout)
-        return self.defer(trigger=self._trigger(context), method_name="execute_complete", timeout=timeout)
+    def poke(self, context: Context) -> bool:
+        """True if it is there. Raises `AirflowFailException` for what no other try can change.
+
+        A deferrable one defers here and not in `execute`, so that Airflow's `soft_fail`, `silent_fail` and
+        `never_fail` hold for the first look too.
+        """
+        is_there = self._look(context)
+        if self.deferrable and not is_there:
+            timeout = timedelta(seconds=self.timeout)
+            self.defer(trigger=self._trigger(context), method_name="execute_complete", timeout=timeout)
+        return is_there
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Called when the triggerer has fired or failed, or the time has passed: then `execute_complete` gives up."""
         if is_timeout(next_method, next_kwargs):
             next_method, next_kwargs = "execute_complete", {"event": {"reached": False}}
         return super().resume_execution(next_method, next_kwargs, context)
+
+    @abstractmethod
+    def _look(self, context: Context) -> bool:
+        """True if it is there."""
 
     @abstractmethod
     def _trigger(self, context: Context) -> BaseTrigger:
@@ -100,9 +111,10 @@ class ShardSensor(_Sensor):
             raise AirflowSensorTimeout(f"shard {self.shard}: upper has not reached {wanted} after {self.timeout} s")
         self.log.info("shard %s: upper is %s", self.shard, show_time(event["upper"]))
 
-    def poke(self, context: Context) -> bool:
-        """True if the upper is there. Raises `AirflowFailException` for a name that is probably mistyped."""
+    def _look(self, context: Context) -> bool:
         wanted = self._wanted(context)
+        if not is_shard_name(self.shard) or self.shard == "None":  # a template that found nothing
+            raise AirflowFailException(f"shard is {self.shard!r}; expected the name of a shard")
         with task_client(self.persist_conn_id) as client:
             state = client.machine.fetch(self.shard)
             similar = nearest(self.shard, client.shards()) if state is None and not self.may_be_new else ""
@@ -118,7 +130,10 @@ class ShardSensor(_Sensor):
     def _wanted(self, context: Context) -> int:
         if self.upper is None:
             return interval_end_ms(context, SystemClock())
-        return parse_time(str(self.upper), what=f"upper of {self.task_id}")
+        try:
+            return parse_time(str(self.upper), what=f"upper of {self.task_id}", counters=False)
+        except InvalidTime as error:
+            raise AirflowFailException(str(error)) from None
 
 
 class InputSensor(_Sensor):
@@ -149,8 +164,7 @@ class InputSensor(_Sensor):
             raise AirflowSensorTimeout(f"{self.config.source.path}: no files are due after {self.timeout} s")
         self.log.info("%s: %d files are due", self.config.source.path, event["files"])
 
-    def poke(self, context: Context) -> bool:
-        """True if there is input. Raises `PersistStepFailed` if the files cannot be listed."""
+    def _look(self, context: Context) -> bool:
         until = interval_end_ms(context, SystemClock())
         with task_client(self.persist_conn_id, self.config) as client:
             files, upper = files_due(client, self.config, until)

@@ -18,7 +18,7 @@ from persist_airflow.compat import AirflowFailException, AirflowSensorTimeout, A
 from persist_airflow.factory import build_upsert_dag
 from persist_airflow.hook import PersistHook
 from persist_airflow.sensors import InputSensor, ShardSensor
-from persist_core.errors import Determinate, InvalidTime
+from persist_core.errors import Determinate
 from persist_core.handles.client import PersistClient
 from tests.airflow.fruit import NAME, Fruit, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
@@ -80,6 +80,21 @@ def test_a_deferred_sensor_gives_up_after_its_timeout(fruit: Fruit, client: Pers
     assert not isinstance(failed.value, AirflowSensorTimeout), "another try may succeed"
     DagRunDriver(build_upsert_dag(fruit.config()), end_of(0)).run_all()
     sensor.execute(context(0))
+
+
+@pytest.mark.parametrize(
+    "wait", [{"shard": "None"}, {"shard": "{{ shard }}"}, {"upper": "20260102"}, {"upper": "None"}]
+)
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_what_no_wait_can_change_fails_the_first_look(
+    client: PersistClient, wait: dict[str, Any], *, deferrable: bool
+) -> None:
+    del client
+    wait = {"task_id": "wait", "shard": NAME, "deferrable": deferrable, **wait}
+    with pytest.raises(AirflowFailException, match="expected"):
+        ShardSensor(**wait).execute(context(0))
+    with pytest.raises(AirflowSkipException):
+        ShardSensor(**wait, soft_fail=True).execute(context(0))
 
 
 def test_a_look_that_fails_hides_no_earlier_one() -> None:
@@ -172,5 +187,5 @@ def test_a_mistyped_name_fails_with_the_name_that_is_near(client: PersistClient)
 
 def test_a_wrong_time_is_named(client: PersistClient) -> None:
     del client
-    with pytest.raises(InvalidTime, match="upper of wait is 'soon'"):
+    with pytest.raises(AirflowFailException, match="upper of wait is 'soon'"):
         ShardSensor(task_id="wait", shard=NAME, upper="soon").poke(context(0))

@@ -90,6 +90,14 @@ def test_texts_that_are_not_one_time(text: str, said: str) -> None:
         parse_time(text, now_ms=NOW)
 
 
+@pytest.mark.parametrize("text", ["20260103", "19991231", " 20000229 "])
+def test_digits_that_could_be_a_date_are_refused(text: str) -> None:
+    digits = text.strip()
+    with pytest.raises(InvalidTime, match=f"expected {digits[:4]}-{digits[4:6]}-{digits[6:]}"):
+        parse_time(text, counters=False)
+    assert parse_time("20261303", counters=False) == 20261303, "no date: a number"
+
+
 def test_words_are_times_only_where_there_is_a_clock() -> None:
     with pytest.raises(InvalidTime, match="expected an ISO date"):
         parse_time("yesterday")

@@ -21,7 +21,8 @@ find_python() {
 }
 
 found=$(find_python)
-python=$("$found" -c 'import sys; print(sys.executable)')
+# Of a virtual environment the interpreter that made it: later installations need it, and the environment may be gone.
+python=$("$found" -c 'import sys; print(sys._base_executable)')
 mkdir -p .cache
 rm -rf .cache/uv
 if ! "$python" -m venv .cache/uv >.cache/uv.log 2>&1; then

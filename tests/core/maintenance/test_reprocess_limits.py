@@ -14,7 +14,7 @@ import pytest
 from persist_core.cli.main import run_command
 from persist_core.config.collection import FILES, CollectionConfig
 from persist_core.contents.batch import BatchDescription
-from persist_core.errors import InvalidInput, InvariantViolation, StorageError
+from persist_core.errors import InvalidInput, InvalidTime, InvariantViolation, StorageError
 from persist_core.keys import hidden_shard
 from persist_core.maintenance import reprocess
 from persist_core.maintenance.differences import report_of
@@ -63,6 +63,8 @@ def test_a_last_day_before_the_first_is_refused(tmp_path: Path) -> None:
     config = Collection(tmp_path).config
     with pytest.raises(InvalidInput, match="--through 2026-03-01 ends before --from 2026-03-02"):
         reprocess.request_of(config, begin="2026-03-02", through="2026-03-01", now_ms=0)
+    with pytest.raises(InvalidTime, match="from is 20260302, which may be a date"):
+        reprocess.request_of(config, begin="20260302", through=None, now_ms=0)
     assert reprocess.request_of(config, begin="2026-03-02", through="2026-03-02", now_ms=0).end_ms
 
 
