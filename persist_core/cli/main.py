@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -62,10 +63,22 @@ from persist_core.time_text import format_time, show_time
 
 MAX_BYTES_HELD = 512 << 20  # decoded, of a read with a limit
 _INTERRUPTED = 130  # 128 + SIGINT, as in shells
-_TERMINATED = 143  # 128 + SIGTERM
+_CLOSED = 128 + signal.SIGPIPE
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """Ends as SIGPIPE ends a program if the reader of the output has closed it: what was to be done may not be done."""
+
+    def invoke(self, ctx: click.Context) -> None:
+        try:
+            super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
+            sys.exit(_CLOSED)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="airflow-persist", prog_name="persist")
 def persist() -> None:
     """Correct, incremental, replayable tables from change feeds.
@@ -238,7 +251,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             stream.reconfigure(encoding="utf-8" if "--json" in given else None, errors="backslashreplace")
     logging.basicConfig(handlers=[_Told()])
     logging.getLogger("persist_core.spark_job").setLevel(logging.INFO)  # a long job says what it does
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))  # so that a running Spark job is ended too
+    for number in (signal.SIGTERM, signal.SIGHUP):  # so that a running Spark job is ended too, and nothing is left
+        if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores SIGHUP
+            signal.signal(number, lambda received, _: sys.exit(128 + received))
     sys.exit(run_command(given))
 
 
@@ -247,7 +262,6 @@ def run_command(arguments: Sequence[str]) -> int:
     as_json = "--json" in arguments
     try:
         persist.main(list(arguments), prog_name="persist", standalone_mode=False)
-        sys.stdout.flush()
     except PersistError as error:
         output.print_error(error, as_json=as_json)
         return output.exit_code(error)

@@ -75,6 +75,8 @@ def init(
     reason for it. Read it, then look with `persist preview`. Existing files are not changed.
     """
     if feed is not None:
+        if collections is not None and name is None:
+            raise InvalidInput("--collections: expected --name too: without it the file is printed")
         _propose([feed, *folder], format_, name, collections, connection)
         return
     if len(folder) != 1 or {format_, name, collections, connection} != {None}:

@@ -75,6 +75,8 @@ def plan(session: Session, names: tuple[str, ...], is_all: bool, collections: Pa
     refused = [f"{each.shard}: {each.refused}" for each in plans if each.status == "refused"]
     if refused:
         raise SchemaMismatch("\n".join([*refused, *map(str, wrong)]))
+    for error in wrong[1:]:
+        output.print_error(error, as_json=session.as_json)
     if wrong:
         raise wrong[0]
 

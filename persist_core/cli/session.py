@@ -6,7 +6,6 @@ import functools
 import getpass
 import os
 import platform
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,12 +63,7 @@ def with_session(command: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         location = location_from(blob_uri, consensus_uri, config_file=config_file)
         with open_location(location) as opened:
-            try:
-                command(Session(PersistClient(opened), location, as_json), **arguments)
-                sys.stdout.flush()
-            except BrokenPipeError:
-                # the reader of our output has closed it; keep Python from failing again on its last flush
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            command(Session(PersistClient(opened), location, as_json), **arguments)
 
     return location_options(in_session)
 

@@ -30,7 +30,7 @@ _DATES = tuple(
 )
 _DATE = "\0"  # in place of a date
 _OPS = ("c", "u", "d", "r", "t", "m")
-_NAME = re.compile(r"[^\W\d][\w .$-]*")
+_NAME = re.compile(r"[^\W\d][\w .$()/%#&+-]*")
 _NOT_CSV = re.compile(r"\s*[\[{<]|.*[\0-\x08\r]")  # an array, an object over several lines, XML, bytes, CR as line end
 _SHOWN_CHARS = 80  # of a first line, in an error
 _CONNECT: dict[str, str] = {
@@ -159,7 +159,8 @@ def _of_csv(lines: Sequence[str]) -> Detected:
     delimiter = max(",;\t|", key=lambda char: first.count(char))
     rows = list(csv_rows(lines, delimiter))
     names = rows[0] if rows else []
-    header = all(map(_NAME.fullmatch, names)) and len({*names}) == len(names) and names[:1] not in (["I"], ["U"], ["D"])
+    named = names[1:] if names[:1] == [""] else names  # the index of pandas has no name
+    header = all(map(_NAME.fullmatch, named)) and len({*names}) == len(names) > 0 and names[0] not in {*"IUD"}
     is_dms = names[:1] == [DMS_OP] if header else {row[0] for row in rows if row} <= {"I", "U", "D"}
     told = "a header line" if header else "no header line"
     if is_dms:

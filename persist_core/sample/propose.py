@@ -95,6 +95,8 @@ def found_by(
     found: dict[str, InputFile] = {}
     patterns = [parse_pattern(escaped(text) if Path(text).is_file() else text, str(Path.cwd())) for text in globs]
     stores = {each.root.removeprefix(S3).partition("/")[0] if each.root.startswith(S3) else "" for each in patterns}
+    if connection is not None and stores == {""}:
+        raise InvalidInput("--connection is for files on s3://; leave it out")
     if len(stores) > 1:
         raise InvalidInput("--from: found files in several stores; expected one folder tree, or one bucket")
     feeds = [feed_at(pattern) for pattern in patterns]
@@ -209,13 +211,15 @@ def _feed(detected: Detected, raw: Sequence[RawRow]) -> _Feed:
             found = stated[name]
         if name in (marker, DMS_OP):
             continue
+        if found is None and not detected.header:  # those behind it are known by their places
+            found = Guess("string", "QUESTION: always null in the sample: which type?")
         if found is None:
             others[name] = "always null in the sample: which type?"
             continue
         column = _Column(name, detected.prefix + name, values, _asked(found, values) if is_debezium else found)
         if order is None and detected.format in PLAIN_FORMATS and _SEQUENCES.search(name) and _grows(column):
             order = column
-        elif not name.isprintable() or name.startswith(_NOT_TAKEN) or len(columns) >= MAX_COLUMNS:
+        elif not name or not name.isprintable() or name.startswith(_NOT_TAKEN) or len(columns) >= MAX_COLUMNS:
             others[name] = f"not taken, by its name; it looks like {found.type}"
         elif folded(name) in {folded(each.name) for each in columns}:
             others[name] = "another column has this name, ignoring case: rename one, with field:"

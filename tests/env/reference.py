@@ -96,7 +96,8 @@ What an operator does about each kind is in [operations](../operations.md#a-dag-
 | 0 | done |
 | 1 | `doctor` found a problem; or an unexpected error |
 {codes}
-| 130, 143 | interrupted by SIGINT or SIGTERM |
+| 129, 130, 143 | interrupted by SIGHUP, SIGINT or SIGTERM |
+| 141 | The reader of the output closed it (`persist run --all \\| head -1`). The command ended there. |
 """
 
 

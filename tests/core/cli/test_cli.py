@@ -359,10 +359,12 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_output_that_can_not_be_written(persist: Persist) -> None:
-    """A closed pipe, as of `persist snapshot ... | head`, is not an error; a full disk is one line, and ends with 6."""
+    """A closed pipe, as of `persist fsck | head -1`, ends a command as SIGPIPE does: a damage may not have been seen. A
+    full disk is one line, and ends with 6."""
     reading, closed = os.pipe()
     os.close(reading)
-    assert _run(persist, "snapshot orders --json", closed) == (0, "")
+    for command in ("snapshot orders --json", "fsck", "doctor"):
+        assert _run(persist, command, closed) == (141, "")
     full = os.open("/dev/full", os.O_WRONLY)
     for command in ("snapshot orders", "--help", "snapshot orders --json"):  # the last is held back until the end
         code, text = _run(persist, command, full)

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -143,18 +144,18 @@ def test_a_job_that_hangs_is_ended_with_all_its_children(world: World, monkeypat
     world.spark_will("hang")
     with pytest.raises(RunFailed, match="took more than 500 ms and was stopped; nothing was committed"):
         world.run(world.config(), timeout_ms=500)
-    (call,) = world.calls()
-    assert alive_in_group(call["pid"]) == []
+    assert [alive_in_group(call["pid"]) for call in world.calls()] == [[]]
 
 
-def test_a_run_that_is_terminated_takes_its_job_with_it(world: World) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_is_ended_takes_its_job_with_it(world: World, number: signal.Signals) -> None:
     world.drop("a.txt", 1)
     world.spark_will("hang")
     arguments = ["run", str(world.write_config()), "--until", str(UNTIL)]
     run = subprocess.Popen([sys.executable, "-c", "from persist_core.cli.main import main; main()", *arguments])
     wait_for(lambda: bool(world.calls()))
-    run.terminate()
-    assert run.wait(60) == 143
+    run.send_signal(number)
+    assert run.wait(60) == 128 + number
     assert alive_in_group(world.calls()[0]["pid"]) == []
 
 
@@ -384,17 +385,16 @@ def test_a_day_is_over_when_the_clocks_of_its_zone_say_so(world: World, now: str
 def test_the_token_of_a_connect_server_is_printed_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A job of the real Spark whose server is not there: what it prints, its log and the error of the command."""
     monkeypatch.setenv("PERSIST_SPARK_CONNECT_TIMEOUT", "1")
     world = World(tmp_path, f"sqlite:///{tmp_path}/c.db", monkeypatch)
     monkeypatch.delenv("SPARK_HOME")
     world.drop("a.txt", 1)
     world.write_config()
     master = "sc://127.0.0.1:1/;user_id=me;token=sesame%2Fopen"
-    command = ["run", "orders", "--collections", str(world.folder), "--until", str(UNTIL), "--master", master]
-    assert run_command([*command, "--logs", str(tmp_path / "logs")]) == 5
+    command = ["run", "orders", "--collections", str(world.folder), "--until", str(UNTIL), "--master", master, "--logs"]
+    assert run_command([*command, str(tmp_path / "logs")]) == 5
     printed = "".join(capfd.readouterr())
-    (log,) = (tmp_path / "logs").iterdir()
     assert "sc://127.0.0.1:1/;user_id=me;token=***" in printed
-    assert "sesame" not in printed + log.read_text() + repr(SparkProcess(world.location, master))
+    logs = "".join(log.read_text() for log in (tmp_path / "logs").iterdir())
+    assert "sesame" not in printed + logs + repr(SparkProcess(world.location, master))
     world.client.location.close()

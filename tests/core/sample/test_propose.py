@@ -124,6 +124,31 @@ def test_a_time_is_asked_for_as_the_order_and_is_no_key(place: Path, capsys: pyt
     assert "# order: {by: [ts]} # QUESTION" in text
 
 
+def test_places_stay_where_a_field_is_null_in_the_sample(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines(place / "feed" / "a.csv", *[f"{number},,{number * 1.5}" for number in range(9)])
+    config, text = proposed(capsys, "feed/*.csv")
+    assert [*config.columns] == ["column_1", "column_2", "column_3"]
+    assert "column_2: string # QUESTION: always null in the sample" in text
+
+
+@pytest.mark.parametrize("header", [",id,name", "id,price (EUR)", "id,a/b,50 %,c#", "id,name"])
+def test_header_lines_as_tools_write_them(header: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    width = header.count(",") + 1
+    header = header.replace("50", "of 50")
+    lines(place / "feed" / "a.csv", header, *[",".join([str(number)] * width) for number in range(9)])
+    config, _ = proposed(capsys, "feed/*.csv")
+    assert config.source.header
+    assert {column.type for column in config.columns.values()} == {"bigint"}
+    assert {column.field or name for name, column in config.columns.items()} == {*header.split(",")} - {""}
+
+
+def test_options_that_would_do_nothing_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines(place / "feed" / "a.jsonl", {"id": 1})
+    for option in ("--connection", "--collections"):
+        assert run_command(["init", "--from", "feed/*", option, "x"]) == 2
+        assert option in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("header", [True, False])
 def test_dms_files(header: bool, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = ["I,1,lamp,2026-01-01 10:00:00", "U,1,desk,2026-01-01 10:00:01", "D,1,,", "U,2,desk,NULL"]
