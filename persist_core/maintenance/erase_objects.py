@@ -77,7 +77,7 @@ def _unneeded(
     """The objects that hold a key, or are `unread`, and that the shard's state does not need; objects of checkpoints
     that hold a key in any case."""
     needed, checkpoints = Needs(client, shard).of_itself(client.state(shard)), CheckpointLayout(shard).root
-    unneeded = (each for each in _objects(client, shard) if each[0] not in needed or each[0].startswith(checkpoints))
+    unneeded = _objects(client, shard, lambda key: key not in needed or key.startswith(checkpoints))
     return _with_names(
         unneeded, lambda key, data: key in unread or _is_by_the_way(shard, key) or sought.is_in_object(data), shared
     )
@@ -216,8 +216,10 @@ def _is_by_the_way(shard: str, key: str) -> bool:
     return is_input_copy(key) or attempt_of(key, failure_key) is not None or key.startswith(dry_runs_prefix(shard))
 
 
-def _objects(client: PersistClient, shard: str) -> Iterator[tuple[str, bytes]]:
+def _objects(
+    client: PersistClient, shard: str, is_read: Callable[[str], bool] = lambda _: True
+) -> Iterator[tuple[str, bytes]]:
     for entry in list(client.blob.list_keys_and_metadata(f"{shard}/")):
-        data = client.blob.get(entry.key)
+        data = client.blob.get(entry.key) if is_read(entry.key) else None
         if data is not None:
             yield entry.key, data
