@@ -221,8 +221,8 @@ class Rewriting:
         return key
 
     def _without_samples(self, manifest: BatchManifest, is_of_keys: bool) -> BatchManifest:
-        """Texts for people that mention a key are removed; all that may be of the keys, if the batch held one, or if
-        there was an err of them."""
+        """Texts for people that mention a key are removed; all samples that may be of the keys, if the batch held one,
+        or if there was an err of them."""
         warnings = tuple(
             replace(each, samples=()) if is_of_keys or self.sought.is_said(each.samples) else each
             for each in manifest.warnings
@@ -233,7 +233,10 @@ class Rewriting:
             else each
             for each in manifest.err_groups
         )
-        return replace(manifest, warnings=warnings, err_groups=groups)
+        restored = manifest.restored
+        if restored and restored.correction and self.sought.is_said(restored.correction.reason):
+            restored = replace(restored, correction=replace(restored.correction, reason=""))
+        return replace(manifest, warnings=warnings, err_groups=groups, restored=restored)
 
 
 def _changed_at(manifest: BatchManifest) -> int | None:

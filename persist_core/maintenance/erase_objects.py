@@ -77,7 +77,11 @@ def _unneeded(
     """The objects that hold a key, or are `unread`, and that the shard's state does not need; objects of checkpoints
     that hold a key in any case."""
     needed, checkpoints = Needs(client, shard).of_itself(client.state(shard)), CheckpointLayout(shard).root
-    unneeded = _objects(client, shard, lambda key: key not in needed or key.startswith(checkpoints))
+    unneeded = _objects(
+        client,
+        shard,
+        lambda key: key.startswith(checkpoints) or not (key in needed or key.startswith(erased_prefix(shard))),
+    )
     return _with_names(
         unneeded, lambda key, data: key in unread or _is_by_the_way(shard, key) or sought.is_in_object(data), shared
     )
@@ -183,6 +187,7 @@ def store(
     *,
     replaced: Replacements | None = None,
     refuses: bool = False,
+    is_unsaid: Callable[[str], bool] = lambda _: False,
 ) -> bool:
     """Make `listed` the shard's list in place of the one that `state` names, and delete the others. False if another
     was faster."""
@@ -197,6 +202,7 @@ def store(
             replaced=replaced,
             era=state.era if replaced else None,
             refuses=refuses,
+            is_unsaid=is_unsaid,
         ),
     )
     if is_stored:
