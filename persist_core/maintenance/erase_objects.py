@@ -56,11 +56,11 @@ def delete(
 
     Raises `RunFailed` if a fork still reads one of them.
     """
+    names = (shard, *hidden_shards(client, shard))
+    for name in names:  # what killed writers left; a batch of those still at work would be refused
+        list(abort_uploads(client.blob, name, begun_before_ms=client.clock.now_ms()))
     shared = _shared(client, shard)
-    found = {
-        name: _unneeded(client, name, sought, set(replaced) - shared, shared)
-        for name in (shard, *hidden_shards(client, shard))
-    }
+    found = {name: _unneeded(client, name, sought, set(replaced) - shared, shared) for name in names}
     if not any(found.values()):
         return 0, (), ()
     doomed = tuple(key for name, keys in found.items() if keys or name == shard for key in _refused(client, name, keys))
@@ -114,7 +114,6 @@ def _refused(client: PersistClient, shard: str, found: Sequence[str]) -> Iterato
     needs = Needs(client, shard)
     needs.of(state, candidates=found)  # a fork that is being made of them can no longer be made
     needed, shared = needs.of_itself(state), _shared(client, shard)
-    list(abort_uploads(client.blob, shard, begun_before_ms=client.clock.now_ms()))
     for key in found:
         if key in shared:
             raise RunFailed(f"{key} holds a key, and a fork of {shard} reads it; run the command again")
