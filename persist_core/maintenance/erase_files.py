@@ -120,7 +120,8 @@ class Rewriting:
         if batch is not None:
             counted = {name: number - counts[name] for name, number in vars(manifest.counts).items()}
             self.rows += counts["insertions"] + counts["err_insertions"]
-            after = replace(after, counts=type(manifest.counts)(**counted), changed_at=_changed_at(manifest))
+            changed_at = None if manifest.run else manifest.hollow("").changed_at
+            after = replace(after, counts=type(manifest.counts)(**counted), changed_at=changed_at)
             after = self._owned(after)
         stats = {name: count for name, count in after.stats.items() if name != "output_count"}
         return replace(after, shard=self.shard, stats=stats, era=self.era)
@@ -237,10 +238,6 @@ class Rewriting:
         if restored and restored.correction and self.sought.is_said(restored.correction.reason):
             restored = replace(restored, correction=replace(restored.correction, reason=""))
         return replace(manifest, warnings=warnings, err_groups=groups, restored=restored)
-
-
-def _changed_at(manifest: BatchManifest) -> int | None:
-    return None if manifest.run else manifest.hollow("").changed_at
 
 
 def rewrite_checkpoints(client: PersistClient, rewriting: Rewriting) -> None:

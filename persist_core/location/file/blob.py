@@ -46,9 +46,7 @@ from persist_core.location.file.folder import create_directory, diagnose_file_sy
 from persist_core.location.finding import Finding
 
 TEMPORARY = ".persist-tmp"
-MAX_NAMED_CHARS = (
-    200  # of a key, in a temporary file's name of at most 255: more than a shard's name and a folder in it
-)
+MAX_NAMED_CHARS = 200  # of a key, in the name of a temporary file, which ends at 255 bytes
 
 # A rename finds its directory gone only if a delete pruned it in the microseconds since we opened it; so many in a row
 # means that something else removes directories here.
