@@ -26,8 +26,8 @@ Below `<shard>/`:
     gc/<era>/<id>.json                                keys that may be garbage: see `persist_core.gc`
     gc/clock                                          written to learn the store's time
 
-Beside the shards, `_location` holds the location's id, as consensus does under this key, and `_copy/<id>` is written
-and deleted by a copier.
+Beside the shards, `_location` holds the location's id, as consensus does under this key. What a copier tries is below
+`_copy/<id>`, what `persist doctor` tries below `_doctor/<id>`, in consensus too; both delete it.
 
 Two attempts never share a folder. An attempt, a checkpoint id and the id of a list of garbage are UUIDv7s. `<era>` is
 the era in which an object was staged (`persist_core.shard.eras`), so that a name that is garbage is never used again.
@@ -45,6 +45,7 @@ from persist_core.errors import InvalidName
 PART = "_persist_part"  # which kind of part a row belongs to: a folder's name once staged, never a column of a file
 MANIFEST = "manifest.json"
 LOCATION = "_location"
+PROBES = ("_copy/", "_doctor/")  # all keys of probes start with one of them, then comes a UUIDv7
 _INPUT_COPY = "input-"
 _SHARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _HIDDEN = re.compile(r"~[a-z][a-z0-9]{0,31}")  # at the end of a name, of a shard that is not listed
@@ -190,6 +191,11 @@ def collectable_prefixes(shard: str) -> tuple[str, ...]:
 def copy_probe_key(probe_id: str) -> str:
     """The key by which a copier learns whether two blob stores are one. No shard can have its folder's name."""
     return f"_copy/{probe_id}"
+
+
+def doctor_probe_key(probe_id: str) -> str:
+    """The key that doctor's probe has in consensus, and below which it has blobs. No shard can have its name."""
+    return f"_doctor/{probe_id}"
 
 
 def fork_in(key: str) -> str:

@@ -32,6 +32,7 @@ import pyspark
 from persist_core.errors import InvalidInput, InvariantViolation
 from persist_core.location.blob import Blob
 from persist_core.location.open import s3_settings
+from persist_core.location.s3.client import own_credentials
 from persist_core.location.s3.objects import S3Objects
 from persist_core.location.s3.uri import S3Settings
 from persist_spark.compat import WRITES_TO_S3
@@ -88,7 +89,7 @@ def feed_options(objects: S3Objects) -> dict[str, str]:
     own: dict[str, str] = {"change.detection.source": "etag", "change.detection.mode": "server"}
     if objects.requester_pays:
         own["requester.pays.enabled"] = "true"
-    keys = objects.credentials()
+    keys = own_credentials(objects.settings)
     if keys is not None:
         own |= {"access.key": keys.access_key, "secret.key": keys.secret_key}
         own |= {"session.token": keys.token} if keys.token else {}

@@ -3,14 +3,12 @@
 from persist_core.location.blob import Blob as Blob
 from persist_core.location.blob import BlobMetadata as BlobMetadata
 from persist_core.location.consensus import MAX_SEQNO as MAX_SEQNO
-from persist_core.location.consensus import SCAN_ALL as SCAN_ALL
 from persist_core.location.consensus import CaSResult as CaSResult
 from persist_core.location.consensus import Consensus as Consensus
 from persist_core.location.consensus import VersionedData as VersionedData
 from persist_core.location.file.blob import FileBlob as FileBlob
 from persist_core.location.mem import MemBlob as MemBlob
 from persist_core.location.mem import MemConsensus as MemConsensus
-from persist_core.location.open import OpenLocation as OpenLocation
 from persist_core.location.open import open_blob as open_blob
 from persist_core.location.open import open_consensus as open_consensus
 from persist_core.location.open import open_location as open_location

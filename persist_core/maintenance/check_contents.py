@@ -293,7 +293,7 @@ def _check_updates(oks: pa.Table, errs: pa.Table, schema: CollectionSchema, sinc
         broken = pc.indices_nonzero(pc.invert(holds)).to_pylist()
         for row in broken[:MAX_SHOWN]:
             pair = list(exact_rows(everything.slice(max(row - 1, 0), 2 if row else 1)))
-            found.add(check, f"does not hold at {show_row(pair[-1])}; the update before it is {show_row(pair[0])}")
+            found.add(check, f"does not hold: at {show_row(pair[-1])}; the update before it is {show_row(pair[0])}")
         found.count(check, len(broken[MAX_SHOWN:]))
 
 

@@ -2,9 +2,10 @@
 
     reachable -> what the backend knows of its store (`Examinable.diagnose`) -> what a probe finds by trying
 
-Probes use their own keys and remove them, also after an error. They do what runs do, on a small scale (a race of
-threads for one seqno, commits one after the other, blobs written, listed, read, deleted), so their measurements apply
-to runs. A store that cannot be reached is a finding, not an exception.
+Probes use their own keys, which no shard can have, and remove them, also after an error; what a killed one has left
+goes with the first probe a day later. They do what runs do, on a small scale (a race of threads for one seqno, commits
+one after the other, blobs written, listed, read, deleted), so their measurements apply to runs. A store that cannot be
+reached is a finding, not an exception.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from dataclasses import dataclass, field
 
 from persist_core.clock import Clock
 from persist_core.errors import Indeterminate, PersistError, StorageError
-from persist_core.ids import Ids
+from persist_core.ids import Ids, time_of_uuid7
+from persist_core.keys import PROBES, doctor_probe_key
 from persist_core.location.blob import Blob
 from persist_core.location.consensus import CaSResult, Consensus, VersionedData
 from persist_core.location.finding import Erasable, Examinable, Finding, Grade, grade_if
@@ -32,7 +34,7 @@ COMMIT_BODY_BYTES = 2_000  # a shard's state is a few kB
 SLOW_COMMIT_MS = 500.0  # a dag run makes about five commits one after the other
 BLOB_BYTES = 8 << 20
 SMALL_BLOBS = 20
-PREFIX = "persist-doctor"
+LEFTOVER_AGE_MS = 24 * 3_600_000  # a probe's keys of this age: it was killed
 
 Timer = Callable[[], float]
 
@@ -63,7 +65,7 @@ class Examiner:
 
     def blob(self, blob: Blob) -> list[Finding]:
         findings: list[Finding] = []
-        prefix = f"{PREFIX}/{self.ids.uuid7()}/"
+        prefix = f"{doctor_probe_key(self.ids.uuid7())}/"
         with _collecting(findings, "reachable"):
             strangers = [entry.key for entry in blob.list_keys_and_metadata(prefix)]
             findings.append(
@@ -88,9 +90,11 @@ class Examiner:
                 findings.extend(store.diagnose(self.clock))
 
     def _probe_consensus(self, consensus: Consensus, erasable: Erasable, findings: list[Finding]) -> None:
-        key = f"{PREFIX}-{self.ids.uuid7()}"
+        key = doctor_probe_key(self.ids.uuid7())
         with _collecting(findings, "clean_up"):
             erasable.erase(key)  # it is empty: without the permission to erase, do not start the probe
+            for left in filter(self._is_leftover, list(consensus.list_keys())):
+                erasable.erase(left)
             try:
                 with _collecting(findings, "commit"):
                     head = self._race(consensus, key, findings)
@@ -182,7 +186,11 @@ class Examiner:
     def _probe_blob(self, blob: Blob, prefix: str, findings: list[Finding]) -> None:
         keys = [f"{prefix}large", *(f"{prefix}small/{number:03d}" for number in range(SMALL_BLOBS))]
         with _collecting(findings, "clean_up"):
-            blob.delete(keys[0])  # it does not exist yet: without the permission to delete, do not start the probe
+            blob.set(keys[0], b"")
+            blob.delete(keys[0])  # without the permission to delete, do not start the probe
+            known = [entry.key for folder in PROBES for entry in blob.list_keys_and_metadata(folder)]
+            for left in filter(self._is_leftover, known):
+                blob.delete(left)
             try:
                 with _collecting(findings, "blobs"):
                     self._large_blob(blob, keys[0], findings)
@@ -190,6 +198,10 @@ class Examiner:
             finally:
                 for key in keys:
                     blob.delete(key)
+
+    def _is_leftover(self, key: str) -> bool:
+        begun_ms = time_of_uuid7(key.split("/")[1]) if key.startswith(PROBES) else None
+        return begun_ms is not None and begun_ms < self.clock.now_ms() - LEFTOVER_AGE_MS
 
     def _large_blob(self, blob: Blob, key: str, findings: list[Finding]) -> None:
         data = bytes(range(256)) * (BLOB_BYTES // 256)

@@ -48,8 +48,9 @@ def drop(client: PersistClient, shard: str, *, is_forced: bool = False) -> bool:
     users = users_of(client, shard)
     if users and not is_forced:
         raise InvalidInput(
-            f"shard {shard} is needed by {', '.join(users)}. Drop the views first, end holds with `persist release`,"
-            " or drop it with --force: views and readers of it then fail, forks keep what they share"
+            f"shard {shard} is needed by {', '.join(users)}. Drop the views first; `persist holds {shard}` says what"
+            " ends each other holder. Or drop it with --force: views and readers of it then fail, forks keep what they"
+            " share"
         )
 
     def transition(state: ShardState) -> tuple[ShardState, ShardState]:

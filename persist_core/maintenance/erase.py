@@ -225,14 +225,18 @@ class _Erasing:
         `history` and `waiting`: the removed rows, and the removed records of operator state.
         """
         known = erased_list(self._client, state) if state.erased else ErasedList(new_secret(self._client))
-        place = self._place(known)
-        if place is not None and not is_living and self._is_covered(state, known.erasures[place]):
+        place, is_said = self._place(known), self.sought.is_said
+        is_silent = not is_said([*(each.reason for each in state.released), *(each.reason for each in known.erasures)])
+        if place is not None and not is_living and is_silent and self._is_covered(state, known.erasures[place]):
             return True
+        silent = tuple(replace(each, reason="") if is_said(each.reason) else each for each in known.erasures)
+        known = replace(known, erasures=silent)
         assert state.upper.time is not None
         upper = state.upper.time
-        found = [(key, _rows_of(history, one), _rows_of(waiting, one)) for key, one in self._one_by_one()]
         keys = []
-        for key, rows, later in found:
+        for key in self._keys:
+            one = Sought.of([key], self.schema.key)
+            rows, later = _rows_of(history, one), _rows_of(waiting, one)
             orders = highest(orders_of([*rows, *later], self.schema), self.schema)
             time = None if orders else max(upper, _until(later))
             keys.append(ErasedKey(known.digest(key, self.schema.key), time, orders))
@@ -246,16 +250,13 @@ class _Erasing:
             before = {each.digest: each for each in known.erasures[place].keys}
             merged = tuple(key.later(before.get(key.digest)) for key in keys)
             erasure = replace(known.erasures[place], keys=merged, upper=upper)
-        return store(self._client, state, known.changed(erasure, place), refuses=True)
+        return store(self._client, state, known.changed(erasure, place), refuses=True, is_unsaid=is_said)
 
     def _is_covered(self, state: ShardState, erasure: Erasure) -> bool:
         """True if nothing of the keys has come since. What came and was deleted may come again, so it is erased too."""
         if erasure.ended_ms is None and state.upper <= Frontier(erasure.upper + 1):  # killed, perhaps after its commit
             return True
         return not self.rewritten(state, self.rewriting(state, is_dry_run=True), None)
-
-    def _one_by_one(self) -> list[tuple[Key, Sought]]:
-        return [(key, Sought.of([key], self.schema.key)) for key in self._keys]
 
     def _place(self, known: ErasedList) -> int | None:
         digests = {known.digest(key, self.schema.key) for key in self._keys}

@@ -120,7 +120,8 @@ class Rewriting:
         if batch is not None:
             counted = {name: number - counts[name] for name, number in vars(manifest.counts).items()}
             self.rows += counts["insertions"] + counts["err_insertions"]
-            after = replace(after, counts=type(manifest.counts)(**counted), changed_at=_changed_at(manifest))
+            changed_at = None if manifest.run else manifest.hollow("").changed_at
+            after = replace(after, counts=type(manifest.counts)(**counted), changed_at=changed_at)
             after = self._owned(after)
         stats = {name: count for name, count in after.stats.items() if name != "output_count"}
         return replace(after, shard=self.shard, stats=stats, era=self.era)
@@ -221,8 +222,8 @@ class Rewriting:
         return key
 
     def _without_samples(self, manifest: BatchManifest, is_of_keys: bool) -> BatchManifest:
-        """Texts for people that mention a key are removed; all that may be of the keys, if the batch held one, or if
-        there was an err of them."""
+        """Texts for people that mention a key are removed; all samples that may be of the keys, if the batch held one,
+        or if there was an err of them."""
         warnings = tuple(
             replace(each, samples=()) if is_of_keys or self.sought.is_said(each.samples) else each
             for each in manifest.warnings
@@ -233,11 +234,10 @@ class Rewriting:
             else each
             for each in manifest.err_groups
         )
-        return replace(manifest, warnings=warnings, err_groups=groups)
-
-
-def _changed_at(manifest: BatchManifest) -> int | None:
-    return None if manifest.run else manifest.hollow("").changed_at
+        restored = manifest.restored
+        if restored and restored.correction and self.sought.is_said(restored.correction.reason):
+            restored = replace(restored, correction=replace(restored.correction, reason=""))
+        return replace(manifest, warnings=warnings, err_groups=groups, restored=restored)
 
 
 def rewrite_checkpoints(client: PersistClient, rewriting: Rewriting) -> None:

@@ -56,11 +56,11 @@ def delete(
 
     Raises `RunFailed` if a fork still reads one of them.
     """
+    names = (shard, *hidden_shards(client, shard))
+    for name in names:  # what killed writers left; a batch of those still at work would be refused
+        list(abort_uploads(client.blob, name, begun_before_ms=client.clock.now_ms()))
     shared = _shared(client, shard)
-    found = {
-        name: _unneeded(client, name, sought, set(replaced) - shared, shared)
-        for name in (shard, *hidden_shards(client, shard))
-    }
+    found = {name: _unneeded(client, name, sought, set(replaced) - shared, shared) for name in names}
     if not any(found.values()):
         return 0, (), ()
     doomed = tuple(key for name, keys in found.items() if keys or name == shard for key in _refused(client, name, keys))
@@ -77,7 +77,11 @@ def _unneeded(
     """The objects that hold a key, or are `unread`, and that the shard's state does not need; objects of checkpoints
     that hold a key in any case."""
     needed, checkpoints = Needs(client, shard).of_itself(client.state(shard)), CheckpointLayout(shard).root
-    unneeded = (each for each in _objects(client, shard) if each[0] not in needed or each[0].startswith(checkpoints))
+    unneeded = _objects(
+        client,
+        shard,
+        lambda key: key.startswith(checkpoints) or not (key in needed or key.startswith(erased_prefix(shard))),
+    )
     return _with_names(
         unneeded, lambda key, data: key in unread or _is_by_the_way(shard, key) or sought.is_in_object(data), shared
     )
@@ -110,7 +114,6 @@ def _refused(client: PersistClient, shard: str, found: Sequence[str]) -> Iterato
     needs = Needs(client, shard)
     needs.of(state, candidates=found)  # a fork that is being made of them can no longer be made
     needed, shared = needs.of_itself(state), _shared(client, shard)
-    list(abort_uploads(client.blob, shard, begun_before_ms=client.clock.now_ms()))
     for key in found:
         if key in shared:
             raise RunFailed(f"{key} holds a key, and a fork of {shard} reads it; run the command again")
@@ -183,6 +186,7 @@ def store(
     *,
     replaced: Replacements | None = None,
     refuses: bool = False,
+    is_unsaid: Callable[[str], bool] = lambda _: False,
 ) -> bool:
     """Make `listed` the shard's list in place of the one that `state` names, and delete the others. False if another
     was faster."""
@@ -197,6 +201,7 @@ def store(
             replaced=replaced,
             era=state.era if replaced else None,
             refuses=refuses,
+            is_unsaid=is_unsaid,
         ),
     )
     if is_stored:
@@ -216,8 +221,10 @@ def _is_by_the_way(shard: str, key: str) -> bool:
     return is_input_copy(key) or attempt_of(key, failure_key) is not None or key.startswith(dry_runs_prefix(shard))
 
 
-def _objects(client: PersistClient, shard: str) -> Iterator[tuple[str, bytes]]:
+def _objects(
+    client: PersistClient, shard: str, is_read: Callable[[str], bool] = lambda _: True
+) -> Iterator[tuple[str, bytes]]:
     for entry in list(client.blob.list_keys_and_metadata(f"{shard}/")):
-        data = client.blob.get(entry.key)
+        data = client.blob.get(entry.key) if is_read(entry.key) else None
         if data is not None:
             yield entry.key, data

@@ -4,7 +4,7 @@ Parquet       rows by their key columns, whatever their names were; errs by the 
               key could not be decoded, if its bytes hold each text of the key as a word, in UTF-8 or Latin-1, accents
               composed or not (NFC, NFD), the escapes of JSON, of a URL and of quotes in CSV read or not, bytes in hex
               or base64, and decimals and times with any zeros at their end
-sealed JSON   bounds of files; texts for people: samples of errs and warnings, which may be cut
+sealed JSON   bounds of files; texts for people: samples of errs and warnings, which may be cut; reasons that users gave
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _WITHOUT_ZONE = rb"(?![\w-]|\.\d| *[+-]?\d)"
 _PARQUET = b"PAR1"
 _RAW = (ERR_KEY, BAD_KEY, ERR_PAYLOAD)
 _BOUNDS = ("first_key", "last_key", "merged_to")
-_TEXTS = ("samples", "sample", "first", "payload")  # for people: to delete one too many costs nothing
+_TEXTS = ("samples", "sample", "first", "payload", "reason")  # for people: to delete one too many costs nothing
 
 
 @dataclass(frozen=True)

@@ -169,16 +169,21 @@ def eras_never_regress(before: ShardState, after: ShardState) -> bool:
 
 
 def an_erasure_changes_only_manifests(before: ShardState, after: ShardState) -> bool:
-    """Batches and commits keep all but their manifests and counts. Leases aside, which the machine expires."""
+    """Batches and commits keep all but their manifests and counts, ended holders all but the reason. Leases aside,
+    which the machine expires."""
     bounds = [[(each.lower, each.upper, each.changed_at) for each in state.batches] for state in (before, after)]
     commits = tuple(
         replace(new, manifest_key=old.manifest_key, manifest_sha256=old.manifest_sha256)
         for old, new in zip(before.commits, after.commits, strict=True)
     )
+    released = tuple(
+        replace(new, reason=new.reason or old.reason) for old, new in zip(before.released, after.released, strict=True)
+    )
     others = replace(
         after,
         **{name: getattr(before, name) for name in ("seqno", "leases", "batches", "era", "oldest_era", "erased")},
         commits=commits,
+        released=released,
     )
     return bounds[0] == bounds[1] and others == before
 

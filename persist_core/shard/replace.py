@@ -15,7 +15,7 @@ is applied to the state that the first has left.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from persist_core.contents.batch import BatchManifest, HollowBatch
@@ -94,10 +94,12 @@ def erase(
     replaced: Replacements | None = None,
     era: int | None = None,
     refuses: bool = False,
+    is_unsaid: Callable[[str], bool] = lambda _: False,
 ) -> tuple[ShardState, bool]:
     """Name the list `erased` iff the state names `expected`, and replace manifests. False: nothing was changed.
 
     `era`: the shard's before the new manifests were staged. `refuses`: batches described before are refused.
+    `is_unsaid`: of which reasons of ended holders nothing is kept.
     """
     if state.erased == erased:
         return state, True
@@ -116,7 +118,8 @@ def erase(
         else replace(each, manifest_key=new[each.manifest_key][0], manifest_sha256=new[each.manifest_key][1].sha256)
         for each in state.commits
     )
-    after = replace(state, batches=batches, commits=commits, erased=erased)
+    released = tuple(replace(each, reason="") if is_unsaid(each.reason) else each for each in state.released)
+    after = replace(state, batches=batches, commits=commits, erased=erased, released=released)
     return (refuse_earlier(after)[0] if refuses else after), True
 
 

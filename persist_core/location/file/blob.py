@@ -1,9 +1,10 @@
 """`file:` blobs: a folder, in which the key `a/b/c` is the file `<root>/a/b/c`, so that Spark reads and writes it too.
 
-    set:  .persist-tmp/<id> - write - fsync | rename onto <root>/a/b/c - fsync of every directory on the way
-          '---- Determinate if it fails ---'  '--- Indeterminate, unless the error says otherwise ---'
+    set:  .persist-tmp/<id>.<key> - write - fsync | rename onto <root>/a/b/c - fsync of every directory on the way
+          '------ Determinate if it fails ------'  '--- Indeterminate, unless the error says otherwise ---'
 
 1. A reader sees the old or the new value: a value is written whole and flushed to disk before it is renamed into place.
+   What a killed `set` has written is an unfinished upload (`UploadStore`); its name says of which key.
 2. No call leaves the root: directories are opened one by one, relative to their parent, and never through a symbolic
    link. A link is refused by name (`InvalidName`) and not listed.
 3. Directories are not keys. `set` makes them, `delete` removes emptied ones; each tolerates the other.
@@ -28,15 +29,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+from urllib.parse import quote, unquote
 
 from persist_core.clock import Clock, SystemClock
 from persist_core.errors import Determinate, Indeterminate, InvalidName, InvalidUri
 from persist_core.ids import Ids, RandomIds
-from persist_core.location.blob import BlobMetadata, check_blob_data, check_blob_key, check_blob_prefix
+from persist_core.location.blob import (
+    BlobMetadata,
+    UnfinishedUpload,
+    UnfinishedUploads,
+    check_blob_data,
+    check_blob_key,
+    check_blob_prefix,
+)
 from persist_core.location.file.folder import create_directory, diagnose_file_system, sync_directory
 from persist_core.location.finding import Finding
 
 TEMPORARY = ".persist-tmp"
+MAX_NAMED_CHARS = 200  # of a key, in the name of a temporary file, which ends at 255 bytes
 
 # A rename finds its directory gone only if a delete pruned it in the microseconds since we opened it; so many in a row
 # means that something else removes directories here.
@@ -45,6 +55,7 @@ MAX_RENAME_ATTEMPTS = 32
 # A temporary file of this age belongs to a process that died: the longest write of one value takes minutes.
 ORPHAN_AGE_MS = 24 * 60 * 60 * 1000
 MAX_ORPHANS_PER_SWEEP = 1000
+MAX_UPLOADS = 10_000  # of one listing; GC comes again
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening a FIFO must not hang
@@ -72,7 +83,7 @@ _logger = logging.getLogger(__name__)
 
 
 class FileBlob:
-    """`Blob`, `FileTaker` and `Examinable` in a folder.
+    """`Blob`, `FileTaker`, `UploadStore` and `Examinable` in a folder.
 
     Safe to share between threads and processes; holds nothing open between calls.
     """
@@ -109,7 +120,7 @@ class FileBlob:
         *directories, name = _segments(key)
         with self._verdict("set", key):
             self._sweep_once()
-            staged = self._stage(write)
+            staged = self._stage(key, write)
         try:
             with self._verdict("set", key, harmless=_DID_NOTHING):
                 self._move_into_place(staged, directories, name, key)
@@ -138,6 +149,27 @@ class FileBlob:
         """See `Blob`. A weak snapshot: files that appear or vanish while the listing runs may or may not be in it."""
         check_blob_prefix(prefix)
         return self._walk(prefix)
+
+    def unfinished_uploads(self, prefix: str) -> UnfinishedUploads:
+        """See `UploadStore`: temporary files of writers that were killed, or are at work."""
+        check_blob_prefix(prefix)
+        found: list[UnfinishedUpload] = []
+        folder = self._root / TEMPORARY
+        with self._verdict("list uploads of", prefix), suppress(FileNotFoundError):
+            for name in os.listdir(folder):  # noqa: PTH208 - names only
+                key = unquote(name.partition(".")[2])
+                if key and key.startswith(prefix) and len(found) < MAX_UPLOADS:
+                    with suppress(FileNotFoundError):
+                        found.append(UnfinishedUpload(key, name, (folder / name).lstat().st_mtime_ns // 1_000_000))
+        return UnfinishedUploads(tuple(found))
+
+    def abort_upload(self, upload: UnfinishedUpload) -> bool:
+        with self._verdict("abort an upload of", upload.key, harmless=_DID_NOTHING):
+            try:
+                (self._root / TEMPORARY / upload.upload_id).unlink()
+            except FileNotFoundError:
+                return False
+        return True
 
     def path_of(self, key: str) -> Path:
         """The file that holds `key`, whether or not it exists."""
@@ -202,13 +234,13 @@ class FileBlob:
             if descriptor is not None:
                 os.close(descriptor)
 
-    def _stage(self, write: Callable[[IO[bytes]], object]) -> Path:
+    def _stage(self, key: str, write: Callable[[IO[bytes]], object]) -> Path:
         folder = self._root / TEMPORARY
         create_directory(self._root)
         create_directory(folder, 0o777)  # all who may write to the root may write here
         if folder.is_symlink():
             raise InvalidName(f"{folder} is a symbolic link; expected a folder: remove the link")
-        staged = folder / self._ids.uuid7()
+        staged = folder / f"{self._ids.uuid7()}.{quote(key, safe='')[:MAX_NAMED_CHARS]}"
         descriptor = os.open(staged, _CREATE, 0o666)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -229,6 +261,8 @@ class FileBlob:
                 try:
                     os.rename(staged, name, dst_dir_fd=parent)
                 except FileNotFoundError:
+                    if not staged.exists():
+                        raise Determinate(f"{self.uri}: set of {key!r}: GC or an erasure ended it; retry") from None
                     continue
                 except IsADirectoryError as error:
                     raise InvalidName(

@@ -175,6 +175,15 @@ def verdict_on(error: BaseException) -> Verdict:
     return Verdict.NOT_SENT if isinstance(cause, not_sent) else Verdict.UNKNOWN
 
 
+def error_within(code: str, operation: str) -> Exception:
+    """One of `failures()`, for an error that S3 tells of one object in an answer about several."""
+    from botocore.exceptions import ClientError
+
+    status = 403 if code == "AccessDenied" else 500
+    error: Exception = ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, operation)
+    return error
+
+
 def is_answer(error: Exception) -> bool:
     """True if S3 has answered, and not the network or this machine."""
     from botocore.exceptions import ClientError

@@ -58,7 +58,7 @@ from persist_core.location.consensus import (
 from persist_core.location.finding import Finding
 from persist_core.location.s3.blob import CONSENSUS_FOLDER
 from persist_core.location.s3.diagnosis import diagnose
-from persist_core.location.s3.entry import Entry, Header, entry_after, truncation_after
+from persist_core.location.s3.entry import Entry, Header, entry_after, folder_of, truncation_after
 from persist_core.location.s3.log import S3Logs
 from persist_core.location.s3.probe import probe_once
 from persist_core.location.s3.uri import S3Settings
@@ -184,7 +184,7 @@ class S3Consensus:
     def _look(self, key: str) -> _Look:
         at_ms = self._clock.now_ms()
         for _ in range(MAX_ROUNDS):
-            position = self._logs.newest_position(key)
+            position = self._logs.newest_in(folder_of(key))
             if position is None:
                 return _Look(None, at_ms)
             seen = self._seen.get(key)

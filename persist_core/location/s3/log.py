@@ -19,7 +19,7 @@ from typing import Any
 from persist_core.clock import Clock
 from persist_core.errors import Determinate, StorageError
 from persist_core.ids import Ids
-from persist_core.location.s3.client import S3Client, Verdict, body_of, failures, verdict_on
+from persist_core.location.s3.client import S3Client, Verdict, body_of, error_within, failures, verdict_on
 from persist_core.location.s3.entry import (
     HEADER_BYTES,
     Entry,
@@ -58,16 +58,14 @@ class S3Logs:
             page = self._read("list the keys", lambda: self.client.api.list_objects_v2(**request))
             for common in page.get("CommonPrefixes", ()):
                 folder = str(common["Prefix"])[len(self._root) : -1]
-                if is_folder_of_a_key(folder):
-                    key = key_of(folder)
-                    yield self._key_inside(folder) if key is None else key
+                key = key_of(folder)
+                if key is None and is_folder_of_a_key(folder):
+                    key = self._key_inside(folder)
+                if key is not None:
+                    yield key
             if not page.get("IsTruncated"):
                 return
             request["ContinuationToken"] = page["NextContinuationToken"]
-
-    def newest_position(self, key: str) -> int | None:
-        """The newest entry's position, `None` for a key without a log. One request."""
-        return self._newest_in(folder_of(key))
 
     def entry(self, key: str, position: int) -> Entry | None:
         folder = folder_of(key)
@@ -145,29 +143,37 @@ class S3Logs:
             lambda: self.client.api.list_objects_v2(Bucket=self._settings.bucket, Prefix=prefix, MaxKeys=MAX_SWEPT),
         )
         names = [str(found["Key"]) for found in page.get("Contents", ())]
-        self._delete(f"erase {key!r}", names)
+        self._delete(f"erase {key!r}", names or [f"{prefix}{name_of(0)}"])  # also to learn whether S3 lets us
         return len(names)
 
     def _delete(self, action: str, names: list[str]) -> None:
+        doomed = {"Objects": [{"Key": name} for name in names], "Quiet": True}
+
+        def delete() -> None:
+            answer = self.client.api.delete_objects(Bucket=self._settings.bucket, Delete=doomed)
+            for refused in answer.get("Errors", ()):  # in an answer whose status is 200
+                raise error_within(refused.get("Code", "?"), "DeleteObjects")
+
         if names:
-            doomed = {"Objects": [{"Key": name} for name in names], "Quiet": True}
-            self._read(action, lambda: self.client.api.delete_objects(Bucket=self._settings.bucket, Delete=doomed))
+            self._read(action, delete)
 
     def _put(self, folder: str, position: int, body: bytes) -> None:
         name = self._name(folder, position)
         self.client.api.put_object(Bucket=self._settings.bucket, Key=name, Body=body, IfNoneMatch="*")
 
-    def _key_inside(self, folder: str) -> str:
+    def _key_inside(self, folder: str) -> str | None:
+        """The key whose log this is; `None` if it was erased meanwhile."""
         for _ in range(MAX_TRIES):
-            position = self._newest_in(folder)
+            position = self.newest_in(folder)
             if position is None:
-                break
+                return None
             data = self._bytes(folder, position, Range=f"bytes=0-{HEADER_BYTES - 1}")
             if data is not None:
                 return decode_header(data, folder, position, self._where(folder, position)).key
         raise Determinate(f"{self._settings.uri}: {self._root}{folder}/ changed during the call; try again")
 
-    def _newest_in(self, folder: str) -> int | None:
+    def newest_in(self, folder: str) -> int | None:
+        """The newest entry's position, `None` for a folder without a log. One request."""
         prefix = f"{self._root}{folder}/"
         page = self._read(
             f"find the newest entry of {prefix}",

@@ -18,7 +18,7 @@ from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
 from persist_core.location.blob import RangeFile
-from persist_core.location.s3.client import BLOB_TRIES, S3Client, Verdict, failures, own_credentials, verdict_on
+from persist_core.location.s3.client import BLOB_TRIES, S3Client, Verdict, failures, verdict_on
 from persist_core.location.s3.uri import S3Settings
 
 _BUFFER_BYTES = 4 << 20  # of one request, if a reader asks for less
@@ -46,10 +46,6 @@ class S3Objects:
         self.requester_pays = requester_pays
         self._client = S3Client(settings, tries=BLOB_TRIES)
         self._how = {"RequestPayer": "requester"} if requester_pays else {}
-
-    def credentials(self) -> Any:
-        """Access key, secret key and token, if the settings bring some; `None` for AWS's default chain."""
-        return own_credentials(self.settings)
 
     def listed(self, prefix: str, *, after: str = "", through: str | None = None) -> Iterator[list[ObjectFacts]]:
         """Objects whose names start with `prefix`, in the order of their names, one list for each request.

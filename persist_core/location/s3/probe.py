@@ -17,14 +17,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from persist_core.errors import Determinate, UnfitStore
-from persist_core.ids import Ids
+from persist_core.errors import Determinate, StorageError, UnfitStore
+from persist_core.ids import Ids, time_of_uuid7
 from persist_core.location.s3.client import S3Client, Verdict, described, failures, verdict_on
 from persist_core.location.s3.uri import S3Settings
 
 PROBE_FOLDER = "=probe"  # beside the logs; no key's folder is called so
 RACERS = 6
 ROUNDS = 4
+LEFTOVER_AGE_MS = 24 * 3_600_000  # an object of this age is a killed probe's
 MAX_INCONCLUSIVE = 3  # rounds without an answer because of network or server errors
 # How long a racer holds its body for the others, in seconds. A server may decide a request before its
 # body arrives; then that racer never comes, and each round waits this long.
@@ -61,7 +62,8 @@ os.register_at_fork(after_in_child=_forget_locks)
 
 
 def probe(client: S3Client, root: str, ids: Ids) -> None:
-    """Probe, even if it was done before. Leaves nothing behind unless it is interrupted."""
+    """Probe, even if it was done before. Leaves nothing behind unless it is killed; a day later the next one deletes
+    that."""
     inconclusive = 0
     rounds = 0
     while rounds < ROUNDS:
@@ -83,6 +85,16 @@ def probe(client: S3Client, root: str, ids: Ids) -> None:
                 f" {MAX_INCONCLUSIVE} races ended in errors of the network or the server; nothing was changed;"
                 " try again"
             )
+    _delete_leftovers(client, f"{root}{PROBE_FOLDER}/", ids.uuid7())
+
+
+def _delete_leftovers(client: S3Client, folder: str, now: str) -> None:
+    with suppress(StorageError, *failures()):
+        for page in client.pages("probe: list what others have left", Prefix=folder):
+            for each in page.get("Contents", ()):
+                begun_ms, now_ms = (time_of_uuid7(made) for made in (each["Key"].removeprefix(folder), now))
+                if begun_ms is not None and now_ms is not None and begun_ms < now_ms - LEFTOVER_AGE_MS:
+                    client.api.delete_object(Bucket=client.settings.bucket, Key=each["Key"])
 
 
 def _race(client: S3Client, name: str) -> bool:

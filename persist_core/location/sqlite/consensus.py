@@ -190,6 +190,8 @@ class SqliteConsensus:
         try:
             connection.execute("COMMIT")
         except sqlite3.Error as error:
+            if _code(error) == sqlite3.SQLITE_FULL:  # before the journal was deleted, so what was written is undone
+                raise self._read_error(error, action) from error
             if _code(error) == sqlite3.SQLITE_BUSY and _rolls_back(connection):
                 raise Determinate(self._busy_message(action)) from error
             raise Indeterminate(

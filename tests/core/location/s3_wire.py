@@ -65,6 +65,17 @@ class Lost:
         raise self.error(endpoint_url=request.url, error="injected")
 
 
+@dataclass(frozen=True)
+class RefusedObjects:
+    """The answer to a DeleteObjects that deletes nothing: its status is 200, the errors are in its body."""
+
+    code: str
+
+    def __call__(self, request: Any) -> AWSResponse:
+        body = f"<DeleteResult><Error><Key>k</Key><Code>{self.code}</Code></Error></DeleteResult>".encode()
+        return AWSResponse(request.url, 200, {"content-type": "application/xml"}, _Raw(body))
+
+
 def timed_out(*, is_processed: bool) -> Lost:
     """No answer within the time that we wait."""
     return Lost(is_processed, ReadTimeoutError)

@@ -8,10 +8,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from persist_core.clock import SystemClock
 from persist_core.errors import Determinate, UnfitStore
-from persist_core.ids import RandomIds
+from persist_core.ids import RandomIds, uuid7_of
 from persist_core.location import CaSResult, S3Consensus, VersionedData, open_consensus
-from persist_core.location.s3.probe import ROUNDS, probe
+from persist_core.location.s3.probe import LEFTOVER_AGE_MS, PROBE_FOLDER, ROUNDS, probe
 from tests.core.location.s3_wire import Answer, Wire
 from tests.servers.s3 import S3Server
 
@@ -175,4 +176,17 @@ def test_real_servers_pass_again_and_again(request: pytest.FixtureRequest, name:
     for _ in range(5):
         probe(consensus._logs.client, consensus._root, RandomIds())
     assert list(consensus.list_keys()) == []
+    consensus.close()
+
+
+def test_what_killed_probes_left_goes_after_a_day(versitygw: S3Server) -> None:
+    consensus = open_consensus(versitygw.new_uri("p"))
+    assert isinstance(consensus, S3Consensus)
+    client, folder = consensus._logs.client, f"{consensus._root}{PROBE_FOLDER}/"
+    in_bucket, now_ms = {"Bucket": client.settings.bucket}, SystemClock().now_ms()
+    old, new = (f"{folder}{uuid7_of(now_ms - age_ms, 'a')}" for age_ms in (LEFTOVER_AGE_MS + 1, 60_000))
+    for name in (old, new, f"{folder}else"):
+        client.api.put_object(**in_bucket, Key=name, Body=b"x")
+    probe(client, consensus._root, RandomIds())
+    assert [each["Key"] for each in client.api.list_objects_v2(**in_bucket)["Contents"]] == [new, f"{folder}else"]
     consensus.close()

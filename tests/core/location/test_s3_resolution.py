@@ -16,6 +16,7 @@ from tests.core.location.s3_wire import (
     Fate,
     Lost,
     Meanwhile,
+    RefusedObjects,
     Wire,
     carry_out,
     connect_timed_out,
@@ -199,3 +200,28 @@ def test_truncate_goes_on_where_its_answer_was_lost(store: Store) -> None:
     assert store.consensus.truncate("k", 7) == 1
     assert store.versions() == [OURS]
     assert store.consensus.truncate("k", 7) == 0
+
+
+@pytest.mark.parametrize("key", ["k", "without a log"])
+def test_a_delete_that_is_refused_within_an_answer_fails(store: Store, key: str) -> None:
+    store.wire.script("DeleteObjects", RefusedObjects("AccessDenied"))
+    with pytest.raises(Determinate, match=r"AccessDenied to DeleteObjects.*grant the rights"):
+        store.consensus.erase(key)
+    assert store.versions() == [OLD]
+    store.wire.script("DeleteObjects", RefusedObjects("InternalError"), RefusedObjects("SlowDown"))
+    store.consensus.erase(key)
+    assert store.versions() == ([] if key == "k" else [OLD])
+
+
+def test_a_sweep_counts_no_object_that_stays(store: Store) -> None:
+    assert store.cas() is CaSResult.COMMITTED
+    store.wire.script("DeleteObjects", RefusedObjects("AccessDenied"))
+    with pytest.raises(Determinate, match="AccessDenied"):
+        store.consensus._logs.sweep("k", 1, -10_000)
+    assert store.consensus._logs.sweep("k", 1, -10_000) == 1
+
+
+def test_a_key_that_is_erased_during_a_listing_is_left_out(store: Store) -> None:
+    store.other.compare_and_set("_k", None, OLD)
+    store.wire.script("ListObjectsV2", lambda _: None, Meanwhile(lambda: store.other.erase("_k")))
+    assert list(store.consensus.list_keys()) == ["k"]

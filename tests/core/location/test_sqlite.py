@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import resource
 import sqlite3
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -203,6 +205,35 @@ def test_a_short_lock_is_waited_for(consensus: SqliteConsensus, path: Path) -> N
 
 
 # a disk that is full
+
+
+class FullAtCommit(sqlite3.Connection):
+    """SQLite finds out at COMMIT that its disk is full; then it may have rolled back by itself."""
+
+    rolls_back = True
+
+    def execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
+        if sql != "COMMIT":
+            return super().execute(sql, *arguments)
+        if self.rolls_back:
+            super().execute("ROLLBACK")
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+
+@pytest.mark.parametrize("rolls_back", [False, True])
+def test_a_disk_that_is_full_at_the_commit_is_determinate(
+    consensus: SqliteConsensus, monkeypatch: pytest.MonkeyPatch, *, rolls_back: bool
+) -> None:
+    fill(consensus, "k", [ONE])
+    with monkeypatch.context() as patch:
+        patch.setattr(FullAtCommit, "rolls_back", rolls_back)
+        patch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, factory=FullAtCommit))
+        with pytest.raises(Determinate, match="free space"):
+            consensus.compare_and_set("k", 1, TWO)
+    assert consensus.scan("k", 0) == [ONE]
+    assert consensus.compare_and_set("k", 1, TWO) is CaSResult.COMMITTED
 
 
 def test_a_full_disk_is_a_verdict_that_holds(consensus: SqliteConsensus) -> None:

@@ -9,6 +9,8 @@ import pytest
 from persist_core.errors import InvalidInput, OutsideFrontiers
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, collect
 from persist_core.handles.read import check_as_of
+from persist_core.inspection.holders import list_holders
+from persist_core.maintenance.actions import pin, unpin
 from persist_core.maintenance.drop import create_again, drop, users_of
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
@@ -75,6 +77,17 @@ def test_it_is_refused_while_someone_needs_the_shard(shard: Collection) -> None:
     assert drop(twin.client, "twin")
     collect_all(shard)
     assert stored(shard) == []
+
+
+def test_what_the_refusal_points_to_ends_a_pin(shard: Collection) -> None:
+    checkpoint_id = shard.client.state(SHARD).commits[0].checkpoint_id
+    pin(shard.client, SHARD, checkpoint_id)
+    with pytest.raises(InvalidInput, match=f"hold pin/{checkpoint_id}.*`persist holds {SHARD}` says what ends"):
+        drop(shard.client, SHARD)
+    remedies = {each.kind: each.remedy for each in list_holders(shard.client, shard.client.state(SHARD)).held}
+    assert remedies["pin"] == f"persist unpin {SHARD} {checkpoint_id}"
+    unpin(shard.client, SHARD, checkpoint_id)
+    assert drop(shard.client, SHARD)
 
 
 def test_a_hold_that_comes_in_between_refuses_it_too(shard: Collection, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import pytest
 from persist_core.contents.erased import Erasure
 from persist_core.handles.client import PersistClient
 from persist_core.handles.erased import erased_list, last_erased
+from persist_core.location import MemBlob
 from persist_core.maintenance.erase import _Erasing, erase
 from persist_core.maintenance.erase_objects import verify
 from tests.core.maintenance.test_erase import in_memory
@@ -74,3 +75,30 @@ def test_a_killed_request_goes_on(client: PersistClient, monkeypatch: pytest.Mon
     (only,) = listed(client)
     assert (only.reason, only.rows, only.upper) == (("first", 2, 40) if comes else ("first", 1, 10))
     assert verify(client, "orders", [KEY]) == ()
+
+
+@pytest.mark.parametrize("erased", [0, 30, 51, 7])
+def test_files_whose_bounds_rule_the_key_out_stay_closed(
+    client: PersistClient, monkeypatch: pytest.MonkeyPatch, erased: int
+) -> None:
+    """Nor does another erasure of a key that the table does not hold open them."""
+    held: dict[str, set[int]] = {}
+    for first in range(0, 60, 10):
+        commit(client, "people", SCHEMA, first + 10, [((first + each, "x"), first, 1) for each in (0, 1)])
+        newest = client.state("people").batches[-1]
+        held |= {part.key: {first, first + 1} for part in client.manifests([newest])[0].parts}
+    opened = set[str]()
+    get = MemBlob.get
+
+    def watched(blob: MemBlob, key: str) -> bytes | None:
+        opened.add(key)
+        return get(blob, key)
+
+    monkeypatch.setattr(MemBlob, "get", watched)
+    for _ in range(2):
+        erase(client, "people", [(erased,)], by="ann", reason="first")
+        assert {key for key in opened if key in held} == {key for key, keys in held.items() if erased in keys}
+        opened.clear()
+        held = {key: keys for key, keys in held.items() if erased not in keys}
+    monkeypatch.undo()
+    assert verify(client, "people", [(erased,)]) == ()
