@@ -30,7 +30,7 @@ from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import ReadHandle
 from persist_core.handles.side_by_side import side_by_side
-from persist_core.keys import copy_probe_key, is_shard_name, owner_of
+from persist_core.keys import copy_probe_key, owner_of
 from persist_core.maintenance.copy_objects import Inventory, Mover, Named, inventory_of, lists_of_erasures
 from persist_core.maintenance.drop import create_again
 from persist_core.protocol.fork_records import list_forks
@@ -51,7 +51,7 @@ from persist_core.sources.shards import Refreshed
 THREADS = 8  # the store's latency, not the processor, limits small objects
 LEASE_MS = 1_800_000  # of the source: longer than any one object takes; a copier that dies holds nothing longer
 MAX_ROUNDS = 8  # each but the first because GC, or a merge and GC, of one of the places was faster than the copy
-_APART = "expected another one: another folder, bucket or prefix"
+_APART = "are one blob store, or lie in one another; expected another folder, bucket or prefix"
 MAX_LOOKS = 50  # for a moment in which no shard of a group has a commit: a second or less each
 
 Progress = Callable[[str, int, int, int], None]  # shard, objects moved, objects to move, bytes moved
@@ -245,7 +245,7 @@ class Copier:
         mover = Mover(self.source.blob, self.target.blob, self._threads, self._verifies)
         old = Checkpointer(self.target.blob, shard).listing()
         checkpoints = (*old.unfinished, *(manifest.checkpoint_id for manifest in old.manifests))
-        task = _Task(state, lease, inventory, mover, there.era if there else -1, owners, checkpoints, erased)
+        task = _Task(state, lease, inventory, mover, there.era if there else 0, owners, checkpoints, erased)
         mover.look(self._prefixes(task))
         task.to_move = sum(not each.is_in(mover.found) for each in inventory.objects)
         mover.beat = self._beat(task, leases.values())
@@ -276,10 +276,7 @@ class Copier:
         eras = {}
         for owner in sorted(owners):
             known = self.target.ensure_shard(fork)
-            if not is_shard_name(owner):  # of another generation: maintenance and erasures look for it
-                self.target.ensure_shard(owner)
-            shared = self.target.machine.fetch(owner)
-            eras[owner] = shared.era if shared else 0
+            eras[owner] = self.target.ensure_shard(owner).era  # without the shard, GC would not look at its files
             recorded = {each.keys for each in list_forks(self.target.blob, owner) if each.fork == fork}
             for record in list_forks(self.source.blob, owner):
                 if record.fork == fork and not (known.commits and record.keys in recorded):
@@ -357,14 +354,14 @@ class Copier:
         if self._is_apart:
             return
         ours, theirs = (_folder(each.blob.uri) for each in (self.source, self.target))
-        if ours != theirs and (ours.startswith(theirs) or theirs.startswith(ours)):
-            raise InvalidInput(f"{self.target.blob.uri} and {self.source.blob.uri} lie in one another; {_APART}")
         probe = copy_probe_key(self.target.ids.uuid7())
-        self.target.blob.set(probe, b"")
-        self._is_apart = self.source.blob.get(probe) is None
-        self.target.blob.delete(probe)
+        written = (ours.removeprefix(theirs) if ours.startswith(theirs) else "") + probe
+        self.target.blob.set(written, b"")
+        found = (theirs.removeprefix(ours) if theirs.startswith(ours) else "") + probe
+        self._is_apart = self.source.blob.get(found) is None
+        self.target.blob.delete(written)
         if not self._is_apart:
-            raise InvalidInput(f"{self.target.blob.uri} is the blob store of the source; {_APART}")
+            raise InvalidInput(f"{self.target.blob.uri} and {self.source.blob.uri} {_APART}")
         self.target.pair.make(mends=True)  # of a target that has lost its files
 
 
@@ -383,8 +380,9 @@ def _depths(inputs: dict[str, list[str]]) -> dict[str, int]:
 
 
 def _folder(uri: str) -> str:
-    path = uri.removeprefix("file://")
-    return f"{path if path == uri else os.path.realpath(unquote(path))}/"
+    """The place without how to connect to it: a query may be given for one of two prefixes of a bucket only."""
+    path = unquote(uri.partition("?")[0])
+    return f"{os.path.realpath(path.removeprefix('file://')) if path.startswith('file://') else path}/"
 
 
 def _both(first: Copied, last: Copied) -> Copied:
