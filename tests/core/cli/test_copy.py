@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,20 @@ def test_data_for_a_test(laptop: PersistClient, places: Places, monkeypatch: pyt
     assert copy.shards() == ["orders", "orders_by_status"]
     assert copy.open_reader("orders").snapshot() == laptop.open_reader("orders").snapshot()
     copy.location.close()
+
+
+@pytest.mark.parametrize("damaged", SHARDS)
+def test_a_damaged_state_stops_only_the_copy_of_its_shard(
+    damaged: str, laptop: PersistClient, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with sqlite3.connect(tmp_path / "consensus.db") as database:
+        database.execute("UPDATE consensus SET data = x'00' WHERE key = ?", (damaged,))
+    to = ["--to-blob-uri", f"file://{tmp_path}/b", "--to-consensus-uri", f"sqlite:///{tmp_path}/b.db"]
+    assert run_command(["copy", *to, "--json"]) == 4
+    printed = capsys.readouterr()
+    assert {json.loads(line)["shard"] for line in printed.out.splitlines()} == {*SHARDS} - {damaged}
+    assert f"the state of shard {damaged} is damaged" in printed.err
+    assert laptop.shards() == sorted(SHARDS)
 
 
 def test_it_prints_what_it_did_and_goes_on_after_a_refusal(

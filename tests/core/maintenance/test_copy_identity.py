@@ -141,16 +141,37 @@ def test_a_move_refuses_appends_and_can_go_back() -> None:
     assert fsck(source, FRUIT).is_clean
     assert WatchBoard(target).read().of(FRUIT).check is not None
     assert board.read().of(FRUIT).is_empty
-    copy_all(source, target, is_move=True)  # again, after it is done
     make_garbage(target, 2)
     third = Client(OpenLocation(MemBlob("move-c"), MemConsensus("move-c")))
     with pytest.raises(ShardMoved):
         copy_all(source, third, is_move=True)
+    assert third.location.consensus.head(FRUIT) is None
     copy_all(target, source, is_move=True)
     make_garbage(source, 3)
     check_equal(source, source, FRUIT)
     with pytest.raises(ShardMoved, match="move-a"):
         make_garbage(target, 3)
+
+
+@pytest.mark.parametrize("is_merged", [False, True])
+def test_a_move_that_has_ended_never_closes_the_target(is_merged: bool) -> None:
+    """It may be given again, with nothing new or a new state of the source, and be stopped at any moment."""
+    source, target = Client(), Client()
+    for day in (1, 2):
+        make_garbage(source, day)
+    schema = source.state(FRUIT).schema
+    assert schema is not None
+    commit(source, FRUIT, schema, 100)
+    copy_all(source, target, is_move=True)
+    if is_merged:
+        merge_all(source, FRUIT)
+    looks: list[str | None] = []
+    for each in (source, target):
+        each.counted.at(range(1000), lambda: looks.append(target.state(FRUIT).origin.moved_to))
+    copy_all(source, target, is_move=True)
+    assert len(looks) > 10
+    assert set(looks) == {None}
+    make_garbage(target, 11)
 
 
 def test_an_append_beside_a_move_is_in_the_copy_or_refused(persist_seed: int) -> None:
