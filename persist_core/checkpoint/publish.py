@@ -220,9 +220,7 @@ def _publish_and_retain(client: PersistClient, shard: str, retention: RetentionC
     task.settle()
     task.sweep(listing)
     deleted = task.retain(listing, retention)
-    oldest_kept = state.seqno - VERSIONS_KEPT + 1
-    if oldest_kept > 0:
-        client.location.consensus.truncate(shard, oldest_kept)
+    client.machine.forget(state, kept=VERSIONS_KEPT)
     kept = len(listing.manifests) - len(deleted)
     return CheckpointReport(
         *task.results(), checkpoint_id=newest.checkpoint_id, epoch=newest.epoch, deleted=deleted, kept=kept

@@ -29,14 +29,12 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_core.compaction.files import BYTES_AT_ONCE, MIN_FILE_BYTES, READ_ROWS, RunFiles, rows_per_file
-from persist_core.compaction.spill import SAMPLED, Spill
+from persist_core.compaction.spill import SAMPLED, Spill, scratch_folder
 from persist_core.compaction.steps import BUDGET_BYTES, alone, budget_of, end_of_step
 from persist_core.contents import pieces
 from persist_core.contents.batch import BatchCounts, BatchManifest, HollowBatch, Part, PartKind, SourceFrontier
@@ -326,12 +324,10 @@ def finished(client: PersistClient, merge: Merge, files: RunFiles) -> BatchManif
 def stage_here(client: PersistClient, merge: Merge, attempt: str, rows_at_once: int = ROWS_AT_ONCE) -> BatchManifest:
     """Stage the parts of the run, and say what its manifest is. Raises as `merge_here` does."""
     schema = merge.schema
-    with TemporaryDirectory(prefix="persist-scratch-merge-") as folder:
-        files = RunFiles(client, merge.shard, attempt, schema, merge.file_rows, Path(folder))
+    with scratch_folder("merge") as folder:
+        files = RunFiles(client, merge.shard, attempt, schema, merge.file_rows, folder)
         if schema.key:
-            found = _by_ranges(
-                client, merge, Spill(Path(folder), schema.key, rows_at_once, BYTES_AT_ONCE, merge.sampled)
-            )
+            found = _by_ranges(client, merge, Spill(folder, schema.key, rows_at_once, BYTES_AT_ONCE, merge.sampled))
         else:
             found = iter([(_multiset(client.open_reader(merge.shard), merge), _history(client, merge))])
         for versions, history in found:

@@ -12,19 +12,39 @@ chunk more than was asked for, and all rows of one key, which are never divided.
 from __future__ import annotations
 
 import bisect
+import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 
 from persist_core.contents.key_range import Key, key_at
+from persist_core.errors import StorageError
 from persist_core.schema import Column
 
 SAMPLED = 1_024
 _LEAST_SAMPLES = 64  # of a chunk
 BATCH_ROWS = 4_096  # that are read together, of a file and of a chunk
 _BATCH_BYTES = 1 << 20  # if rows are large; each chunk has one in memory
+
+
+@contextmanager
+def scratch_folder(task: str) -> Iterator[Path]:
+    """A folder on the local disk while the block runs. Raises as `on_local_disk`."""
+    with on_local_disk(), tempfile.TemporaryDirectory(prefix=f"persist-scratch-{task}-") as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def on_local_disk() -> Iterator[None]:
+    """Raise `StorageError` for a disk that is full or cannot be written: no stored object is damaged."""
+    try:
+        yield
+    except OSError as error:
+        folder = tempfile.tempdir or "a folder for temporary files"
+        raise StorageError(f"rows are sorted on the local disk, in {folder}: {error}") from error
 
 
 @dataclass

@@ -107,7 +107,7 @@ def _collect(
         if is_done:
             over = state.era
             state, _ = client.machine.apply(shard, lambda found: begin_era(found, after=over, kept=kept_eras))
-            _truncate(client, state)
+            client.machine.forget(state, kept=1 if state.is_dropped else VERSIONS_KEPT)  # no reader needs the others
             begun = []
     marked = [] if begun else _mark(client, state, needs, lists)
     aborted = 0
@@ -180,13 +180,6 @@ def _lists(blob: Blob, shard: str) -> tuple[list[_Stored], int]:
         elif (listed := _read(blob, entry.key)) is not None:
             lists.append(_Stored(entry.key, listed, entry.modified_ms))
     return lists, now_ms
-
-
-def _truncate(client: PersistClient, state: ShardState) -> None:
-    """Forget old versions of the state. No reader needs them: the files that they name stay for some eras anyway."""
-    oldest_kept = state.seqno - (0 if state.is_dropped else VERSIONS_KEPT - 1)
-    if oldest_kept > 0:
-        client.location.consensus.truncate(state.shard, oldest_kept)
 
 
 def _mark(client: PersistClient, state: ShardState, needs: Needs, lists: list[_Stored]) -> list[_Stored]:

@@ -213,7 +213,14 @@ def _checked(table: pa.Table | None, schema: pa.Schema, description: BatchDescri
         return pa.table([pa.array([], field.type) for field in schema], schema=schema)
     if table.column_names != schema.names:
         raise SchemaMismatch(f"columns {table.column_names}; expected {schema.names}")
-    table = table.cast(schema)
+    try:
+        table = table.cast(schema)
+    except (pa.ArrowException, ValueError) as error:  # `ValueError`: a null in a column of the key
+        found, wanted = (dict(zip(each.names, map(str, each.types), strict=True)) for each in (table.schema, schema))
+        raise SchemaMismatch(f"columns {found}; expected {wanted}: {error}") from error
+    for name in (TIME, DIFF):
+        if table[name].null_count:
+            raise SchemaMismatch(f"column {name} has nulls; expected none")
     if len(table):
         low, high = pc.min(table[TIME]).as_py(), pc.max(table[TIME]).as_py()
         if low < description.lower or (description.upper is not None and high >= description.upper):

@@ -19,6 +19,7 @@ _MATRIX_PARAMETER = re.compile(r";([^;=]*)=([^;]*)")  # of a Spark Connect URL: 
 _PLACE_PARAMETERS = frozenset(
     {"endpoint", "host", "hostaddr", "port", "dbname", "service", "schema", "table"}
 )  # all others say how to connect
+POSTGRES_DEFAULTS = {"port": "5432", "schema": "persist", "table": "consensus"}
 _SECRET_PARAMETER = re.compile(r"pass|pwd|secret|token|key|credential|sig", re.IGNORECASE)
 
 
@@ -82,8 +83,16 @@ def place_of(uri: str) -> tuple[str, ...]:
     head, _, query = redact_uri(uri).partition("?")
     scheme, _, path = head.replace("***@", "", 1).partition(":")
     scheme = "postgresql" if scheme.lower() == "postgres" else scheme.lower()
-    named = sorted(unquote(each) for each in query.split("&") if unquote(each.partition("=")[0]) in _PLACE_PARAMETERS)
-    return scheme, unquote(path).rstrip("/"), *named
+    path = re.sub(r"(?<=[^/])/+", "/", unquote(path)).rstrip("/")
+    named = dict(unquote(each).rstrip("/").partition("=")[::2] for each in query.split("&"))
+    if scheme == "file":
+        path = re.sub(r"^//(localhost)?(?=/)", "", path)
+    if scheme == "postgresql":
+        authority, _, database = path.removeprefix("//").partition("/")
+        authority = re.sub(r":5432(?=,|$)", "", authority or named.pop("host", ""))
+        path = f"//{authority}/{named.pop('dbname', database)}"
+        named = {name: value for name, value in named.items() if POSTGRES_DEFAULTS.get(name) != value}
+    return scheme, path, *sorted(f"{name}={value}" for name, value in named.items() if name in _PLACE_PARAMETERS)
 
 
 def matrix_parameters(uri: str) -> list[tuple[str, str]]:

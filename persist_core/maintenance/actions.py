@@ -83,6 +83,7 @@ def restore(
 
 def _restored(plan: RestorePlan, done: Committed | None) -> Done:
     checkpoint, counts, files = plan.point.checkpoint, plan.updates.counts, plan.inputs_again
+    dropped, version = plan.dropped_columns
     facts = {
         "shard": plan.shard,
         "status": "restored" if done else "dry_run",
@@ -93,11 +94,17 @@ def _restored(plan: RestorePlan, done: Committed | None) -> Done:
         "counts": {name: rows for name, rows in asdict(counts).items() if name != "history"},  # only runs have it
         "state_files": sum(map(len, plan.point.operators.values())),
         "inputs_again": None if files is None else list(files),
+        "dropped_columns": list(dropped),
     }
     lines = [
         f"{plan.shard} {'is' if done else 'would be'} as it was at checkpoint {checkpoint.checkpoint_id} (upper"
         f" {show_time(plan.point.upper)}), from {show_time(plan.lower)} on: {_counted(counts)}"
     ]
+    if dropped:
+        lines.append(
+            f"not restored, because they were dropped since: {', '.join(dropped)}. `persist snapshot {plan.shard}"
+            f" --schema {version}` shows them"
+        )
     if files is None:
         lines.append("which inputs will be read again is not known: the record of consumed inputs is damaged")
     else:

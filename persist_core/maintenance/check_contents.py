@@ -9,25 +9,22 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_core.compaction.files import BYTES_AT_ONCE, READ_ROWS
 from persist_core.compaction.merge import ROWS_AT_ONCE
-from persist_core.compaction.spill import Spill
+from persist_core.compaction.spill import Spill, on_local_disk, scratch_folder
 from persist_core.contents import pieces
 from persist_core.contents.batch import BatchCounts, BatchManifest, HollowBatch, Part, PartKind
 from persist_core.contents.key_range import EVERYTHING, KeyRange, range_of, spanning
 from persist_core.contents.parts import errs_schema, history_schema, nullable, updates_schema
 from persist_core.contents.pieces import Piece
 from persist_core.contents.row_versions import not_before
-from persist_core.errors import CorruptArtifact, StorageError
+from persist_core.errors import CorruptArtifact
 from persist_core.exact import exact_rows
 from persist_core.handles.client import PersistClient
 from persist_core.handles.load import batches_of, fetched_together, load_part
@@ -86,12 +83,14 @@ class _Updates:
         if not pc.all(has_key).as_py():
             self.keyless[tag].append(rows.filter(pc.invert(has_key)))
             rows = rows.filter(has_key)
-        with self._on_local_disk():
+        self.is_whole = False  # until the disk has taken them
+        with on_local_disk():
             self.spill.add(tag, rows)
+        self.is_whole = True
 
     def ranges(self) -> Iterator[tuple[pa.Table, pa.Table]]:
         """Oks and errs by ranges of keys, each in one, in any order; those without a key at the end."""
-        with self._on_local_disk():
+        with on_local_disk():
             for found in self.spill.ranges():
                 yield tuple(found.get(tag, self.columns[tag].empty_table()) for tag in (OKS, ERRS))
         yield tuple(pa.concat_tables([self.columns[tag].empty_table(), *self.keyless[tag]]) for tag in (OKS, ERRS))
@@ -102,15 +101,6 @@ class _Updates:
         oks = nullable(updates_schema(self.schema))
         others = {ERRS: errs_schema(self.schema), PartKind.HISTORY: history_schema(self.schema)}
         return dict.fromkeys((*pieces.OKS, OKS), oks) | others
-
-    @contextmanager
-    def _on_local_disk(self) -> Iterator[None]:
-        """Raise `StorageError` for a full disk: the shard is not damaged."""
-        try:
-            yield
-        except OSError as error:
-            self.is_whole = False
-            raise StorageError(f"rows are sorted on the local disk, in {gettempdir()}: {error}") from error
 
 
 def check_contents(examined: Examined, found: Violations) -> Counted:
@@ -125,8 +115,8 @@ def check_contents(examined: Examined, found: Violations) -> Counted:
     if schema is None:
         return Counted(len(parts), size_bytes, 0)
     loaded = _loaded(examined.client, parts)
-    with TemporaryDirectory(prefix="persist-scratch-fsck-") as folder:
-        updates = _Updates(schema, Spill(Path(folder), schema.key, ROWS_AT_ONCE, BYTES_AT_ONCE))
+    with scratch_folder("fsck") as folder:
+        updates = _Updates(schema, Spill(folder, schema.key, ROWS_AT_ONCE, BYTES_AT_ONCE))
         for batch, manifest in zip(state.batches, manifests, strict=True):
             before = len(found)
             if manifest is not None:

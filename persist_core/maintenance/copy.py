@@ -15,12 +15,10 @@ docs/decisions/copy.md has the reasons.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
-from urllib.parse import unquote
 
 from persist_core.alerts.board import WatchBoard
 from persist_core.checkpoint.checkpointer import Checkpointer
@@ -30,8 +28,8 @@ from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import ReadHandle
 from persist_core.handles.side_by_side import side_by_side
-from persist_core.keys import copy_probe_key, is_shard_name, owner_of
-from persist_core.maintenance.copy_objects import Inventory, Mover, Named, inventory_of, lists_of_erasures
+from persist_core.keys import copy_probe_key, owner_of
+from persist_core.maintenance.copy_objects import Inventory, Mover, Named, are_apart, inventory_of, lists_of_erasures
 from persist_core.maintenance.drop import create_again
 from persist_core.protocol.fork_records import list_forks
 from persist_core.shard.receive import (
@@ -51,7 +49,6 @@ from persist_core.sources.shards import Refreshed
 THREADS = 8  # the store's latency, not the processor, limits small objects
 LEASE_MS = 1_800_000  # of the source: longer than any one object takes; a copier that dies holds nothing longer
 MAX_ROUNDS = 8  # each but the first because GC, or a merge and GC, of one of the places was faster than the copy
-_APART = "expected another one: another folder, bucket or prefix"
 MAX_LOOKS = 50  # for a moment in which no shard of a group has a commit: a second or less each
 
 Progress = Callable[[str, int, int, int], None]  # shard, objects moved, objects to move, bytes moved
@@ -122,15 +119,22 @@ class Copier:
     def groups(self, shards: Iterable[str] = (), *, is_together: bool = False) -> list[list[str]]:
         """The shards (default: all that are not dropped) in the order in which to copy them, by calls of `copy`.
 
-        Views come before their inputs, so that a copied view is never ahead of them. Raises `ShardNotFound`.
+        Views come before their inputs, so that a copied view is never ahead of them. Raises `ShardNotFound`; for a
+        shard whose state is damaged, `copy` raises.
         """
         named = list(dict.fromkeys(shards))
-        states = side_by_side(self.source.state, named or self.source.shards(), threads=self._threads)
-        inputs = {
-            state.shard: tuple(refreshed.uppers) if (refreshed := Refreshed.of(state.sources)) else ()
-            for state in states
-            if named or not state.is_dropped
-        }
+
+        def inputs_of(shard: str) -> tuple[str, ...] | None:
+            try:
+                state = self.source.state(shard)
+            except Corruption:
+                return ()
+            refreshed = Refreshed.of(state.sources)
+            return None if state.is_dropped and not named else tuple(refreshed.uppers if refreshed else ())
+
+        every = named or self.source.shards()
+        found = zip(every, side_by_side(inputs_of, every, threads=self._threads), strict=True)
+        inputs = {shard: each for shard, each in found if each is not None}
         depths = _depths({name: [each for each in read if each in inputs] for name, read in inputs.items()})
         names = sorted(inputs, key=lambda name: (-depths[name], name))
         return [names] if is_together else [[name] for name in names]
@@ -141,8 +145,12 @@ class Copier:
         With `is_move` the source then accepts no more commits, and the last difference is copied; the target accepts
         none before it has that. If the move ends with an error, a second call goes on with it.
         Raises `InvalidInput` if the target has commits that the source does not have, `CorruptArtifact` if an object of
-        the source is damaged: the target is as before.
+        the source is damaged, `ShardMoved` if it was moved elsewhere before: the target is as before.
         """
+        if is_move:
+            for state in map(self.source.state, group):
+                if not state.is_dropped:
+                    state.origin.moved(state.shard, self._place)  # raises
         done = self._copy(group, self._place if is_move else None)
         if is_move:
             for name in group:
@@ -245,7 +253,7 @@ class Copier:
         mover = Mover(self.source.blob, self.target.blob, self._threads, self._verifies)
         old = Checkpointer(self.target.blob, shard).listing()
         checkpoints = (*old.unfinished, *(manifest.checkpoint_id for manifest in old.manifests))
-        task = _Task(state, lease, inventory, mover, there.era if there else -1, owners, checkpoints, erased)
+        task = _Task(state, lease, inventory, mover, there.era if there else 0, owners, checkpoints, erased)
         mover.look(self._prefixes(task))
         task.to_move = sum(not each.is_in(mover.found) for each in inventory.objects)
         mover.beat = self._beat(task, leases.values())
@@ -276,10 +284,7 @@ class Copier:
         eras = {}
         for owner in sorted(owners):
             known = self.target.ensure_shard(fork)
-            if not is_shard_name(owner):  # of another generation: maintenance and erasures look for it
-                self.target.ensure_shard(owner)
-            shared = self.target.machine.fetch(owner)
-            eras[owner] = shared.era if shared else 0
+            eras[owner] = self.target.ensure_shard(owner).era  # without the shard, GC would not look at its files
             recorded = {each.keys for each in list_forks(self.target.blob, owner) if each.fork == fork}
             for record in list_forks(self.source.blob, owner):
                 if record.fork == fork and not (known.commits and record.keys in recorded):
@@ -300,6 +305,8 @@ class Copier:
             shared = self.target.machine.fetch(owner)
             if shared is not None and shared.oldest_era > era:
                 raise _Again(f"GC of {owner} at the target may have deleted what {task.shard} shares with it")
+        if task.state.origin.moved_to == moving_to:
+            moving_to = None  # the source accepts no commits already: this state is the last one
         _, task.result = self.target.machine.apply(
             task.shard,
             lambda state: receive(state, task.state, era=task.era, erased=task.erased, moving_to=moving_to),
@@ -356,15 +363,13 @@ class Copier:
         """Raise `InvalidInput` if the locations share a blob store: the GC of one would delete what the other needs."""
         if self._is_apart:
             return
-        ours, theirs = (_folder(each.blob.uri) for each in (self.source, self.target))
-        if ours != theirs and (ours.startswith(theirs) or theirs.startswith(ours)):
-            raise InvalidInput(f"{self.target.blob.uri} and {self.source.blob.uri} lie in one another; {_APART}")
         probe = copy_probe_key(self.target.ids.uuid7())
-        self.target.blob.set(probe, b"")
-        self._is_apart = self.source.blob.get(probe) is None
-        self.target.blob.delete(probe)
+        self._is_apart = are_apart(self.source.blob, self.target.blob, probe)
         if not self._is_apart:
-            raise InvalidInput(f"{self.target.blob.uri} is the blob store of the source; {_APART}")
+            raise InvalidInput(
+                f"{self.target.blob.uri} and {self.source.blob.uri} are one blob store, or lie in one another; expected"
+                " another folder, bucket or prefix"
+            )
         self.target.pair.make(mends=True)  # of a target that has lost its files
 
 
@@ -380,11 +385,6 @@ def _depths(inputs: dict[str, list[str]]) -> dict[str, int]:
             read, view, *_ = error.args[1]
             inputs[view].remove(read)
     return depths
-
-
-def _folder(uri: str) -> str:
-    path = uri.removeprefix("file://")
-    return f"{path if path == uri else os.path.realpath(unquote(path))}/"
 
 
 def _both(first: Copied, last: Copied) -> Copied:

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.checkpoint.manifest import CheckpointManifest
@@ -28,6 +30,26 @@ from persist_core.sources.registry import progress_of
 
 LARGE_BYTES = 64 * 1024**2  # an object is in memory as a whole while it is moved
 MAX_LARGE = 2  # such objects at a time, whatever the number of threads
+
+
+def are_apart(source: Blob, target: Blob, probe: str) -> bool:
+    """False if the stores are one, or one lies within the other: an object written at the target is at the source too.
+
+    `probe` is a key for that object, which is deleted again.
+    """
+    ours, theirs = _folder(source.uri), _folder(target.uri)
+    written = (ours.removeprefix(theirs) if ours.startswith(theirs) else "") + probe
+    found = (theirs.removeprefix(ours) if theirs.startswith(ours) else "") + probe
+    target.set(written, b"")
+    is_found = source.get(found) is not None
+    target.delete(written)
+    return not is_found
+
+
+def _folder(uri: str) -> str:
+    """Where a store is, without how to connect to it: of two prefixes of a bucket one may be given with a region."""
+    path = unquote(uri.partition("?")[0])
+    return f"{os.path.realpath(path.removeprefix('file://')) if path.startswith('file://') else path}/"
 
 
 @dataclass(frozen=True)

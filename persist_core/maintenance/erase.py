@@ -355,13 +355,19 @@ class _Erasing:
                 f" --force`, then `persist run {each} --recreate`"
                 for each in _views_of(self._client, state)
             ),
-            *(f"{each}, which shares a past with {self._shard}: erase there too" for each in related),
+            *(f"{each}, which shares a past with {self._shard}: {self._remedy(each)}" for each in related),
             *([f"{count} errors whose keys could not be decoded: `persist errors {self._shard}`"] if count else []),
             "attempts that still run: GC deletes what they stage; look again with --verify",
             "names of input files, which are kept: a name must not hold personal data",
             "the source, backups, old versions in a bucket, copies of the location, exports, logs, notices",
         )
         return named, count
+
+    def _remedy(self, related: str) -> str:
+        state = self._client.machine.fetch(related)
+        if state is None or state.schema is not None:
+            return "erase there too"
+        return f"it has no data, and GC deletes its files once merges of {self._shard} have replaced them"
 
     def _too_slow(self) -> RunFailed:
         return RunFailed(f"other writers of {self._shard} were faster {MAX_ROUNDS} times; run the command again")

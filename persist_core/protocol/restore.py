@@ -58,6 +58,14 @@ class RestorePlan:
         """One step: the restore makes no later time final."""
         return self.lower + 1
 
+    @property
+    def dropped_columns(self) -> tuple[tuple[str, ...], int]:
+        """The columns of then that the shard does not have any more, and the schema version that shows them."""
+        upper, known = self.point.upper, {column.id for column in self.schema.columns}
+        then = [each.schema for each in self.began.schemas.versions if upper is None or each.lower < upper]
+        names = tuple(column.name for schema in then[-1:] for column in schema.columns if column.id not in known)
+        return names, len(then)
+
 
 @dataclass(frozen=True)
 class NothingToRestore:

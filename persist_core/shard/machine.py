@@ -41,6 +41,11 @@ class Machine:
         head = self._register.head(shard)
         return None if head is None else read_version(shard, head)
 
+    def forget(self, state: ShardState, *, kept: int) -> None:
+        """Delete all versions but the `kept` newest ones up to `state`."""
+        if state.seqno >= kept:
+            self._register.truncate(state.shard, state.seqno - kept + 1)
+
     def apply(self, shard: str, transition: Transition[R], *, create: bool = False) -> tuple[ShardState, R]:
         """Run `transition` on the newest state and commit its result; returns the version that is then the newest.
 

@@ -65,14 +65,14 @@ def receive(
 ) -> tuple[ShardState, Received | NotReceived]:
     """Make the shard a copy of `source`, a state of the same shard in another location; all objects are here already.
 
-    `era`: this shard's before the copier looked up which objects are here; -1 if the shard did not exist. `erased`: the
+    `era`: this shard's before the copier looked up which objects are here; 0 if the shard did not exist. `erased`: the
     lists of erasures that the copier has found in both places.
     `moving_to`: this place, if the shard is to move here. Until it has, no commit is accepted here, because the source
     may still have one that comes before it.
     """
     if (relation := relation_of(state, source, erased)) is not None:
         return state, relation
-    if state.seqno >= 0 and era < state.oldest_era:
+    if era < state.oldest_era:
         return state, TOO_LATE
     since = max(state.since, source.since)
     seqno = max(state.seqno, source.seqno - 1)  # the machine adds one: seqnos of commits stay below the state's

@@ -28,7 +28,7 @@ BACKOFF_CAP_MS = 2_000
 
 
 class Register:
-    """Reads and replaces single keys of a consensus store. Thread-safe if the store is."""
+    """Reads, replaces and truncates single keys of a consensus store. Thread-safe if the store is."""
 
     def __init__(self, consensus: Consensus, clock: Clock, ids: Ids) -> None:
         self._consensus = consensus
@@ -43,6 +43,10 @@ class Register:
     def head(self, key: str) -> VersionedData | None:
         """The newest version, or `None` for a key without data."""
         return self._retried(lambda: self._consensus.head(key))
+
+    def truncate(self, key: str, seqno: int) -> None:
+        """Delete the versions before `seqno`, which is not above the newest one."""
+        self._retried(lambda: self._consensus.truncate(key, seqno))
 
     def change(self, key: str, step: Callable[[VersionedData | None], tuple[VersionedData | None, R]], what: str) -> R:
         """Replace the newest version by what `step` makes of it, until no other writer is faster; its answer.
@@ -85,13 +89,14 @@ class Register:
     def _has(self, key: str, version: VersionedData) -> bool:
         return self._retried(lambda: self._consensus.scan(key, version.seqno, 1)) == [version]
 
-    def _retried(self, read: Callable[[], R]) -> R:
+    def _retried(self, call: Callable[[], R]) -> R:
+        """The answer of a call that changes nothing, or may be repeated."""
         for attempt in range(MAX_STORE_TRIES - 1):
             try:
-                return read()
+                return call()
             except StorageError:
                 self._back_off(attempt)
-        return read()
+        return call()
 
     def _back_off(self, attempt: int) -> None:
         cap_ms = min(BACKOFF_CAP_MS, BACKOFF_BASE_MS * 2 ** min(attempt, 20))

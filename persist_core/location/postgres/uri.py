@@ -14,10 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from persist_core.errors import InvalidUri
-from persist_core.location.uri import LocationUri
+from persist_core.location.uri import POSTGRES_DEFAULTS, LocationUri
 
-DEFAULT_SCHEMA = "persist"
-DEFAULT_TABLE = "consensus"
+DEFAULT_SCHEMA, DEFAULT_TABLE = POSTGRES_DEFAULTS["schema"], POSTGRES_DEFAULTS["table"]
 
 # How long the server may work on one statement, waiting for locks included. A commit takes milliseconds; this leaves
 # room for a disk that stalls, and is still well below any task's own timeout.

@@ -262,6 +262,15 @@ def test_staging_refuses_what_a_batch_may_not_hold() -> None:
         shard.writer.stage(BatchDescription("s", 0, 10, "t", "c", 1, None, "w"), SCHEMA, "a", pa.table({"id": [1]}))
 
 
+@pytest.mark.parametrize("wrong", ["many", b"\xff", [1], {"x": 1}, 1.5, None])
+@pytest.mark.parametrize("name", ["id", TIME, DIFF])
+def test_staging_refuses_columns_of_other_types(name: str, wrong: object) -> None:
+    row = {"id": 1, "row": "eu", "amount": None, "note": None, TIME: 1, DIFF: 1, name: wrong}
+    table = pa.Table.from_pylist([row]).select(updates_schema(SCHEMA).names)
+    with pytest.raises(SchemaMismatch, match=rf"expected \{{'id': 'int64', .*: |column {name} has nulls"):
+        Shard().writer.stage(BatchDescription("s", 0, 10, "t", "c", 1, None, "w"), SCHEMA, "a", table)
+
+
 def test_contents_do_not_depend_on_row_order_but_on_every_update() -> None:
     updates = [(1, "eu", None, "a", 0, 1), (2, "eu", Decimal("1.00"), "b", 1, 1)]
 

@@ -27,6 +27,7 @@ from persist_core.inspection.rows import Cut, changes_between, rows_as_of
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
+from persist_core.maintenance import actions
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
@@ -126,6 +127,10 @@ def test_a_restore_and_a_fork_go_back_in_the_newest_schema(client: PersistClient
     assert by_number(twin.snapshot().to_pylist()) == [ROWS_1[0], ROWS_1[2]]
     plan = plan_restore(client, SHARD, first)
     assert isinstance(plan, RestorePlan)
+    assert plan.dropped_columns == (("gone",), 1)
+    said = actions.restore(client, SHARD, first, writer="test", is_dry_run=True)
+    assert said.facts["dropped_columns"] == ["gone"]
+    assert f"dropped since: gone. `persist snapshot {SHARD} --schema 1` shows" in said.lines[1]
     assert isinstance(restore(client, plan, writer="test"), Committed)
     assert by_number(client.open_reader(SHARD).snapshot().to_pylist()) == ROWS_1
     assert not fsck(client, SHARD).violations

@@ -13,12 +13,14 @@ from hypothesis import settings
 
 from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.checkpoint.pins import pin, unpin
+from persist_core.checkpoint.publish import publish_missing
 from persist_core.errors import CorruptArtifact, RunFailed
 from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.copy import Copier
+from persist_core.maintenance.drop import drop
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.fork import fork
 from persist_core.shard.state import ShardState
@@ -151,7 +153,8 @@ def test_a_fork_brings_the_files_of_its_owner_and_gc_keeps_them(tmp_path: Path) 
     complete = Complete(InMemory(tmp_path), tmp_path)
     target = Client()
     copy_all(complete.client, target, FORK)
-    assert target.shards() == [FORK]
+    assert target.shards() == sorted([FORK, SHARD]), "GC deletes the owner's files, once no fork needs them"
+    assert target.state(SHARD).batches == ()
     check_equal(complete.client, target, FORK)
     fork(target, FORK, target.state(FORK).commits[-1].checkpoint_id, "again", writer="test")
     copy_all(complete.client, target, SHARD)  # its state needs less of these files
@@ -160,6 +163,30 @@ def test_a_fork_brings_the_files_of_its_owner_and_gc_keeps_them(tmp_path: Path) 
     for name in (SHARD, FORK):
         check_equal(complete.client, target, name)
     assert copy_all(complete.client, target, FORK)[FORK].objects == 0
+
+
+@pytest.mark.parametrize("is_dropped", [False, True], ids=["owner", "dropped owner"])
+@pytest.mark.parametrize("ends", ["drop", "merge"])
+def test_files_of_an_owner_that_was_not_copied_end(ends: str, is_dropped: bool) -> None:
+    """GC at the target deletes them once the fork that came with them does not need them."""
+    source, target = Client(), Client()
+    make_garbage(source, 1)
+    schema = source.state(FRUIT).schema
+    assert schema is not None
+    commit(source, FRUIT, schema, 100)
+    publish_missing(source, source.state(FRUIT))
+    fork(source, FRUIT, source.state(FRUIT).commits[-1].checkpoint_id, FORK, writer="test")
+    if is_dropped:
+        drop(source, FRUIT, is_forced=True)
+    copy_all(source, target, FORK)
+    assert {key.split("/")[1] for key in keys_of(target, FRUIT)} == {"batches", "forks"}
+    if ends == "drop":
+        drop(target, FORK)
+    else:
+        commit(target, FORK, schema, 200)
+        merge_all(target, FORK)
+    _collect_all(target)
+    assert {key.split("/")[1] for key in keys_of(target, FRUIT)} == {"gc"}
 
 
 def test_together_all_shards_are_as_of_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +206,7 @@ def test_together_all_shards_are_as_of_one_moment(tmp_path: Path, monkeypatch: p
     (group,) = copier.groups(is_together=True)
     done = copier.copy(group)
     assert looks[0] > 14
-    assert all(each.is_new for each in done)
+    assert all(each.is_new for each in done), done
     for shard in SHARDS:
         check_equal(source, target, shard)
 

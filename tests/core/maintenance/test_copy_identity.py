@@ -16,7 +16,7 @@ from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
 from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemBlob, MemConsensus
-from persist_core.location.open import OpenLocation
+from persist_core.location.open import OpenLocation, open_blob
 from persist_core.maintenance.copy import Copier
 from persist_core.maintenance.copy_objects import lists_of_erasures
 from persist_core.maintenance.drop import drop
@@ -33,6 +33,7 @@ from tests.core.maintenance.damaged_location import Complete, InMemory
 from tests.core.protocol.restored_shard import SHARD
 from tests.core.world import SCHEMA
 from tests.plain_commit import commit
+from tests.servers.s3 import S3Server
 
 MOVES = {"dev": 8, "ci": 8, "nightly": 200}
 
@@ -140,16 +141,37 @@ def test_a_move_refuses_appends_and_can_go_back() -> None:
     assert fsck(source, FRUIT).is_clean
     assert WatchBoard(target).read().of(FRUIT).check is not None
     assert board.read().of(FRUIT).is_empty
-    copy_all(source, target, is_move=True)  # again, after it is done
     make_garbage(target, 2)
     third = Client(OpenLocation(MemBlob("move-c"), MemConsensus("move-c")))
     with pytest.raises(ShardMoved):
         copy_all(source, third, is_move=True)
+    assert third.location.consensus.head(FRUIT) is None
     copy_all(target, source, is_move=True)
     make_garbage(source, 3)
     check_equal(source, source, FRUIT)
     with pytest.raises(ShardMoved, match="move-a"):
         make_garbage(target, 3)
+
+
+@pytest.mark.parametrize("is_merged", [False, True])
+def test_a_move_that_has_ended_never_closes_the_target(is_merged: bool) -> None:
+    """It may be given again, with nothing new or a new state of the source, and be stopped at any moment."""
+    source, target = Client(), Client()
+    for day in (1, 2):
+        make_garbage(source, day)
+    schema = source.state(FRUIT).schema
+    assert schema is not None
+    commit(source, FRUIT, schema, 100)
+    copy_all(source, target, is_move=True)
+    if is_merged:
+        merge_all(source, FRUIT)
+    looks: list[str | None] = []
+    for each in (source, target):
+        each.counted.at(range(1000), lambda: looks.append(target.state(FRUIT).origin.moved_to))
+    copy_all(source, target, is_move=True)
+    assert len(looks) > 10
+    assert set(looks) == {None}
+    make_garbage(target, 11)
 
 
 def test_an_append_beside_a_move_is_in_the_copy_or_refused(persist_seed: int) -> None:
@@ -183,14 +205,16 @@ def test_a_dag_run_after_a_move_says_where_the_shard_is(tmp_path: Path) -> None:
         stages.mint(complete.client, complete.things.config, until=90, writer="dag/next")
 
 
-@pytest.mark.parametrize("shared", ["blob", "consensus"])
-def test_locations_that_share_a_store_are_refused(shared: str) -> None:
+@pytest.mark.parametrize(
+    ("shared", "message"), [("blob", "are one blob store"), ("consensus", "is the consensus store of the source")]
+)
+def test_locations_that_share_a_store_are_refused(shared: str, message: str) -> None:
     source = Client()
     make_garbage(source, 1)
     blob = source.location.blob if shared == "blob" else MemBlob()
     target = Client(OpenLocation(blob, source.location.consensus if shared == "consensus" else MemConsensus()))
     before = keys_of(source, FRUIT)
-    with pytest.raises(InvalidInput, match=f"{shared} store of the source"):
+    with pytest.raises(InvalidInput, match=message):
         copy_all(source, target)
     assert keys_of(source, FRUIT) == before
     assert list(target.blob.list_keys_and_metadata("_copy/")) == []
@@ -219,7 +243,7 @@ def test_a_copy_whose_objects_gc_may_have_deleted_is_refused() -> None:
     state = replace(before, era=before.era + 2, oldest_era=before.era + 1)
     assert receive(state, source.state(FRUIT), era=before.era) == (state, TOO_LATE)
     assert receive(state, source.state(FRUIT), era=state.era)[1] == Received(is_new=True)
-    assert receive(before, source.state(FRUIT), era=-1) == (before, TOO_LATE), "it did not exist when the copier looked"
+    assert receive(before, source.state(FRUIT), era=0) == (before, TOO_LATE), "it did not exist when the copier looked"
 
 
 def test_the_lease_keeps_a_state_through_merges_and_gc(persist_seed: int) -> None:
@@ -311,7 +335,30 @@ def test_a_folder_within_the_other_one_is_refused(tmp_path: Path, folders: tuple
     (tmp_path / "a link").symlink_to(tmp_path / "a")
     source, target = (Client(OpenLocation(FileBlob(tmp_path / name), MemConsensus())) for name in folders)
     make_garbage(source, 1)
-    with pytest.raises(InvalidInput, match="lie in one another; expected another one"):
+    with pytest.raises(InvalidInput, match="lie in one another; expected another folder"):
         copy_all(source, target)
     assert target.location.consensus.head(FRUIT) is None
     copy_all(source, Client(OpenLocation(FileBlob(tmp_path / "ab"), MemConsensus())))
+
+
+@pytest.mark.parametrize("prefixes", [("", "a"), ("a b", "a b/c/d"), ("a/b", "a")])
+@pytest.mark.parametrize("regions", [("", ""), ("&region=eu-west-1", ""), ("", "&region=eu-west-1")])
+def test_a_prefix_within_the_other_one_is_refused(
+    versitygw: S3Server, prefixes: tuple[str, str], regions: tuple[str, str]
+) -> None:
+    """However the two say how to connect."""
+    bucket = versitygw.make_bucket()
+    uris = [
+        versitygw.uri(f"{bucket}/{each}".rstrip("/")) + region for each, region in zip(prefixes, regions, strict=True)
+    ]
+    source, target = (Client(OpenLocation(open_blob(uri), MemConsensus())) for uri in uris)
+    make_garbage(source, 1)
+    before = list(source.blob.list_keys_and_metadata(""))
+    with pytest.raises(InvalidInput, match="lie in one another; expected another folder, bucket or prefix"):
+        copy_all(source, target)
+    assert target.location.consensus.head(FRUIT) is None
+    assert list(source.blob.list_keys_and_metadata("")) == before
+    elsewhere = Client(OpenLocation(open_blob(versitygw.new_uri(prefixes[1])), MemConsensus()))
+    copy_all(source, elsewhere)
+    for each in (source, target, elsewhere):
+        each.location.close()

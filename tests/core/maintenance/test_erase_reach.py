@@ -59,6 +59,9 @@ def test_forks_and_views_and_errors_without_a_key_are_named() -> None:
     for shard in ("s", "twin"):
         assert verify(history.client, shard, KEYS[:4]) == ()
         assert fsck(history.client, shard).is_clean
+    drop(history.client, "s", is_forced=True)
+    again = erase(history.client, "twin", KEYS[:4], by="me", reason="asked")
+    assert "s, which shares a past with twin: it has no data, and GC deletes its files" in "\n".join(again.beyond)
 
 
 def test_a_replay_that_has_not_ended_is_ended_first() -> None:

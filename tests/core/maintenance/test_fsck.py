@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -184,6 +185,9 @@ def test_a_full_local_disk_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(check_contents, "ROWS_AT_ONCE", 1)
     (violation,) = fsck(location.client, "s").violations
     assert (violation.check, "No space left" in violation.message) == (STORAGE, True)
+    monkeypatch.setattr(tempfile, "tempdir", "/dev/null/no folder")
+    (violation,) = fsck(location.client, "s").violations
+    assert (violation.check, "Not a directory" in violation.message) == (STORAGE, True)
 
 
 def test_an_err_that_replaces_an_ok_is_clean() -> None:

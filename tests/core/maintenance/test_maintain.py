@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from persist_core.cli.main import run_command
+from persist_core.compaction import files, merge
 from persist_core.compaction.due import next_merge
+from persist_core.compaction.files import RunFiles
 from persist_core.compaction.merge import Merge, merge_here
+from persist_core.compaction.spill import Spill
+from persist_core.errors import StorageError
 from persist_core.gc.collect import GRACE_MS, INTENT_MS
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.debt import TASK_BATCHES, TASK_ROWS, TASK_SINCE_MS, Debt, DueMerge, debt_of
@@ -116,6 +122,33 @@ def test_a_merge_that_fails_does_not_fail_the_checkpoint() -> None:
     said = maintain_inline(made.client, "s")
     assert said is not None
     assert "s: maintenance failed: corrupt_artifact" in said
+
+
+@pytest.mark.parametrize("fault", ["sorting", "waiting", "no folder"])
+def test_a_local_disk_that_fails_does_not_fail_the_checkpoint(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = shard_with(INLINE_BATCHES + 8)
+    for module in (merge, files):
+        monkeypatch.setattr(module, "BYTES_AT_ONCE", 1)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    match fault:
+        case "sorting":
+            monkeypatch.setattr(Spill, "_write", full)
+        case "waiting":
+            monkeypatch.setattr(RunFiles, "_on_disk", full)
+        case _:
+            monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    said = maintain_inline(made.client, "s")
+    assert said is not None
+    assert "s: maintenance failed: storage: rows are sorted on the local disk, in " in said
+    with pytest.raises(StorageError, match="rows are sorted on the local disk"):
+        maintain(made.client, "s")
+    monkeypatch.undo()
+    made.check()
 
 
 def test_the_command_merges_and_describe_says_what_is_due(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+import pytest
+
 from persist_core.contents.batch import BatchCounts, BatchManifest
 from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import StorageError
@@ -17,7 +19,7 @@ from persist_core.shard.machine import Machine
 from persist_core.shard.state import Committed, UpperMismatch
 from tests.core.world import KEYS
 from tests.sim.turns import Pause, SteppedConsensus, take_turns
-from tests.suites.faults import FaultRates, Outcome, SeededFaults, UnreliableConsensus
+from tests.suites.faults import FaultRates, Outcome, ScriptedFaults, SeededFaults, UnreliableConsensus
 from tests.virtual import ManualClock, SeededIds
 
 SCHEMA = SchemaVersions().placed(KEYS)
@@ -88,3 +90,17 @@ def test_what_a_writer_was_told_is_true_for_ever(persist_seed: int) -> None:
         injected += history.unreliable.injected
     assert all(injected[outcome] > 50 for outcome in Outcome), injected
     assert min(answers["Committed"], answers["UpperMismatch"]) > 50, answers
+
+
+@pytest.mark.parametrize("outcome", [Outcome.LOST_ANSWER, Outcome.LOST_REQUEST, Outcome.REFUSED])
+def test_old_versions_are_deleted_whatever_answers_are_lost(outcome: Outcome) -> None:
+    """It is the end of a checkpoint task, whose work is done."""
+    store, clock = MemConsensus(), ManualClock()
+    machine = Machine(UnreliableConsensus(store, ScriptedFaults(truncate=[outcome] * 3)), clock, SeededIds(1, clock))
+    for lower in range(10):
+        append(machine, manifest(lower, f"{lower}"))
+    state = machine.fetch("s")
+    assert state is not None
+    for kept in (state.seqno + 2, 3):
+        machine.forget(state, kept=kept)
+        assert len(store.scan("s", 0)) == min(kept, state.seqno + 1)
