@@ -217,9 +217,7 @@ def test_a_version_that_is_frozen_is_read_whatever_comes_later(
     assert not [entry.key for entry in made.client.blob.list_keys_and_metadata("orders/jobs/")]
 
 
-def test_source_and_location_have_settings_of_their_own(
-    request: pytest.FixtureRequest, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_source_and_location_have_settings_of_their_own(request: pytest.FixtureRequest, spark: SparkSession) -> None:
     """Parts on S3 too. In one bucket with two settings Spark reads copies, as a JVM keeps the first settings."""
     server = s3_server(request)
     bucket = Bucket(server)
@@ -233,13 +231,18 @@ def test_source_and_location_have_settings_of_their_own(
     made = Vendor(spark, bucket, same)
     assert not feed_access(spark, same, feed, ()).is_direct
     assert made.write(made.mint(10)) == {1: "x", 2: "x"}
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.endpoint)
     feed = feed_of(location, bucket.collection(source={"connection": None}))
     assert not feed_access(spark, location, feed, ()).is_direct, "this JVM has read it by the connection"
     other = Bucket(server)
-    bare = open_location(PersistLocation(f"s3://{other.name}/parts", "mem:"))
+    bare = open_location(PersistLocation(server.uri(f"{other.name}/parts"), "mem:"))
     feed = feed_of(bare, other.collection(source={"connection": None}))
     assert feed_access(spark, bare, feed, ()).is_direct, "the same settings for both"
+    third = Bucket(server)
+    third.put("a.jsonl", lines(3))
+    made = Vendor(spark, third, bare)
+    made.config = third.collection(source={"connection": None})
+    assert feed_access(spark, bare, feed_of(bare, made.config), ()).is_direct
+    assert made.write(made.mint(10)) == {3: "x"}, "from the location's server"
     for opened in (location, same, bare):
         opened.close()
 
