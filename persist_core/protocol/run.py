@@ -81,7 +81,7 @@ class RunReport:
 
 
 class _NoCheckpointError(Exception):
-    """A commit has no checkpoint: the run ends, and is no failure."""
+    """The checkpoint after a commit failed, which ends the run."""
 
     def __init__(self, cause: PersistError) -> None:
         self.cause = cause
@@ -211,8 +211,8 @@ def bring_up_to_date(
     """Bring shards up to date side by side: of each its report, or its error, which leaves the others alone.
 
     Each commit is followed by a checkpoint and `maintain`. `say` gets one line for each step. An error is what the
-    stages and `write` raise, or `RunFailed` if other writers keep winning; all commits made before stay. That of a
-    checkpoint after a commit is in the report.
+    stages and `write` raise, or `RunFailed` if other writers keep winning; all commits made before stay. The error
+    of a checkpoint after a commit is in the report.
 
     `write` gets the descriptions that are to be written at a time, and answers for each as `Write` does, errors as
     values. A view whose input is among them may come too early: run it after that.

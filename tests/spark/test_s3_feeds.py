@@ -33,6 +33,7 @@ from persist_core.maintenance.reprocess import Request as Correction
 from persist_core.maintenance.reprocess import reprocess
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted
+from persist_core.schema import ERR_MESSAGE
 from persist_core.shard.state import Committed
 from persist_core.sources.feeds import feed_of
 from persist_core.sources.files import FileSource
@@ -199,6 +200,24 @@ def test_objects_are_read_again_by_a_correction_and_a_rebuild(
     assert made.client.open_reader("orders").snapshot().column_names[:2] == ["v", "id"]
     assert made.rows() == {1: "right", 3: "x"}
     assert fsck(made.client, "orders").is_clean
+
+
+def test_an_object_that_is_set_aside_is_read_when_put_again(
+    spark: SparkSession, bucket: Bucket, tmp_path: Path
+) -> None:
+    """With the same bytes, which no longer fail if they were not at fault; as the err says."""
+    made = vendor(spark, bucket, tmp_path)
+    made.config = bucket.collection("*.jsonl*")
+    for name, data in (("a.jsonl", lines(1)), ("b.jsonl.gz", lines(2))):
+        bucket.put(name, data)
+    assert made.write(made.mint(10)) == {1: "x"}
+    (err,) = made.client.open_reader("orders").errors().to_pylist()
+    assert err[ERR_MESSAGE].endswith("to have it read again as it is, put the same object again")
+    assert made.mint(20).input_files == 0
+    bucket.put("b.jsonl.gz", lines(2))
+    description = made.mint(20)
+    assert description.input_files == 1
+    assert made.write(description) == {1: "x"}
 
 
 def test_a_version_that_is_frozen_is_read_whatever_comes_later(

@@ -87,9 +87,13 @@ def test_one_that_fails_or_kills_spark_leaves_the_others_alone(
 
 @pytest.mark.parametrize(("error", "code"), [(Determinate, 6), (Indeterminate, 6), (CorruptArtifact, 4)])
 def test_a_commit_whose_checkpoint_fails_is_a_commit(
-    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: type[PersistError], code: int
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: type[PersistError],
+    code: int,
 ) -> None:
-    """It is reported as one, the exit code is that of the error, and the next run makes the checkpoint."""
+    """It is reported as one, the exit code is the error's, and the next run makes the checkpoint."""
     command = write_collections(world, "a", "b", "c")
     checkpoint = stages.checkpoint
     broken = ["a", "b"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,7 +146,7 @@ def test_connections_come_from_the_file_and_the_environment(home: Path) -> None:
 
 def test_a_source_is_read_as_the_locations_blobs_by_default() -> None:
     """From their server, in their region, with their credentials; the key is for what is written."""
-    keys = {"access_key_id": "me", "secret_access_key": "hush"}
+    keys: dict[str, Any] = {"access_key_id": "me", "secret_access_key": "hush"}
     server = {"endpoint": "http://127.0.0.1:9000", "region": "eu-west-1"}
     for uri, expected in {
         "s3://lake/p?access_key_id=me&secret_access_key=hush": keys,
@@ -160,5 +161,5 @@ def test_a_source_is_read_as_the_locations_blobs_by_default() -> None:
             assert opened.feed_settings("s3://vendor/feed", None) == S3Settings("vendor", "feed", **expected), uri
     given = {"AWS_ACCESS_KEY_ID": "other", "AWS_SECRET_ACCESS_KEY": "x", "AWS_REGION": "eu-north-1"}
     with open_location(PersistLocation("s3://lake?profile=team", "mem:"), given) as opened:
-        expected = S3Settings("vendor", region="eu-north-1", profile="team")
-        assert opened.feed_settings("s3://vendor", None) == expected, "as the location itself"
+        team = S3Settings("vendor", region="eu-north-1", profile="team")
+        assert opened.feed_settings("s3://vendor", None) == team, "as the location itself"
