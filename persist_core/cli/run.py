@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -115,6 +116,8 @@ def run(
         if isinstance(report, PersistError):
             raise report
         _print_run(session, wanted[0].config, report)
+        if report.checkpoint_error is not None:  # `bring_up_to_date` has said it
+            sys.exit(output.exit_code(report.checkpoint_error))
         return
     _run_several(session, wanted, wrong, spark)
 
@@ -128,6 +131,7 @@ def _wanted(session: Session, config: ShardConfig, until: str | None, force: boo
 
 def _run_several(session: Session, wanted: list[RunRequest], wrong: list[PersistError], spark: SparkProcess) -> None:
     counts: Counter[str] = Counter()
+    incomplete: list[str] = []
     failed = [str(error).partition(":")[0] for error in wrong]
     for error in wrong:
         output.print_error(error, as_json=session.as_json)
@@ -138,13 +142,19 @@ def _run_several(session: Session, wanted: list[RunRequest], wrong: list[Persist
                 _print_failed(session, config, report)
             else:
                 counts["committed" if report.rounds else "up to date"] += 1
+                incomplete += [config.name] if report.checkpoint_error is not None else []
                 _print_run(session, config, report)
     counted = ", ".join(
         f"{count} {what}" for what, count in [*sorted(counts.items()), ("failed", len(failed))] if count
     )
-    session.say(f"{len(wanted) + len(wrong)} shards: {counted}")
-    if failed:
-        raise RunFailed(f"{len(failed)} of {len(wanted) + len(wrong)} failed, the others are done: {', '.join(failed)}")
+    of = len(wanted) + len(wrong)
+    session.say(f"{of} shards: {counted}")
+    others = ", the others are done" if len(failed) < of else ""
+    problems = [f"{len(failed)} of {of} failed{others}: {', '.join(failed)}"] if failed else []
+    if incomplete:
+        problems.append(f"committed, and the next run makes the checkpoint, which failed: {', '.join(incomplete)}")
+    if problems:
+        raise RunFailed("; ".join(problems))
 
 
 def _reports(
@@ -273,10 +283,13 @@ def _print_dry_run(session: Session, config: ViewConfig, dry_run: DryRun) -> Non
 
 def _print_failed(session: Session, config: ShardConfig, error: PersistError) -> None:
     if session.as_json:
-        failed = {"kind": error.kind, "message": str(error)}
-        output.print_json({"shard": config.name, "status": "failed", "error": failed})
+        output.print_json({"shard": config.name, "status": "failed", "error": _shown(error)})
     else:
         output.print_line(f"{config.name} failed: {error}")
+
+
+def _shown(error: PersistError) -> dict[str, str]:
+    return {"kind": error.kind, "message": str(error)}
 
 
 def _print_run(session: Session, config: ShardConfig, report: RunReport) -> None:
@@ -287,6 +300,7 @@ def _print_run(session: Session, config: ShardConfig, report: RunReport) -> None
                 "status": "committed" if report.rounds else "up_to_date",
                 "reason": report.reason,
                 "conflicts": report.conflicts,
+                **({"checkpoint_error": _shown(report.checkpoint_error)} if report.checkpoint_error else {}),
                 "commits": [
                     {
                         "lower": r.commit.lower,

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from persist_core.errors import ConfigError
@@ -64,13 +64,15 @@ class OpenLocation(AbstractContextManager["OpenLocation"]):
 
     def feed_settings(self, root: str, connection: str | None) -> S3Settings:
         """How to reach objects below `root` (`s3://bucket/folder`): by the connection of that name (`s3://?...` is one
-        for any bucket), else with the location's own credentials, or AWS's default chain.
+        for any bucket), else as the location's own blobs, or with its credentials if they are not on S3.
 
         Raises `ConfigError` for a connection that is not known, or is one for other objects.
         """
         bucket, _, prefix = root.removeprefix("s3://").partition("/")
         if connection is None:
-            return S3Settings(bucket, prefix).with_credentials_of(self.environment)
+            blobs = s3_settings(self.blob.uri) or S3Settings(bucket)
+            own = replace(blobs, bucket=bucket, prefix=prefix, kms_key=None)  # a feed is not written to
+            return own.with_credentials_of(self.environment)
         variable = connection_variable(connection)
         if variable not in self.connections:
             raise ConfigError(

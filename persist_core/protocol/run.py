@@ -67,13 +67,24 @@ Run = Generator[BatchDescription, str | None, _Result]
 @dataclass(frozen=True)
 class RunReport:
     """The result of a run: its rounds in order, why it ended, how many appends it lost, and how many inputs wait for a
-    later run (`None`: they can't be listed)."""
+    later run (`None`: they can't be listed, or were not looked for).
+
+    `checkpoint_error`: why the last round has no checkpoint, which ended the run. The next run makes it.
+    """
 
     shard: str
     rounds: tuple[Round, ...]
     reason: str
     conflicts: int
     pending: int | None
+    checkpoint_error: PersistError | None = None
+
+
+class _NoCheckpointError(Exception):
+    """The checkpoint after a commit failed, which ends the run."""
+
+    def __init__(self, cause: PersistError) -> None:
+        self.cause = cause
 
 
 def rounds(
@@ -200,7 +211,8 @@ def bring_up_to_date(
     """Bring shards up to date side by side: of each its report, or its error, which leaves the others alone.
 
     Each commit is followed by a checkpoint and `maintain`. `say` gets one line for each step. An error is what the
-    stages and `write` raise, or `RunFailed` if other writers keep winning; all commits made before stay.
+    stages and `write` raise, or `RunFailed` if other writers keep winning; all commits made before stay. The error
+    of a checkpoint after a commit is in the report.
 
     `write` gets the descriptions that are to be written at a time, and answers for each as `Write` does, errors as
     values. A view whose input is among them may come too early: run it after that.
@@ -226,26 +238,37 @@ def _run_of(
     def on_step(step: Step) -> None:
         for line in _lines(config, step):
             say(line)
+        if isinstance(step, Round):
+            done.append(step)
         if isinstance(step, Round | NothingToDo):  # a run that died after its append left its checkpoint undone
-            published = stages.checkpoint(client, config)
+            try:
+                published = stages.checkpoint(client, config)
+            except PersistError as error:
+                if done:
+                    raise _NoCheckpointError(error) from error
+                raise
             for warning in published.warnings if published else ():
                 say(f"warning: {warning}")
         if isinstance(step, Round):
-            done.append(step)
             for line in filter(None, [maintain(client, config.name)]):
                 say(line)
         elif isinstance(step, Conflict):
             conflicts.append(step)
 
-    last = yield from rounds(
-        client,
-        config,
-        until=wanted.until,
-        writer=f"cli/{client.ids.uuid7()}",
-        on_step=on_step,
-        max_conflicts=MAX_CONFLICTS,
-        is_forced=wanted.is_forced,
-    )
+    try:
+        last = yield from rounds(
+            client,
+            config,
+            until=wanted.until,
+            writer=f"cli/{client.ids.uuid7()}",
+            on_step=on_step,
+            max_conflicts=MAX_CONFLICTS,
+            is_forced=wanted.is_forced,
+        )
+    except _NoCheckpointError as end:
+        reason = "committed; its checkpoint failed, and the next run makes it"
+        say(f"warning: {config.name}: {reason}: {end.cause}")
+        return RunReport(config.name, tuple(done), reason, len(conflicts), None, end.cause)
     if isinstance(last, NothingToDo):
         return RunReport(config.name, tuple(done), last.reason, len(conflicts), last.pending)
     if isinstance(last, Round):

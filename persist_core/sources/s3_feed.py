@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import IO
 
 from persist_core.config.path_pattern import HIDDEN, S3, PathPattern
-from persist_core.errors import SourceChanged
+from persist_core.errors import Determinate, SourceChanged
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.location.s3.objects import ObjectFacts, S3Objects
 from persist_core.sources.feed import Wanted
@@ -35,12 +35,23 @@ class S3Feed:
         self._root = f"{pattern.root.removeprefix(S3)}/".partition("/")[2]  # a prefix of names, empty or with a slash
 
     def scan(self, wanted: Wanted) -> Scan:
-        scan = Scan()
-        for found in side_by_side(lambda piece: self._piece(wanted, *piece), self._pieces(wanted), threads=THREADS):
+        """See `Feed`. Raises `Determinate` too if no object lies below the root: a bucket has no other folders."""
+        scan, listed = Scan(), 0
+        pieces = self._pieces(wanted)
+        for found, names in side_by_side(lambda piece: self._piece(wanted, *piece), pieces, threads=THREADS):
+            listed += names
             scan.requests += found.requests
             scan.unfinished += found.unfinished
             scan.found += found.found
             scan.unmatched += found.unmatched
+        if not listed and self._root:  # of a whole bucket the listing itself says whether it is there
+            scan.requests += 1
+            if not any(self.objects.listed(self._root)):
+                raise Determinate(
+                    f"source folder {self._pattern.root} (of source.path {self._pattern.text!r}) does not exist: there"
+                    " is no object below it; correct source.path, or if its files come later, create an empty object"
+                    f" named {self._root!r}"
+                )
         return scan
 
     def freeze(self, files: Sequence[InputFile]) -> list[InputFile]:
@@ -76,13 +87,15 @@ class S3Feed:
         prefix = f"{self._root}{self._pattern.head}"
         return [(prefix, after, through) for after, through in zip(["", *cuts], [*cuts, None], strict=True)]
 
-    def _piece(self, wanted: Wanted, prefix: str, after: str, through: str | None) -> Scan:
-        scan = Scan()
+    def _piece(self, wanted: Wanted, prefix: str, after: str, through: str | None) -> tuple[Scan, int]:
+        """Return what one listing finds, and the number of all names in it."""
+        scan, names = Scan(), 0
         for page in self.objects.listed(prefix, after=after, through=through):
             scan.requests += 1
+            names += len(page)
             for each in page:
                 self._look(scan, wanted, each)
-        return scan
+        return scan, names
 
     def _look(self, scan: Scan, wanted: Wanted, each: ObjectFacts) -> None:
         below_root = each.name.removeprefix(self._root)

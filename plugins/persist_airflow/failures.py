@@ -83,7 +83,8 @@ def result_before(operator: Any, result: Any) -> Any:
 def failed_together(what: str, failed: Mapping[str, Mapping[str, Any]], of: int) -> AirflowException:
     """The exception of a task for errors of several shards, by name. It has them as `failed`, for alerts."""
     listed = "; ".join(f"{name}: {each['error']}" for name, each in failed.items())
-    message = f"{len(failed)} of {of} {what} failed, the others are done: {listed}"
+    others = ", the others are done" if len(failed) < of else ""
+    message = f"{len(failed)} of {of} {what} failed{others}: {listed}"
     may_retry = any(each["may_retry"] for each in failed.values())
     error = PersistStepFailed(message) if may_retry else AirflowFailException(message)
     vars(error)["failed"] = {name: each["error"] for name, each in failed.items()}

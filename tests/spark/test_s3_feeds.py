@@ -33,6 +33,7 @@ from persist_core.maintenance.reprocess import Request as Correction
 from persist_core.maintenance.reprocess import reprocess
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted
+from persist_core.schema import ERR_MESSAGE
 from persist_core.shard.state import Committed
 from persist_core.sources.feeds import feed_of
 from persist_core.sources.files import FileSource
@@ -201,6 +202,24 @@ def test_objects_are_read_again_by_a_correction_and_a_rebuild(
     assert fsck(made.client, "orders").is_clean
 
 
+def test_an_object_that_is_set_aside_is_read_when_put_again(
+    spark: SparkSession, bucket: Bucket, tmp_path: Path
+) -> None:
+    """With the same bytes, which no longer fail if they were not at fault; as the err says."""
+    made = vendor(spark, bucket, tmp_path)
+    made.config = bucket.collection("*.jsonl*")
+    for name, data in (("a.jsonl", lines(1)), ("b.jsonl.gz", lines(2))):
+        bucket.put(name, data)
+    assert made.write(made.mint(10)) == {1: "x"}
+    (err,) = made.client.open_reader("orders").errors().to_pylist()
+    assert err[ERR_MESSAGE].endswith("to have it read again as it is, put the same object again")
+    assert made.mint(20).input_files == 0
+    bucket.put("b.jsonl.gz", lines(2))
+    description = made.mint(20)
+    assert description.input_files == 1
+    assert made.write(description) == {1: "x"}
+
+
 def test_a_version_that_is_frozen_is_read_whatever_comes_later(
     request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,9 +236,7 @@ def test_a_version_that_is_frozen_is_read_whatever_comes_later(
     assert not [entry.key for entry in made.client.blob.list_keys_and_metadata("orders/jobs/")]
 
 
-def test_source_and_location_have_settings_of_their_own(
-    request: pytest.FixtureRequest, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_source_and_location_have_settings_of_their_own(request: pytest.FixtureRequest, spark: SparkSession) -> None:
     """Parts on S3 too. In one bucket with two settings Spark reads copies, as a JVM keeps the first settings."""
     server = s3_server(request)
     bucket = Bucket(server)
@@ -233,13 +250,18 @@ def test_source_and_location_have_settings_of_their_own(
     made = Vendor(spark, bucket, same)
     assert not feed_access(spark, same, feed, ()).is_direct
     assert made.write(made.mint(10)) == {1: "x", 2: "x"}
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.endpoint)
     feed = feed_of(location, bucket.collection(source={"connection": None}))
     assert not feed_access(spark, location, feed, ()).is_direct, "this JVM has read it by the connection"
     other = Bucket(server)
-    bare = open_location(PersistLocation(f"s3://{other.name}/parts", "mem:"))
+    bare = open_location(PersistLocation(server.uri(f"{other.name}/parts"), "mem:"))
     feed = feed_of(bare, other.collection(source={"connection": None}))
     assert feed_access(spark, bare, feed, ()).is_direct, "the same settings for both"
+    third = Bucket(server)
+    third.put("a.jsonl", lines(3))
+    made = Vendor(spark, third, bare)
+    made.config = third.collection(source={"connection": None})
+    assert feed_access(spark, bare, feed_of(bare, made.config), ()).is_direct
+    assert made.write(made.mint(10)) == {3: "x"}, "from the location's server"
     for opened in (location, same, bare):
         opened.close()
 

@@ -18,6 +18,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from persist_core.config.collection import CollectionConfig
+from persist_core.config.path_pattern import S3
 from persist_core.errors import PersistError, UnreadableFiles
 from persist_core.schema import BAD_FILE, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, TIME
 from persist_core.sources.input_file import InputFile
@@ -45,10 +46,11 @@ class SetAside:
 
     def __str__(self) -> str:
         file = self.file
+        again = "put the same object again" if file.path.startswith(S3) else "touch it"
         return (
             f"file {file.relative!r} ({file.size_bytes} bytes, changed at {format_time(file.mtime_ms)}) is set aside:"
             f" {self.reason}. None of its records is taken. Put a corrected file of this name in its place, and the"
-            " next run reads it; to have it read again as it is, touch it"
+            f" next run reads it; to have it read again as it is, {again}"
         )
 
 

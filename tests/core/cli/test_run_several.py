@@ -6,7 +6,12 @@ import json
 
 import pytest
 
+from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.cli.main import run_command
+from persist_core.config.shard import ShardConfig
+from persist_core.errors import CorruptArtifact, Determinate, Indeterminate, PersistError
+from persist_core.handles.client import PersistClient
+from persist_core.protocol import stages
 from tests.core.cli.world import UNTIL, World
 from tests.core.cli.world import world as world  # the fixture
 
@@ -28,6 +33,14 @@ def write_collections(world: World, *names: str) -> list[str]:
 
 def ids(world: World, name: str) -> list[int]:
     return sorted(world.client.open_reader(name).snapshot()["id"].to_pylist())
+
+
+def has_checkpoint(world: World, name: str) -> bool:
+    """True if the newest commit has one."""
+    state = world.client.state(name)
+    assert state.newest_commit is not None
+    checkpointer = Checkpointer(world.client.blob, name, state.origin.life)
+    return checkpointer.find_readable(state.newest_commit.checkpoint_id) is not None
 
 
 def test_all_share_one_process_and_views_come_after_their_inputs(
@@ -70,6 +83,63 @@ def test_one_that_fails_or_kills_spark_leaves_the_others_alone(
     assert run_command([*command, "a", "b", "c"]) == 0
     assert "3 shards: 1 committed, 2 up to date" in capsys.readouterr().err
     assert (ids(world, "b"), len(world.calls()) - before) == ([1], 1)
+
+
+@pytest.mark.parametrize(("error", "code"), [(Determinate, 6), (Indeterminate, 6), (CorruptArtifact, 4)])
+def test_a_commit_whose_checkpoint_fails_is_a_commit(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: type[PersistError],
+    code: int,
+) -> None:
+    """It is reported as one, the exit code is the error's, and the next run makes the checkpoint."""
+    command = write_collections(world, "a", "b", "c")
+    checkpoint = stages.checkpoint
+    broken = ["a", "b"]
+
+    def fails(client: PersistClient, config: ShardConfig) -> object:
+        if config.name in broken:
+            raise error(f"no connection for {config.name}; nothing was changed")
+        return checkpoint(client, config)
+
+    monkeypatch.setattr(stages, "checkpoint", fails)
+    world.drop("x.txt", 1)
+    assert run_command([*command, "a", "--json"]) == code
+    printed = capsys.readouterr()
+    body = json.loads(printed.out)
+    assert (body["status"], len(body["commits"])) == ("committed", 1)
+    assert body["checkpoint_error"]["kind"] == error.kind
+    assert "a: committed; its checkpoint failed, and the next run makes it: no connection for a" in printed.err
+    assert run_command([*command, "a"]) == code, "as long as it cannot be made"
+    assert "persist: no connection for a" in capsys.readouterr().err
+    world.drop("y.txt", 2)
+    monkeypatch.setenv("STAND_IN_OF", json.dumps({"c": "fail"}))
+    world.spark_will("stage", "too_many_errors")
+    assert run_command([*command[:-1], str(UNTIL + 1), "a", "b", "c"]) == 5
+    printed = capsys.readouterr()
+    assert "3 shards: 2 committed, 1 failed" in printed.err
+    assert "persist: 1 of 3 failed, the others are done: c; committed, " in printed.err
+    assert printed.err.rstrip().endswith("the next run makes the checkpoint, which failed: a, b")
+    assert ids(world, "a") == ids(world, "b") == [1, 2]
+    assert not has_checkpoint(world, "b")
+    broken.clear()
+    monkeypatch.delenv("STAND_IN_OF")
+    assert run_command([*command[:-1], str(UNTIL + 1), "--all"]) == 0
+    assert "3 shards: 1 committed, 2 up to date" in capsys.readouterr().err
+    assert has_checkpoint(world, "a")
+    assert has_checkpoint(world, "b")
+
+
+def test_others_are_named_only_if_there_are_some(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = write_collections(world, "a", "b")
+    world.drop("x.txt", 1)
+    monkeypatch.setenv("STAND_IN_OF", json.dumps({"a": "fail", "b": "fail"}))
+    world.spark_will("stage", "too_many_errors")
+    assert run_command([*command, "--all"]) == 5
+    assert "persist: 2 of 2 failed: a, b" in capsys.readouterr().err
 
 
 def test_a_wrong_file_and_a_name_twice(world: World, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from persist_core.errors import ConfigError, InvalidUri
 from persist_core.location import PersistLocation, SqliteConsensus, location_from, open_consensus, open_location
+from persist_core.location.s3.uri import S3Settings
 
 BLOB, CONSENSUS = "file:///blobs", "sqlite:////consensus.db"
 
@@ -142,14 +144,22 @@ def test_connections_come_from_the_file_and_the_environment(home: Path) -> None:
         assert opened.feed_settings("s3://bbb/x", "other-one").secret_access_key == "hush"
 
 
-def test_a_source_uses_the_locations_credentials_by_default() -> None:
-    uri = "s3://lake/p?access_key_id=me&secret_access_key=hush"
-    for location, expected in (
-        (uri, ("me", None)),
-        ("s3://lake/p?profile=team", (None, "team")),
-        ("mem:", (None, None)),
-    ):
-        with open_location(PersistLocation(location, "mem:")) as opened:
-            settings = opened.feed_settings("s3://vendor/feed", None)
-        assert (settings.access_key_id, settings.profile) == expected
-        assert (settings.bucket, settings.prefix) == ("vendor", "feed")
+def test_a_source_is_read_as_the_locations_blobs_by_default() -> None:
+    """From their server, in their region, with their credentials; the key is for what is written."""
+    keys: dict[str, Any] = {"access_key_id": "me", "secret_access_key": "hush"}
+    server = {"endpoint": "http://127.0.0.1:9000", "region": "eu-west-1"}
+    for uri, expected in {
+        "s3://lake/p?access_key_id=me&secret_access_key=hush": keys,
+        "s3://lake/p?profile=team": {"profile": "team"},
+        "s3://lake?endpoint=http://127.0.0.1:9000&region=eu-west-1&path_style=false": {**server, "path_style": False},
+        "s3://lake?endpoint=http://127.0.0.1:9000&region=eu-west-1&access_key_id=me&secret_access_key=hush&kms_key=k":
+            {**server, **keys},
+        "file:///blobs": {},
+        "mem:": {},
+    }.items():  # fmt: skip
+        with open_location(PersistLocation(uri, "mem:")) as opened:
+            assert opened.feed_settings("s3://vendor/feed", None) == S3Settings("vendor", "feed", **expected), uri
+    given = {"AWS_ACCESS_KEY_ID": "other", "AWS_SECRET_ACCESS_KEY": "x", "AWS_REGION": "eu-north-1"}
+    with open_location(PersistLocation("s3://lake?profile=team", "mem:"), given) as opened:
+        team = S3Settings("vendor", region="eu-north-1", profile="team")
+        assert opened.feed_settings("s3://vendor", None) == team, "as the location itself"

@@ -31,6 +31,11 @@ class Bucket:
         return f"s3://{self.name}?endpoint={self.server.endpoint}&{keys}"
 
     @property
+    def anywhere(self) -> str:
+        """`connection` for any bucket of the server."""
+        return self.connection.replace(f"s3://{self.name}?", "s3://?")
+
+    @property
     def connections(self) -> dict[str, str]:
         """By its variable."""
         return {connection_variable("vendor"): self.connection}

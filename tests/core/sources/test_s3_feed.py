@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 
 from persist_core.errors import ConfigError, Determinate, SourceChanged
+from persist_core.handles.client import PersistClient
 from persist_core.location.mem import MemBlob, MemConsensus
-from persist_core.location.open import OpenLocation
+from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.s3.objects import S3Objects
+from persist_core.location.settings import PersistLocation
+from persist_core.protocol import stages
+from persist_core.protocol.stages import Minted
 from persist_core.sources import s3_feed
 from persist_core.sources.feeds import feed_of
 from persist_core.sources.files import FileSource
@@ -129,6 +133,47 @@ def test_what_limits_left_over_is_looked_for_until_it_is_read(bucket: Bucket) ->
     assert found == [2, 2, 1]
     assert consumed is not None
     assert "unread_from" not in consumed.offsets
+
+
+@pytest.mark.parametrize("path", ["*.jsonl", "**/*.jsonl", "2026/*/x-*.jsonl", "a.jsonl", DAILY, "x-{date:%Y}.jsonl"])
+def test_a_folder_without_objects_is_refused(bucket: Bucket, path: str) -> None:
+    """As a missing folder is, by a first run and by later ones, whether they list all or some days."""
+    config = bucket.collection(path)
+    client = PersistClient(open_location(PersistLocation("mem:", "mem:", bucket.connections)))
+    root = config.source_pattern().root.removeprefix(f"s3://{bucket.name}/")
+    for other in ("feeds/2026/01/01/a.jsonl", f"{root}-2/a.jsonl", f"{root.upper()}/a.jsonl"):
+        bucket.server.raw.put_object(Bucket=bucket.name, Key=other, Body=b"{}")
+    says = rf"source folder s3://{bucket.name}/{root} \(of source\.path .* does not exist: .*named '{root}/'"
+    with pytest.raises(Determinate, match=says):
+        stages.mint(client, config, until=at("2026-01-02"), writer="test")
+    assert client.machine.fetch("orders") is None
+    source = bucket.files(config)
+    frozen = FrozenInput((), f"s3://{bucket.name}/{root}")
+    consumed = source.advance(None, frozen, era=0)
+    lower = at("2026-01-10T12:00:00")
+    with pytest.raises(Determinate, match=says):
+        source.freeze(consumed, lower=lower, until=lower + 1)
+    with pytest.raises(Determinate, match=says):
+        source.inputs_now(consumed, None)
+    bucket.server.raw.put_object(Bucket=bucket.name, Key=f"{root}/", Body=b"")
+    assert names(source.freeze(consumed, lower=lower, until=lower + 1)) == []
+    assert isinstance(stages.mint(client, config, until=at("2026-01-02"), writer="test"), Minted)
+    client.location.close()
+
+
+def test_a_folder_with_other_objects_exists(bucket: Bucket) -> None:
+    """It costs a request more if no name in the listing was looked at. A whole bucket may be empty."""
+    bucket.put("other.csv")
+    for path, requests in (("*.jsonl", 1), ("x-*.jsonl", 2), (DAILY, 1)):
+        found = bucket.files(bucket.collection(path)).freeze(None, until=None)
+        assert (names(found), found.requests) == ([], requests)
+    source = {"path": f"s3://{Bucket(bucket.server).name}/*.jsonl"}
+    config = bucket.collection(source=source)
+    location = open_location(PersistLocation("mem:", "mem:", {"PERSIST_CONNECTION_VENDOR": bucket.anywhere}))
+    assert names(FileSource(config, MemBlob(), feed_of(location, config)).freeze(None, until=None)) == []
+    missing = bucket.collection(source={"path": "s3://no-such-bucket/*.jsonl"})
+    with pytest.raises(Determinate, match="404 NoSuchBucket"):
+        FileSource(missing, MemBlob(), feed_of(location, missing)).freeze(None, until=None)
 
 
 def test_a_long_listing_of_known_names_is_cut_into_pieces(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
