@@ -53,6 +53,12 @@ class ConflictRecord(Sealed):
                 f"the batch {lost} of shard {self.shard} by {self.loser} was refused: it was minted so long ago that"
                 " GC may have deleted files that it names. No input is lost or duplicated: it is minted again"
             )
+        if self.found_upper is None:
+            ended = f"closed by {self.winner}" if self.winner else "dropped or closed"
+            return (
+                f"the batch {lost} of shard {self.shard} by {self.loser} was refused: the shard was {ended} meanwhile,"
+                " and accepts no commits"
+            )
         return (
             f"CAS conflict on shard {self.shard}: expected upper {show_time(self.expected_upper)}, found"
             f" {show_time(self.found_upper)}; lost {lost} of {self.loser}; won by {self.winner or 'an older commit'}."

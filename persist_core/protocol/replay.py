@@ -49,6 +49,7 @@ class Start:
     """Where a replay begins: after time `after`, with this progress. `checkpoint_id` is `None` for the beginning.
 
     `inputs_end`: no input of that time or later was consumed. After a restore or a correction the upper may be later.
+    `in_time_from`: what is read next is late if it is dated before that (`time.late`).
     """
 
     checkpoint_id: str | None
@@ -56,6 +57,7 @@ class Start:
     progress: SourceFrontier | None
     epoch: int = 0
     inputs_end: int = 0
+    in_time_from: int = 0
 
     @property
     def upper(self) -> int:
@@ -84,7 +86,8 @@ def _points(client: PersistClient, state: ShardState) -> Iterator[Start]:
         offsets = manifest.source_offsets.get(FILES)
         progress = SourceFrontier(offsets.source_type, offsets.offsets) if offsets else None
         end = upper if manifest.restored_from is None or manifest.watermark is None else manifest.watermark
-        yield Start(manifest.checkpoint_id, last_time(upper), progress, manifest.epoch, end)
+        in_time_from = upper if manifest.in_time_from is None else manifest.in_time_from
+        yield Start(manifest.checkpoint_id, last_time(upper), progress, manifest.epoch, end, in_time_from)
     yield Start(None, BEGINNING, None)
 
 
@@ -92,6 +95,7 @@ def start_for(client: PersistClient, config: CollectionConfig, state: ShardState
     """The newest point before any input of `from_ms` or later was consumed. `InvalidInput` if `from_ms` is too late.
 
     Its upper may be later than `from_ms`: a commit that is a change moves the upper and takes in no input of that day.
+    With `time.late: error` not so far that input of `from_ms` is late, as it is after a restore.
     """
     upper = state.upper.time
     if upper is None or upper == MAX_TIME or upper <= FIRST_UPPER or state.schema is None:
@@ -106,7 +110,7 @@ def start_for(client: PersistClient, config: CollectionConfig, state: ShardState
     def is_before(point: Start) -> bool:
         if point.checkpoint_id is None or point.upper <= from_ms:
             return True
-        if point.inputs_end > from_ms:
+        if point.inputs_end > from_ms or (config.time.late == "error" and point.in_time_from > from_ms):
             return False
         dates = (facts[2] for facts in files.consumed(point.progress).values())
         return all(date_ms is None or date_ms < from_ms for date_ms in dates)

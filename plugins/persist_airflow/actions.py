@@ -114,26 +114,32 @@ class ShardActionOperator(ReportsLineage, MaintainShardOperator):
         return {"action": name, "by": by(context), **report}
 
     def collection(self) -> CollectionConfig:
-        """The collection whose shard it is. Raises `InvalidInput` if its file is not known, `ConfigError` if wrong."""
-        found, errors = load_collections(self.collections, only=self.shard) if self.collections else ([], [])
-        for error in errors:
-            raise error
-        if not found:
-            raise InvalidInput(
-                f"no collection file of {self.shard} in {self.collections}; name the folder:"
-                " `build_actions_dag(collections=FOLDER)`"
-            )
-        return found[0]
+        """The collection whose shard it is. Raises `AirflowFailException` if its file is not known, or wrong."""
+        with fail_without_retry():
+            if self.collections is None:
+                raise InvalidInput("no folder of collection files is named: `build_actions_dag(collections=FOLDER)`")
+            found, errors = load_collections(self.collections, only=self.shard)
+            for error in errors:
+                raise error
+            if not found:
+                raise InvalidInput(
+                    f"no collection file of {self.shard} in {self.collections}. A view has none, and a fork only after"
+                    " you have written one"
+                )
+            return found[0]
 
     @staticmethod
     def run_id(context: Context) -> str:
         """The id of the dag run that this one starts."""
         return f"{DAG_ID}__{context['run_id']}"
 
-    def start(self, context: Context, dag_id: str, report: Json) -> None:
-        """Trigger the shard's DAG, once for each dag run. On 3.x this does not return: Airflow ends the task."""
+    def start(self, context: Context, report: Json) -> None:
+        """Trigger the report's DAG, once for each dag run. On 3.x this does not return: Airflow ends the task."""
+        dag_id = report["dag_id"]
         done = {"action": self.action or context["params"]["action"], "by": by(context), **report}
         self.log.info("%s: starting a run of %s", self.shard, dag_id)
+        if report["dag_is_paused"]:
+            self.log.warning("%s is paused: the run waits until you unpause it", dag_id)
         context["ti"].xcom_push(key="return_value", value=done)
         run: dict[str, Any] = {
             "trigger_dag_id": dag_id,
@@ -166,19 +172,18 @@ def _with_client(
 
 def _run(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
     with task_client(operator.persist_conn_id) as client:
-        dag_id = dag_of(client, operator, params)
-    report = {"shard": operator.shard, "status": "started", "dag_id": dag_id}
-    operator.start(context, dag_id, report)
+        report = {"shard": operator.shard, "status": "started", **dag_of(client, operator, context, params)}
+    operator.start(context, report)
     return report
 
 
 def _recreate(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
     with task_client(operator.persist_conn_id) as client:
-        dag_id = dag_of(client, operator, params)
-        run = f"{dag_id}/{operator.run_id(context)}"
+        found = dag_of(client, operator, context, params, needs_file=True)
+        run = f"{found['dag_id']}/{operator.run_id(context)}"
         done = actions.recreate(client, operator.shard, is_forced=params["force"], next_writer=run)
-        report = {**reported(operator, context, done), "dag_id": dag_id}
-    operator.start(context, dag_id, report)
+        report = {**reported(operator, context, done), **found}
+    operator.start(context, report)
     return report
 
 

@@ -12,7 +12,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from persist_airflow.compat import AirflowFailException, Context, make_asset, set_event_extra, triggered_by
+from persist_airflow.compat import (
+    AirflowFailException,
+    Context,
+    is_dag_paused,
+    make_asset,
+    set_event_extra,
+    triggered_by,
+)
 from persist_airflow.factory import UPSERT_PREFIX, VIEW_PREFIX
 from persist_airflow.hook import task_client
 from persist_airflow.lineage import of_correction, of_restore
@@ -120,15 +127,22 @@ def erased(operator: Any, context: Context, params: Mapping[str, Any]) -> Json:
     return report
 
 
-def dag_of(client: PersistClient, operator: Any, params: Mapping[str, Any]) -> str:
-    """The DAG that a factory makes for a shard of this kind, or another that the conf names and `dags` allows."""
-    shard = operator.shard
-    configs, _ = load_collections(operator.collections, only=shard) if operator.collections else ([], [])
+def dag_of(
+    client: PersistClient, operator: Any, context: Context, params: Mapping[str, Any], *, needs_file: bool = False
+) -> Json:
+    """The DAG that a factory makes for a shard of this kind, or another that the conf names and `dags` allows.
+
+    Returns `dag_id` and `dag_is_paused`. `needs_file`: a collection's DAG is guessed only if its file is in the folder.
+    Raises `ConfigError` if that file is invalid, `InvalidInput` if the DAG is not known or not allowed.
+    """
+    shard, folder, given = operator.shard, operator.collections, params["dag_id"]
+    configs, errors = load_collections(folder, only=shard) if folder else ([], [])
+    kind = kind_of(client.state(shard).sources)
+    if errors and kind != "view" and given not in operator.dags:  # no factory makes the DAG of this file
+        raise errors[0]
     group = next((config.group for config in configs), None)
     dags = {"collection": f"{GROUP_PREFIX}{group}" if group else f"{UPSERT_PREFIX}{shard}", "view": VIEW_PREFIX + shard}
-    kind = kind_of(client.state(shard).sources)
     made = [dag_id for each, dag_id in dags.items() if kind not in dags or each == kind]
-    given = params["dag_id"]
     if given and given not in (*made, *operator.dags):
         raise InvalidInput(
             f"dag_id is {given!r}; expected {' or '.join((*made, *operator.dags))}. This DAG starts only DAGs that"
@@ -138,7 +152,16 @@ def dag_of(client: PersistClient, operator: Any, params: Mapping[str, Any]) -> s
         raise InvalidInput(
             f"shard {shard} is empty or has no source, so its DAG is not known; give `dag_id`, for example {made[0]}"
         )
-    return str(given or made[0])
+    if needs_file and folder and kind == "collection" and not (given or configs):  # its DAG may be a stale one
+        raise InvalidInput(
+            f"no collection file of {shard} in {folder}: no DAG may write it any more. If one does, give `dag_id`."
+            " Nothing was changed"
+        )
+    dag_id = str(given or made[0])
+    is_paused = is_dag_paused(context, dag_id)
+    if is_paused is None:
+        raise InvalidInput(f"Airflow has no DAG {dag_id}: no DAG writes shard {shard}. Nothing was changed")
+    return {"dag_id": dag_id, "dag_is_paused": is_paused}
 
 
 def restored(operator: Any, context: Context, params: Mapping[str, Any]) -> Json:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from persist_airflow import shard_actions
 from persist_airflow.actions import ShardActionOperator
 from persist_airflow.compat import AirflowFailException
 from persist_airflow.operators import asks_for
@@ -72,7 +73,8 @@ def test_a_second_try_of_a_restore_undoes_no_later_commit(client: PersistClient)
 def test_a_second_try_of_a_recreation_keeps_its_run(client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(client)
     started: list[str] = []
-    monkeypatch.setattr(ShardActionOperator, "start", lambda *given: started.append(given[2]))
+    monkeypatch.setattr(ShardActionOperator, "start", lambda *given: started.append(given[2]["dag_id"]))
+    monkeypatch.setattr(shard_actions, "is_dag_paused", lambda *_: False)
     fields = {"confirm": SHARD, "dag_id": DAG}
     operator = ShardActionOperator(task_id="t", shard=SHARD, action="recreate", fields=fields)
     tries = context(shard=SHARD)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from persist_airflow import turns
+from persist_airflow import shard_actions, turns
 from persist_airflow.actions import ShardActionOperator, build_actions_dag
 from persist_airflow.announce import AnnounceFailure
 from persist_airflow.compat import AirflowException, AirflowFailException, AirflowSkipException
@@ -27,6 +27,7 @@ from persist_core.errors import RunFailed, TooManyErrors
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.location.settings import PersistLocation
+from persist_core.maintenance.drop import drop
 from persist_core.protocol import stages
 from persist_core.protocol.conflicts import list_conflicts
 from persist_core.spark_job.answer import record_failure
@@ -309,6 +310,20 @@ def test_a_lost_append_is_healed_and_alerted(orchard: Orchard, client: PersistCl
     assert all(list_conflicts(client.blob, name) for name in NAMES)
 
 
+@pytest.mark.parametrize("before", [WRITE, APPEND])
+def test_a_shard_that_is_dropped_meanwhile_is_named(orchard: Orchard, client: PersistClient, before: str) -> None:
+    """No text says that its batch is minted again: there is no new upper."""
+    run = DagRunDriver(orchard.dag(), end_of(0))
+    run_all(run, *TASKS[: TASKS.index(before)])
+    drop(client, "figs")
+    appended = run_all(run, *TASKS[TASKS.index(before) : TASKS.index(CHECKPOINT)])
+    assert (appended["results"].keys(), appended["failed"].keys()) == ({"apples", "kiwis"}, {"figs"})
+    said = appended["failed"]["figs"]["error"]
+    assert said.endswith("was refused: the shard was dropped or closed meanwhile, and accepts no commits"), said
+    with pytest.raises(AirflowFailException, match="shard figs was dropped"):
+        run.run(RETRY)
+
+
 def test_a_wrong_source_of_one_is_its_own_failure(orchard: Orchard, client: PersistClient) -> None:
     text = orchard.write("figs").read_text().replace("/feed/figs/", "/nowhere/")
     (orchard.folder / "collections" / "figs.yaml").write_text(text)
@@ -325,7 +340,8 @@ def test_the_action_run_starts_the_groups_dag(
 ) -> None:
     run_all(DagRunDriver(orchard.dag(), end_of(0)), MINT, WRITE, APPEND)
     started: list[str] = []
-    monkeypatch.setattr(ShardActionOperator, "start", lambda _self, _context, dag_id, _report: started.append(dag_id))
+    monkeypatch.setattr(ShardActionOperator, "start", lambda _self, _context, report: started.append(report["dag_id"]))
+    monkeypatch.setattr(shard_actions, "is_dag_paused", lambda *_: False)
     task: Any = build_actions_dag(collections=orchard.folder / "collections").get_task("shard_action")
     task.shard = "figs"  # as rendered
     params = {**dict.fromkeys(task.dag.params), "action": "run", "shard": "figs"}

@@ -5,7 +5,9 @@ A file that keeps its bytes and stands for other records plays a mapping that wa
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,16 +34,20 @@ def file_of(number: int) -> str:
 def shard(tmp_path: Path) -> Collection:
     """Days 1 to 3, and a correction of day 2 at the boundary of day 4."""
     shard = Collection(tmp_path)
-    source = {"path": "{date:%Y-%m-%d}.txt", "format": "json"}
-    shard.config = CollectionConfig.model_validate({**shard.config.model_dump(mode="json"), "source": source})
+    define(shard)
     for number in (1, 2, 3):
         take(shard, number)
     correct_day_two(shard, "right")
     return shard
 
 
-def take(shard: Collection, number: int) -> str:
-    shard.drop(file_of(number), [ok(("eu", number), "old")])
+def define(shard: Collection, path: str = "{date:%Y-%m-%d}.txt", **more: Any) -> None:
+    changed = {"source": {"path": path, "format": "json"}, **more}
+    shard.config = CollectionConfig.model_validate({**shard.config.model_dump(mode="json"), **changed})
+
+
+def take(shard: Collection, number: int, time: int | None = None) -> str:
+    shard.drop(file_of(number), [replace(ok(("eu", number), "old"), time=time)])
     return shard.run(day(number + 1))
 
 
@@ -166,3 +172,26 @@ def test_a_day_that_was_not_read_needs_no_correction(shard: Collection) -> None:
     found = corrected(shard, day(4))
     assert (found.is_needed, found.start.upper) == (False, day(4) + 1)
     assert numbered(shard) == ["old", "right", "old"]
+
+
+TIMES = {"path": ("{date:%Y-%m-%d}.txt", {"source": "path"}), "records": ("*.txt", {"source": "description"})}
+
+
+@pytest.mark.parametrize("begin", [3, 4, 5])
+@pytest.mark.parametrize("times", TIMES)
+def test_what_a_restore_made_late_comes_back(tmp_path: Path, times: str, begin: int) -> None:
+    """The restore's own checkpoint was made before days 3 and 4 were read, but its upper makes them late again."""
+    shard, (path, time) = Collection(tmp_path), TIMES[times]
+    define(shard, path, time={**time, "late": "error"})
+    points = [take(shard, number, day(number)) for number in (1, 2, 3, 4)]
+    shard.go_back(points[1])
+    take(shard, 5, day(5))
+    assert shard.client.open_reader(SHARD).errors().num_rows == 2
+    found = corrected(shard, day(begin))
+    assert found.start.upper == (day(3) if begin < 5 else day(5) + 1)
+    assert shard.client.open_reader(SHARD).errors().num_rows == (0 if begin < 5 else 2)
+    assert numbered(shard) == ["old"] * (5 if begin < 5 else 3)
+    assert not corrected(shard, day(begin)).is_needed
+    take(shard, 6, day(6))
+    assert corrected(shard, day(6)).start.upper == day(6) + found.is_needed, "nothing is late after a correction"
+    shard.check()

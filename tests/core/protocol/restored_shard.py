@@ -80,6 +80,7 @@ class Collection:
     def beside(self, shard: str) -> Collection:
         """These files and stores under another shard's name."""
         other = Collection(self.folder, self.location, shard, is_log=self.is_log)
+        other.config = self.config.model_copy(update={"name": shard})
         other.feed, other.stashed = self.feed, self.stashed
         other.client.ids = self.client.ids  # or they would draw the same ids
         return other
@@ -126,6 +127,7 @@ class Collection:
             self.updates(),
             lower=description.lower,
             upper=description.upper,
+            late=self.config.time.late,
             stash_frontier=description.stash_frontier,
             in_time_from=description.in_time_from,
             schema=self.schema,
