@@ -33,7 +33,7 @@ from persist_core.protocol.restore import NothingToRestore, RestorePlan
 from persist_core.protocol.stages import Conflict
 from persist_core.schema import Column
 from persist_core.shard.history import checked_reason
-from persist_core.shard.state import Committed
+from persist_core.shard.state import Committed, ShardState
 from persist_core.time_text import format_time, show_time
 
 MAX_SHOWN = 20  # inputs in `lines`; `facts` has all
@@ -264,14 +264,25 @@ def recreate(client: PersistClient, shard: str, *, is_forced: bool = False, next
     """Drop the shard and begin it again, empty: its next run takes in all its input. Its history is lost.
 
     Does nothing to a shard that is empty, or in which `next_writer`, that next run, has committed: so a second call
-    completes one that died, and undoes none. Raises what `drop` does: `InvalidInput` if others need the shard, unless
-    `is_forced`.
+    completes one that died, and undoes none; one that another call has overtaken raises `RunFailed`. Raises what `drop`
+    does: `InvalidInput` if others need the shard, unless `is_forced`.
     """
     state = client.state(shard)
-    is_done = any(each.writer == next_writer for each in state.commits)
-    is_new = state.is_dropped or (state.newest_commit is not None and not is_done)
+
+    def has_begun(found: ShardState) -> bool:
+        return any(each.writer == next_writer for each in found.commits)
+
+    is_done, is_new = has_begun(state), state.is_dropped
+    if state.newest_commit is not None and not is_done and not is_new:
+        is_new = True
+        life = state.origin.life
+        dropping.drop(
+            client,
+            shard,
+            is_forced=is_forced,
+            is_meant=lambda found: found.origin.life == life and not has_begun(found),
+        )
     if is_new:
-        dropping.drop(client, shard, is_forced=is_forced)
         dropping.create_again(client, shard)
     facts = {"shard": shard, "status": "emptied" if is_new else "up_to_date"}
     said = "was dropped and begun again" if is_new else "has begun again" if is_done else "is empty already"

@@ -6,7 +6,7 @@ fork needs. Nothing can be read any more, and nothing is left to restore.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from persist_core.alerts.board import WatchBoard
@@ -39,11 +39,14 @@ def users_of(client: PersistClient, shard: str) -> tuple[str, ...]:
     )
 
 
-def drop(client: PersistClient, shard: str, *, is_forced: bool = False) -> bool:
+def drop(
+    client: PersistClient, shard: str, *, is_forced: bool = False, is_meant: Callable[[ShardState], bool] | None = None
+) -> bool:
     """Close both frontiers of the shard, permanently. False if it was dropped before.
 
     Raises `InvalidInput` if someone needs it, unless `is_forced`: views and readers of it then fail, and forks keep the
     files that they share. A view that is dropped releases its holds on its inputs. Alerts of the shard end silently.
+    Raises `RunFailed` if the shard, as it is then, is not the one that is meant.
     """
     users = users_of(client, shard)
     if users and not is_forced:
@@ -54,6 +57,8 @@ def drop(client: PersistClient, shard: str, *, is_forced: bool = False) -> bool:
         )
 
     def transition(state: ShardState) -> tuple[ShardState, ShardState]:
+        if is_meant is not None and not is_meant(state):
+            raise RunFailed(f"shard {shard} was begun again by another call meanwhile: nothing was dropped")
         new = sorted({*state.holds, *state.leases} - {user.partition(" ")[2] for user in users})
         if new and not is_forced:
             raise InvalidInput(f"shard {shard} is now in use by {', '.join(new)}; retry")

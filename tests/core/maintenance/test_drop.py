@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from persist_core.errors import InvalidInput, OutsideFrontiers
+from persist_core.errors import InvalidInput, OutsideFrontiers, RunFailed
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, collect
 from persist_core.handles.read import check_as_of
 from persist_core.inspection.holders import list_holders
-from persist_core.maintenance.actions import pin, unpin
+from persist_core.maintenance.actions import pin, recreate, unpin
 from persist_core.maintenance.drop import create_again, drop, users_of
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
@@ -115,3 +116,31 @@ def test_the_name_is_used_again_only_on_demand(shard: Collection) -> None:
     shard.run(30)
     shard.check()
     assert [row["name"] for row in shard.client.open_reader(SHARD).snapshot().to_pylist()] == ["a3"]
+
+
+def test_a_recreation_that_another_has_overtaken_drops_nothing(
+    shard: Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that was cleared while the first try still worked: the next run has filled the table meanwhile."""
+
+    def slow(*given: Any, **options: Any) -> bool:
+        monkeypatch.undo()
+        recreate(shard.client, SHARD)
+        shard.run(30)
+        return drop(*given, **options)
+
+    monkeypatch.setattr("persist_core.maintenance.drop.drop", slow)
+    with pytest.raises(RunFailed, match="things was begun again by another call meanwhile: nothing was dropped"):
+        recreate(shard.client, SHARD)
+    assert shard.client.state(SHARD).upper.time == 30
+    assert len(shard.client.open_reader(SHARD).snapshot()) == 1
+
+
+def test_a_dropped_shard_begins_again_whoever_needs_it(shard: Collection) -> None:
+    (*_, newest) = shard.client.state(SHARD).commits
+    pin(shard.client, SHARD, newest.checkpoint_id)
+    with pytest.raises(InvalidInput, match="is needed by hold"):
+        recreate(shard.client, SHARD)
+    drop(shard.client, SHARD, is_forced=True)
+    assert recreate(shard.client, SHARD).facts["status"] == "emptied"
+    assert not shard.client.state(SHARD).is_dropped
