@@ -1,7 +1,7 @@
 """The facts that alerts need, of many shards, and the open alerts with their values of now.
 
     Inspector -> upper, errors, stash, warnings     (from the state, and manifests of the newest run: most often one)
-    listing of conflict records -> how many are new: only those that were stored in the last day are read
+    listing of conflict records -> how many are new: only records that were stored in the last day are read
 
 200 shards cost 200 heads, 200 listings and the manifests of their newest runs, side by side. A fork, and a shard with
 errors, cost one more manifest.
@@ -92,7 +92,7 @@ def _note(client: PersistClient, state: ShardState) -> dict[str, str]:
 
 
 def _recent_conflicts(client: PersistClient, shard: str) -> int:
-    """Conflicts of the last day. An older one may have been stored anew since: by a move, or from a backup."""
+    """Conflicts of the last day. An older one may have been stored again since: by a move, or from a backup."""
     oldest = client.clock.now_ms() - CONFLICTS_MS
     entries = client.blob.list_keys_and_metadata(conflicts_prefix(shard))
     keys = [entry.key for entry in entries if entry.modified_ms >= oldest]

@@ -291,7 +291,7 @@ class Unreachable:
 
 
 def test_seconds_that_cannot_be_kept_fail_no_task() -> None:
-    """What the task has done, a commit perhaps, is done."""
+    """The task may have committed."""
     context: Any = {"ti": Unreachable()}
 
     commit = reported.measured("append")(lambda *_: "committed")

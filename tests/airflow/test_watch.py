@@ -231,7 +231,7 @@ def test_the_log_has_a_level_by_name_or_number(
 
 
 def test_teams_have_notifiers_of_one_name_apart(tmp_path: Path, client: PersistClient, slack: HttpSink) -> None:
-    """Those of one team's wrong connection are down, more than once; the other team's is not."""
+    """A team with a wrong connection keeps nothing from another team."""
     folder = folder_of(tmp_path, f"freshness: {{warn: 2h}}\nnotify: {SLACK}\n")
     wrong = "notify: {notifier: slack, args: {slack_webhook_conn_id: none}}\n"
     for name in ("a", "b", "c"):

@@ -126,7 +126,7 @@ def test_damage_that_was_repaired_needs_no_fsck(client: PersistClient, target: s
 
 @given(st.lists(st.tuples(st.integers(0, 3 * DAY_MS), st.booleans()), max_size=5))
 def test_conflicts_count_by_when_they_were_found(found: list[tuple[int, bool]]) -> None:
-    """A move or a backup stores them anew. One that cannot be read counts by the store's clock."""
+    """A move or a backup stores them again. One that cannot be read counts by the store's clock."""
     clock = ManualClock(NOW)
     with OpenLocation(MemBlob(clock=clock), MemConsensus()) as opened:
         client = PersistClient(opened, clock)
