@@ -93,7 +93,7 @@ def test_a_slow_notifier_changes_nothing_for_others() -> None:
 
 @pytest.mark.parametrize("group", ["", "group: orchard\n"])
 def test_messages_name_the_guide_of_the_project(fruit: Fruit, client: PersistClient, group: str) -> None:
-    """Of a failed task, and of a conflict, by an option or by `persist.yaml`."""
+    """A failed task and a conflict, by an option or by `persist.yaml`."""
     said: list[str] = []
     notify = Notify(lambda context: said.append(context["persist_alert"]["guide"]), on=("failures", "conflicts"))
     file = fruit.dags / "collections" / f"{NAME}.yaml"
