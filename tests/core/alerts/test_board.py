@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from persist_core.alerts.board import CLAIM_MS, VERSIONS_KEPT, WatchBoard
 from persist_core.alerts.conditions import Health
-from persist_core.alerts.deliver import MAX_FAILURES, MAX_NOTICES, Delivered, Target, deliver
+from persist_core.alerts.deliver import MAX_FAILURES, Delivered, Target, deliver
 from persist_core.alerts.record import (
     MAX_EVENTS,
     MAX_UNSENT_OF_ONE_KEY,
@@ -199,9 +199,12 @@ def test_a_notifier_that_is_down_is_not_tried_for_each_notice(client: PersistCli
 
 
 @pytest.mark.parametrize("has_services", [False, True])
-def test_one_that_is_down_keeps_nothing_from_others(client: PersistClient, has_services: bool) -> None:
+def test_one_that_is_down_keeps_nothing_from_others(
+    client: PersistClient, monkeypatch: pytest.MonkeyPatch, has_services: bool
+) -> None:
     """One wrong connection, or as many as shards, all of one name: others are sent, in every turn."""
-    count = MAX_NOTICES + 5
+    monkeypatch.setattr("persist_core.alerts.deliver.MAX_NOTICES", 10)
+    count = 15
     down = {f"a{n}": Sink("slack") for n in range(count)}
     for number, sink in enumerate(down.values()):
         sink.is_down = True
