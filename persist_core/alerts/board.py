@@ -11,14 +11,15 @@ forget         the shard was dropped
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
 from persist_core.alerts.conditions import Health
 from persist_core.alerts.evaluate import evaluate
-from persist_core.alerts.record import RECORD_KEY, Acknowledged, LastCheck, Notice, WatchRecord
+from persist_core.alerts.record import RECORD_KEY, Acknowledged, LastCheck, Notice, ShardWatch, WatchRecord
 from persist_core.config.thresholds import Threshold
 from persist_core.errors import CorruptArtifact, InvalidInput, StorageError
 from persist_core.handles.client import PersistClient
@@ -37,9 +38,9 @@ _log = logging.getLogger(__name__)
 class WatchBoard:
     """The record of a client's location. `holder` names this process in claims."""
 
-    def __init__(self, client: PersistClient, *, holder: str | None = None) -> None:
+    def __init__(self, client: PersistClient) -> None:
         self.client = client
-        self.holder = holder or client.ids.uuid7()
+        self.holder = client.ids.uuid7()
         self._consensus = client.location.consensus
         self._register = Register(self._consensus, client.clock, client.ids)
 
@@ -54,26 +55,27 @@ class WatchBoard:
         """Evaluate the shards in `rules`, and store what changed; the notices that this has made.
 
         `gather` returns the facts, by shard; shards that it leaves out stay as they are. Alerts of shards that are not
-        in `rules`, and that this watcher has opened, end without a notice: their files are gone.
+        in `rules`, and that this watcher has opened, end without a notice: their files are gone. What says that they
+        began, and is unsent, is not sent either: nothing would say that they have ended.
         """
 
         def transition(record: WatchRecord) -> tuple[WatchRecord, tuple[Notice, ...]]:
             found = gather()
             now_ms = self.client.clock.now_ms()
             made: list[Notice] = []
+            after: dict[str, ShardWatch] = {}
+            ended: set[tuple[str, str]] = set()
             for shard, health in found.items():
                 if shard in rules:
-                    after, notices = evaluate(
+                    after[shard], notices = evaluate(
                         health, rules[shard], record.of(shard), now_ms=now_ms, watcher=watcher, guide=guide
                     )
-                    record = record.with_shard(shard, after)
                     made += (replace(notice, notice_id=self.client.ids.uuid7()) for notice in notices)
-            record = record.with_notices(*made)
-            for shard, watch in list(record.shards.items()):
+            for shard, watch in record.shards.items():
                 if watcher and watch.watcher == watcher and shard not in rules:
-                    rest = replace(watch, alerts={}, unwritten_ms=None, stash_ms=None)
-                    record = record.with_shard(shard, rest)
-            return record, tuple(made)
+                    after[shard] = replace(watch, alerts={}, unwritten_ms=None, stash_ms=None)
+                    ended |= {(shard, condition) for condition in watch.alerts}
+            return _without_begins(record, ended).with_shards(after).with_notices(*made), tuple(made)
 
         return self.apply(transition)
 
@@ -82,41 +84,46 @@ class WatchBoard:
         self.apply(lambda record: (record.with_notices(notice), None))
 
     def claim(
-        self, is_ours: Callable[[Notice], bool], *, without: Collection[str] = ()
+        self, may_send: Callable[[Notice, Sequence[Notice]], bool], *, without: Collection[str] = ()
     ) -> tuple[Notice, tuple[Notice, ...]] | None:
-        """Take the oldest notice that may be sent, and the earlier ones of its key that some notifier has not taken.
+        """Take the first notice that may be sent, and the earlier ones of its key that some notifier has not taken.
 
-        `None` if nothing may be sent. One whose key another process is sending has to wait. `without`: ids to skip.
+        `may_send` gets both. `None` if nothing may be sent. One whose key another process is sending has to wait.
+        `without`: ids to skip.
         """
 
         def transition(record: WatchRecord) -> tuple[WatchRecord, tuple[Notice, tuple[Notice, ...]] | None]:
             now_ms = self.client.clock.now_ms()
             held = {each.key for each in record.unsent if each.is_held(now_ms=now_ms)}
+            of_key: defaultdict[str, list[Notice]] = defaultdict(list)
             for position, notice in enumerate(record.unsent):
-                if notice.key not in held and notice.notice_id not in without and is_ours(notice):
+                earlier = of_key[notice.key]
+                if notice.key not in held and notice.notice_id not in without and may_send(notice, earlier):
                     claimed = replace(notice, claimed_by=self.holder, claimed_until_ms=now_ms + CLAIM_MS)
                     unsent = (*record.unsent[:position], claimed, *record.unsent[position + 1 :])
-                    earlier = tuple(each for each in record.unsent[:position] if each.key == notice.key)
-                    return replace(record, unsent=unsent), (claimed, earlier)
+                    return replace(record, unsent=unsent), (claimed, tuple(earlier))
+                earlier.append(notice)
             return record, None
 
         return self.apply(transition)
 
     def settle(self, notice: Notice, delivered: Iterable[str], *, is_done: bool) -> None:
-        """After sending: forget the notice, or note who has taken it.
+        """After sending: forget the notice, or note who has taken it. Then all of its key wait behind the others.
 
         Nothing is changed if the claim has ended meanwhile and another process has it.
         """
         taken = tuple(sorted({*notice.delivered, *delivered}))
 
         def transition(record: WatchRecord) -> tuple[WatchRecord, None]:
-            unsent = []
-            for each in record.unsent:
-                if each.notice_id != notice.notice_id or each.claimed_by != self.holder:
-                    unsent.append(each)
-                elif not is_done:
-                    unsent.append(replace(each, delivered=taken, claimed_by=None, claimed_until_ms=0))
-            return replace(record, unsent=tuple(unsent)), None
+            ours = next((each for each in record.unsent if each.notice_id == notice.notice_id), None)
+            if ours is None or ours.claimed_by != self.holder:
+                return record, None
+            if is_done:
+                return replace(record, unsent=tuple(each for each in record.unsent if each is not ours)), None
+            tried = replace(ours, delivered=taken, claimed_by=None, claimed_until_ms=0)
+            first = (each for each in record.unsent if each.key != ours.key)
+            last = (tried if each is ours else each for each in record.unsent if each.key == ours.key)
+            return replace(record, unsent=(*first, *last)), None
 
         self.apply(transition)
 
@@ -136,9 +143,8 @@ class WatchBoard:
                 raise InvalidInput(f"shard {shard} has no open alert {condition!r}; open: {known} (`persist alerts`)")
             seen = Acknowledged(by, self.client.clock.now_ms(), reason.strip())
             alert = replace(alert, acknowledged=seen)
-            unsent = tuple(each for each in record.unsent if not _is_of(each, shard, condition) or each.is_resolved)
-            changed = record.with_shard(shard, replace(watch, alerts={**watch.alerts, condition: alert}))
-            changed = replace(changed, unsent=unsent)
+            changed = _without_begins(record, {(shard, condition)})
+            changed = changed.with_shard(shard, replace(watch, alerts={**watch.alerts, condition: alert}))
             return changed, changed
 
         return self.apply(transition)
@@ -191,5 +197,11 @@ class WatchBoard:
                 self._consensus.truncate(RECORD_KEY, seqno - VERSIONS_KEPT // 2)
 
 
-def _is_of(notice: Notice, shard: str, condition: str) -> bool:
-    return (notice.kind, notice.shard, notice.what) == ("alert", shard, condition)
+def _without_begins(record: WatchRecord, alerts: Collection[tuple[str, str]]) -> WatchRecord:
+    """Drop what is unsent of these alerts (shard, condition), but for their ends."""
+    unsent = tuple(
+        each
+        for each in record.unsent
+        if each.kind != "alert" or each.is_resolved or (each.shard, each.what) not in alerts
+    )
+    return replace(record, unsent=unsent)

@@ -18,9 +18,8 @@ class Health:
 
     `upper` is `None` if it is closed, and 0 before the first commit. `has_commit` is False also if the shard does not
     exist. `has_stash`: records wait for their time. `warnings`: of the newest run. `conflicts`: of the last day.
-    `findings` counts damage, with the result of the last fsck only after `checked`. Other counts that are `None` are
-    unknown. `is_defined`: its file is correct; if not, nothing else is known. `notes` says more about a condition, for
-    people.
+    `findings` counts damage, with the result of the last fsck only after `checked`. Counts that are `None` are unknown.
+    `is_defined`: its file is correct; if not, nothing else is known. `notes` says more about a condition, for people.
     """
 
     shard: str
@@ -32,7 +31,7 @@ class Health:
     errors: int | None = 0
     warnings: int | None = None
     conflicts: int | None = 0
-    findings: int | None = None
+    findings: int = 0
     committed_ms: int | None = None
     writer: str | None = None
     notes: Mapping[str, str] | None = None
@@ -43,7 +42,7 @@ def checked(health: Health, check: LastCheck | None) -> Health:
     if check is None:
         return health
     notes = {**({FSCK: check.finding} if check.finding else {}), **(health.notes or {})}
-    return replace(health, findings=max(health.findings or 0, check.findings), notes=notes or None)
+    return replace(health, findings=max(health.findings, check.findings), notes=notes or None)
 
 
 def values_of(health: Health, watch: ShardWatch, now_ms: int) -> dict[str, int | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -17,7 +17,6 @@ from persist_core.alerts.record import Notice
 
 MAX_NOTICES = 100  # of one call: the next turn sends the rest
 MAX_FAILURES = 2  # of one target in one call: it is down, and each try may take its timeout
-
 MAX_SECONDS = 60  # of one target for one notice
 
 _log = logging.getLogger(__name__)
@@ -25,16 +24,23 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Target:
-    """A receiver of notices: a name that stays the same over turns, which notices it takes, and how to send one."""
+    """A receiver of notices: a name that stays the same over turns, which notices it takes, and how to send one.
+
+    `service` tells it from others of its name, which other shards have: one that is down says nothing about them.
+    """
 
     name: str
     accepts: Callable[[Notice], bool]
     send: Callable[[Notice], None]
+    service: str = ""
 
 
 @dataclass(frozen=True)
 class Delivered:
-    """The result of one call: how many were sent to all their targets, and one line for each failure."""
+    """The result of one call: how many were sent to all their targets, and one line for each failure.
+
+    A notice that none of its targets accepts is not sent, and no longer kept.
+    """
 
     sent: int
     failures: tuple[str, ...]
@@ -45,39 +51,50 @@ def deliver(
     targets_of: Callable[[Notice], Sequence[Target] | None],
     *,
     only: Collection[str] | None = None,
-    max_notices: int = MAX_NOTICES,
 ) -> Delivered:
     """Send what is unsent, `only` these ids if given. `targets_of` returns `None` for a shard of another watcher.
 
     A target gets the notices of one alert in their order: one that failed keeps the later ones back, for that target.
+    What only targets that are down have not taken costs nothing: no more than `MAX_NOTICES` others are sent.
     """
     seen: set[str] = set()
-    down: Counter[str] = Counter()
+    down: Counter[tuple[str, str]] = Counter()
     failures: list[str] = []
-    sent = 0
+    sent = settled = 0
 
-    def is_ours(notice: Notice) -> bool:
-        return (only is None or notice.notice_id in only) and targets_of(notice) is not None
+    def ready(targets: Iterable[Target], earlier: Sequence[Notice]) -> list[Target]:
+        return [
+            target
+            for target in targets
+            if down[target.name, target.service] < MAX_FAILURES and not any(_is_due(target, each) for each in earlier)
+        ]
 
-    while len(seen) < max_notices:
-        claimed = board.claim(is_ours, without=seen)
-        if claimed is None:
-            break
+    def may_send(notice: Notice, earlier: Sequence[Notice]) -> bool:
+        targets = targets_of(notice) if only is None or notice.notice_id in only else None
+        if targets is None:
+            return False
+        due = [target for target in targets if _is_due(target, notice)]
+        return not due or bool(ready(due, earlier))
+
+    while settled < MAX_NOTICES and (claimed := board.claim(may_send, without=seen)) is not None:
         notice, earlier = claimed
         seen.add(notice.notice_id)
-        taken, is_done = set(notice.delivered), True
-        for target in targets_of(notice) or ():
-            if target.name in taken or not target.accepts(notice):
-                continue
-            waits = any(target.accepts(each) and target.name not in each.delivered for each in earlier)
-            if waits or down[target.name] >= MAX_FAILURES or not send(target, notice, failures):
-                down[target.name] += 0 if waits else 1
-                is_done = False
-            else:
+        due = [target for target in targets_of(notice) or () if _is_due(target, notice)]
+        taken = set()
+        for target in ready(due, earlier):
+            if send(target, notice, failures):
                 taken.add(target.name)
+            else:
+                down[target.name, target.service] += 1
+        is_done = len(taken) == len(due)
         board.settle(notice, taken, is_done=is_done)
-        sent += is_done
+        settled += is_done or bool(taken)
+        sent += is_done and bool(taken or notice.delivered)
     return Delivered(sent, tuple(failures))
+
+
+def _is_due(target: Target, notice: Notice) -> bool:
+    return target.accepts(notice) and target.name not in notice.delivered
 
 
 def send(target: Target, notice: Notice, failures: list[str]) -> bool:

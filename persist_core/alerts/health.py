@@ -1,7 +1,7 @@
 """The facts that alerts need, of many shards, and the open alerts with their values of now.
 
     Inspector -> upper, errors, stash, warnings     (from the state, and manifests of the newest run: most often one)
-    listing of conflict records -> how many are new: their bytes are not read
+    listing of conflict records -> how many are new: only records that were stored in the last day are read
 
 200 shards cost 200 heads, 200 listings and the manifests of their newest runs, side by side. A fork, and a shard with
 errors, cost one more manifest.
@@ -20,8 +20,9 @@ from persist_core.contents.err_groups import lines_of
 from persist_core.errors import Corruption, ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.handles.side_by_side import side_by_side
-from persist_core.inspection.inspector import THREADS, Inspector
+from persist_core.inspection.inspector import MAX_CONFLICTS, THREADS, Inspector
 from persist_core.keys import conflicts_prefix
+from persist_core.protocol.conflicts import ConflictRecord
 from persist_core.shard.state import ShardState
 from persist_core.sources.files import SET_ASIDE
 
@@ -69,7 +70,7 @@ def _health(inspector: Inspector, shard: str) -> Health | None:
         errors=found.errors,
         warnings=found.warnings,
         conflicts=_recent_conflicts(inspector.client, shard),
-        findings=1 if found.error else None,
+        findings=1 if found.error else 0,
         committed_ms=newest.committed_ms if newest else None,
         writer=newest.writer if newest else None,
         notes=notes or None,
@@ -91,7 +92,18 @@ def _note(client: PersistClient, state: ShardState) -> dict[str, str]:
 
 
 def _recent_conflicts(client: PersistClient, shard: str) -> int:
-    """Records that were stored in the last day, by the store's clock."""
+    """Conflicts of the last day. An older one may have been stored again since: by a move, or from a backup."""
     oldest = client.clock.now_ms() - CONFLICTS_MS
     entries = client.blob.list_keys_and_metadata(conflicts_prefix(shard))
-    return sum(entry.modified_ms >= oldest for entry in entries)
+    keys = [entry.key for entry in entries if entry.modified_ms >= oldest]
+    return len(keys) if len(keys) > MAX_CONFLICTS else sum(_is_since(client, key, oldest) for key in keys)
+
+
+def _is_since(client: PersistClient, key: str, oldest: int) -> bool:
+    data = client.blob.get(key)
+    if data is None:
+        return False
+    try:
+        return ConflictRecord.read(data, key).detected_ms >= oldest
+    except Corruption:
+        return True  # `persist fsck` names it

@@ -6,18 +6,22 @@ in it, so a watcher that finds nothing new writes nothing.
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from persist_core.config.thresholds import Level
-from persist_core.sealed import Sealed
+from persist_core.sealed import Sealed, seal, to_plain
 
 RECORD_KEY = "_watch"  # starts with "_", so no shard can have this name
 MAX_UNSENT_OF_ONE_KEY = 8  # then the oldest is dropped: the newest one says how it is
-MAX_UNSENT = 2_000  # of a location, about 2 MB
+MAX_EVENTS = 2_000  # conflicts and failed tasks of a location that are unsent, about 2 MB; then the oldest is dropped
 
 NoticeKind = Literal["alert", "conflict", "failure"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -108,8 +112,8 @@ class Notice:
 
 @dataclass(frozen=True)
 class WatchRecord(Sealed):
-    """Everything that is remembered about a location. `unsent`: oldest first; `write_id` makes the bytes of every
-    version unique."""
+    """Everything that is remembered about a location. `unsent`: what was not tried yet, oldest first, then what was not
+    taken, and the notices of one key in their order. `write_id` makes the bytes of every version unique."""
 
     KIND = "watch"
 
@@ -117,15 +121,22 @@ class WatchRecord(Sealed):
     unsent: tuple[Notice, ...] = ()
     write_id: str = field(default="", compare=False)
 
+    def encode(self) -> bytes:
+        return seal(self.KIND, self.VERSION, to_plain(self))
+
     def of(self, shard: str) -> ShardWatch:
         return self.shards.get(shard, ShardWatch())
 
     def with_shard(self, shard: str, watch: ShardWatch) -> WatchRecord:
         """The record with another memory of the shard."""
-        if watch == self.of(shard):
+        return self.with_shards({shard: watch})
+
+    def with_shards(self, watches: Mapping[str, ShardWatch]) -> WatchRecord:
+        """The record with another memory of these shards."""
+        if all(watch == self.of(shard) for shard, watch in watches.items()):
             return self
-        rest = {name: each for name, each in self.shards.items() if name != shard}
-        return replace(self, shards=rest if watch.is_empty else {**rest, shard: watch})
+        shards = {**self.shards, **watches}
+        return replace(self, shards={shard: watch for shard, watch in shards.items() if not watch.is_empty})
 
     def with_notices(self, *notices: Notice) -> WatchRecord:
         """The record with more notices to send; known ids are not added again."""
@@ -140,10 +151,15 @@ class WatchRecord(Sealed):
 
 
 def _bounded(notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
-    newest: dict[str, int] = {}
+    """Drop the oldest of a key that has too many, and of events: a location has only so many alerts."""
+    newest: Counter[str] = Counter()
+    events = 0
     kept = []
-    for notice in reversed(notices[-MAX_UNSENT:]):
-        newest[notice.key] = newest.get(notice.key, 0) + 1
-        if newest[notice.key] <= MAX_UNSENT_OF_ONE_KEY:
+    for notice in reversed(notices):
+        newest[notice.key] += 1
+        events += notice.kind != "alert"
+        if notice.kind != "alert" and events > MAX_EVENTS:
+            _log.warning("never sent, since %d newer ones wait: %s", MAX_EVENTS, notice.subject)
+        elif newest[notice.key] <= MAX_UNSENT_OF_ONE_KEY:
             kept.append(notice)
     return tuple(reversed(kept))

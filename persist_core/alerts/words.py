@@ -75,7 +75,7 @@ _TEXTS = {
         "persist fsck {shard}",
         "damage",
         "{shard} is damaged: {value} findings (limit {limit}).",
-        "{shard}: the last fsck has {value} findings.",
+        "{shard}: findings of damage are below the limit again, {value} now.",
     ),
     FILE: _Texts(
         "its file is wrong",

@@ -14,8 +14,8 @@ from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.contents.batch import last_time
 from persist_core.errors import CorruptArtifact
 from persist_core.frontier import ZERO, Frontier
+from persist_core.time_text import DAY_MS
 
-_DAY_MS = 86_400_000
 _MONDAY_OFFSET_DAYS = 3  # the Unix epoch was a Thursday; weeks begin on Monday
 
 
@@ -49,7 +49,7 @@ def plan_retention(
 
 
 def _day(manifest: CheckpointManifest) -> int:
-    return manifest.timestamp_ms // _DAY_MS
+    return manifest.timestamp_ms // DAY_MS
 
 
 def _newest_of_each(

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 def announce_conflict(
-    client: PersistClient, record: ConflictRecord, notify: Sequence[NotifyBy], context: Context
+    client: PersistClient, record: ConflictRecord, notify: Sequence[NotifyBy], context: Context, *, guide: str
 ) -> bool:
     """Send the notice of a conflict; False if that was done before.
 
@@ -45,12 +45,12 @@ def announce_conflict(
     if client.blob.get(marker) is not None:
         return False
     if takes(notify, "conflicts"):
-        _send(client, conflict_notice(record), targets(notify, context))
+        _send(client, conflict_notice(record, guide=guide), targets(notify, context))
     client.blob.set(marker, json.dumps({"alerted_ms": client.clock.now_ms()}).encode())
     return True
 
 
-def conflict_notice(record: ConflictRecord) -> Notice:
+def conflict_notice(record: ConflictRecord, *, guide: str) -> Notice:
     found = show_time(record.found_upper)
     facts = (
         ("expected upper", show_time(record.expected_upper)),
@@ -72,7 +72,7 @@ def conflict_notice(record: ConflictRecord) -> Notice:
         level="warn",
         at_ms=record.detected_ms,
         since_ms=record.detected_ms,
-        guide="",
+        guide=guide,
     )
 
 
@@ -81,9 +81,13 @@ class AnnounceFailure:
 
     :param notify: the notifiers of each shard
     :param shards: which have failed if the error has no `failed`; default: all of `notify`
+    :param guide: where notices find the operations guide; default: `docs/operations.md`
     """
 
-    def __init__(self, notify: Mapping[str, Sequence[NotifyBy]], shards: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, notify: Mapping[str, Sequence[NotifyBy]], shards: Sequence[str] | None = None, *, guide: str = ""
+    ) -> None:
+        self.guide = guide
         self.notify = {shard: tuple(each) for shard, each in notify.items()}
         self.shards = tuple(notify if shards is None else shards)
 
@@ -95,10 +99,10 @@ class AnnounceFailure:
         failed: Mapping[str, str | None] = getattr(error, "failed", None) or dict.fromkeys(self.shards, said)
         announced = {shard: self.notify[shard] for shard in failed if takes(self.notify.get(shard, ()), "failures")}
         client: PersistClient | None = None
-        is_reachable = True
+        is_reachable, now_ms = True, SystemClock().now_ms()
         try:
             for shard, notify in announced.items():
-                notice = failure_notice(shard, failed[shard], context, now_ms=SystemClock().now_ms())
+                notice = failure_notice(shard, failed[shard], context, now_ms=now_ms, guide=self.guide)
                 by = targets(notify, context)
                 try:
                     if is_reachable:
@@ -116,7 +120,7 @@ class AnnounceFailure:
                 client.location.close()
 
 
-def failure_notice(shard: str, error: str | None, context: Context, *, now_ms: int) -> Notice:
+def failure_notice(shard: str, error: str | None, context: Context, *, now_ms: int, guide: str = "") -> Notice:
     """The notice of a task that has failed for a shard and is not tried again."""
     ti: Any = context["ti"]
     said = UNKNOWN if error is None else error
@@ -142,7 +146,7 @@ def failure_notice(shard: str, error: str | None, context: Context, *, now_ms: i
         level="fail",
         at_ms=now_ms,
         since_ms=now_ms,
-        guide="",
+        guide=guide,
     )
 
 

@@ -50,7 +50,7 @@ from persist_airflow.options import (
 )
 from persist_airflow.spark import WriteBatchesOperator
 from persist_airflow.spark_connect import DEFAULT_SPARK
-from persist_airflow.watch import notify_of_project
+from persist_airflow.watch import announced_as
 from persist_core.config.collection import FILES, CollectionConfig, load_collections
 from persist_core.config.files import config_files, groups_beside
 from persist_core.config.groups import GroupConfig
@@ -81,6 +81,7 @@ def shard_tasks(
     persist_conn_id: str = PersistHook.default_conn_name,
     spark_conn_id: str = DEFAULT_SPARK,
     notify: Sequence[NotifyBy] | NotifyBy = (),
+    guide: str = "",
     spark: Mapping[str, Any] | None = None,
     tasks: StageOptions | None = None,
 ) -> ShardTasks:
@@ -90,7 +91,7 @@ def shard_tasks(
     `tasks` Airflow's options of all four tasks and of each: they go over `airflow:` in the shard's file, and that over
     `default_args`. After a conflict append runs Spark, so without its own it takes write's pool, slots,
     queue and `executor_config`. `notify`: the notifiers of failed tasks and conflicts, unless the file has its own
-    (docs/alerts.md).
+    (docs/alerts.md); `guide`: as `watch: {guide: ...}`.
     """
     notify = chosen(config.notify, notify)
     shared: dict[str, Any] = {"config": config, "persist_conn_id": persist_conn_id}
@@ -110,6 +111,7 @@ def shard_tasks(
         staged=write.output,
         write_task_id=write.task_id,
         notify=notify,
+        guide=guide,
         **shared,
         **options["append"],
     )
@@ -117,7 +119,7 @@ def shard_tasks(
     mint >> write >> append >> checkpoint
     if takes(notify, "failures"):
         for task in (mint, write, append, checkpoint):
-            add_failure_callback(task, AnnounceFailure({config.name: notify}))
+            add_failure_callback(task, AnnounceFailure({config.name: notify}, guide=guide))
     return ShardTasks(mint, write, append, checkpoint)
 
 
@@ -217,11 +219,11 @@ build_upsert_dag = build_view_dag = build_dag
 def build_dags(folder: str | Path, **options: Unpack[DagOptions]) -> dict[str, DAG]:
     """A DAG for every collection file in `folder`, by DAG id: `globals().update(...)`. `options`: see `build_dag`.
 
-    Collections of a group have one DAG together. `notify` defaults to `persist.yaml` beside the folder. A task's
-    process gets its own DAG alone, so the number of files costs it nothing.
+    Collections of a group have one DAG together. `notify` and `guide` are by default those in `persist.yaml` beside the
+    folder. A task's process gets its own DAG alone, so the number of files costs it nothing.
     """
     folder = Path(folder).absolute()
-    options.setdefault("notify", notify_of_project(folder.parent))
+    options = {**announced_as(folder.parent), **options}
     group = _only_shard(GROUP_PREFIX) or None
     only = None if group else _only_shard(UPSERT_PREFIX)
     configs, errors = load_collections(folder, only=only, group=group)
@@ -248,7 +250,7 @@ def build_view_dags(
     """
     folder = Path(folder).absolute()
     beside = Path(collections) if collections is not None else None
-    options.setdefault("notify", notify_of_project(folder.parent))
+    options = {**announced_as(folder.parent), **options}
     configs, errors = load_views(folder, collections=beside, only=_only_shard(VIEW_PREFIX))
     return _dags([(each, partial(build_dag, each)) for each in configs], errors, folder, VIEW_PREFIX, options)
 

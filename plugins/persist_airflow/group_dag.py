@@ -82,7 +82,7 @@ def _batch_tasks(
     checkpoint = CheckpointGroupOperator(task_id=TASK_IDS[3], appended=append.output, **shared, **options["checkpoint"])
     again = RetryFailedOperator(task_id=RETRY, appended=append.output, **with_spark)
     mint >> write >> append >> [checkpoint, again]
-    announce = AnnounceFailure(batch.notify, batch.names)
+    announce = AnnounceFailure(batch.notify, batch.names, guide=batch.guide)
     for task in (mint, write, append, checkpoint, again):
         add_failure_callback(task, announce)
     return [checkpoint, again]
@@ -94,6 +94,7 @@ def group_tasks(
     batch_of: int,
     *,
     notify: Sequence[NotifyBy] | NotifyBy = (),
+    guide: str = "",
     persist_conn_id: str = PersistHook.default_conn_name,
     tasks: StageOptions | None = None,
     **options: Any,
@@ -107,14 +108,14 @@ def group_tasks(
     for number, first in enumerate(range(0, len(members), batch_of), start=1):
         names = tuple(members)[first : first + batch_of]
         with TaskGroup(f"batch_{number}", tooltip=", ".join(names)):
-            batch = Batch(group, names, members, by)
+            batch = Batch(group, names, members, by, guide)
             last += _batch_tasks(batch, persist_conn_id=persist_conn_id, tasks=tasks, **options)
     of_stage = options_of(next(iter(members.values())).airflow, tasks or {}, STAGES[-1])
     complete = CompleteGroupOperator(
         task_id=COMPLETE, group=group, names=tuple(members), persist_conn_id=persist_conn_id, **of_stage
     )
     complete.set_upstream(last)
-    add_failure_callback(complete, AnnounceFailure(by))
+    add_failure_callback(complete, AnnounceFailure(by, guide=guide))
 
 
 def document_of(group: str, members: Mapping[str, CollectionConfig]) -> str:

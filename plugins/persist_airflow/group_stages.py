@@ -123,7 +123,9 @@ class AppendGroupOperator(lineage.ReportsLineage, GroupOperator):
             conflicts = {name: each.value for name, each in found.items() if isinstance(each.value, Conflict)}
             done = {name: each.value for name, each in found.items() if isinstance(each.value, Appended)}
             for conflict in conflicts.values():
-                told(self, client, conflict, self.batch.notify.get(conflict.record.shard, ()), context)
+                told(
+                    self, client, conflict, self.batch.notify.get(conflict.record.shard, ()), context, self.batch.guide
+                )
             for name, one in done.items():
                 if one.is_new:
                     report_commit(Counted(self.persist_conn_id, name), context, client, one.commit)
@@ -310,7 +312,7 @@ class RetryFailedOperator(_GroupSparkOperator):
 
         def on_step(step: Step) -> None:
             if isinstance(step, Conflict):
-                told(self, client, step, self.batch.notify.get(step.record.shard, ()), context)
+                told(self, client, step, self.batch.notify.get(step.record.shard, ()), context, self.batch.guide)
 
         started_ms = client.clock.now_ms()
         ended = run.all_written(

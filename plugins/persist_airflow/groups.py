@@ -42,12 +42,13 @@ Json = dict[str, Any]
 @dataclass(frozen=True)
 class Batch:
     """Some collections of a group: their `names`. `members` are all of the group: a file that is new since the dag run
-    began may have moved one into another batch. `notify`: the notifiers of each."""
+    began may have moved one into another batch. `notify`: the notifiers of each; `guide`: what their notices name."""
 
     group: str
     names: tuple[str, ...]
     members: Mapping[str, CollectionConfig]
     notify: Mapping[str, Sequence[NotifyBy]]
+    guide: str = ""
 
     def configs(self, names: Iterable[str]) -> list[CollectionConfig]:
         """These collections, for their sources' connections, without the ones whose files are gone."""

@@ -25,7 +25,7 @@ from persist_airflow.spark import SparkJobOperator
 from persist_airflow.spark_connect import DEFAULT_SPARK
 from persist_core.compaction.steps import BUDGET_BYTES
 from persist_core.config.project import ProjectConfig, load_project
-from persist_core.errors import Corruption
+from persist_core.errors import Corruption, StorageError
 from persist_core.gc.collect import GRACE_MS, INTENT_MS
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.metrics import MERGES
@@ -35,6 +35,7 @@ from persist_core.spark_job.launch import merge_by_job
 DAG_ID = "persist_maintenance"
 LOWEST_PRIORITY = 0  # Airflow's default is 1, and more for tasks that others wait for
 HOUR_MS = 3_600_000
+MAX_UNREAD = 3  # shards for which the store fails; after more of them it fails for all, and each may take its timeout
 RETRIES = 1  # the next dag run tries again anyway
 RETRY_DELAY = timedelta(minutes=1)
 DOCUMENT = """Merges batches of shards and deletes what nothing needs: reads and commits stay fast, and shards small.
@@ -47,8 +48,8 @@ DOCUMENT = """Merges batches of shards and deletes what nothing needs: reads and
 class ListShardsToMaintainOperator(BaseOperator):
     """The names of the shards for which enough is due, the largest merge first.
 
-    Reads the newest state of each shard, and the names of its lists of garbage. A shard whose state cannot be read is
-    listed first, so that its own task fails and says why. If metrics are on, it sets the gauges of all shards.
+    Reads the newest state of each shard, and the names of its lists of garbage. A shard for which this fails is listed
+    first, so that its own task fails and says why. If metrics are on, it sets the gauges of all shards.
 
     :param max_shards: at most so many; the others wait for the next dag run
     :param grace_ms: GC is due so long after it last marked
@@ -72,10 +73,22 @@ class ListShardsToMaintainOperator(BaseOperator):
         self.persist_conn_id = persist_conn_id
 
     def execute(self, context: Context) -> list[str]:  # noqa: ARG002 - Airflow's signature
-        """List. Changes nothing."""
+        """List. Changes nothing. Raises `StorageError` if the store fails for more than `MAX_UNREAD` shards."""
+        debts: dict[str, float] = {}
+        unread = 0
         with task_client(self.persist_conn_id) as client:
             shards = client.shards()
-            debts = {shard: debt for shard in shards if (debt := self._debt_of(client, shard)) is not None}
+            for shard in shards:
+                try:
+                    debt = self._debt_of(client, shard)
+                except (Corruption, StorageError) as error:
+                    unread += isinstance(error, StorageError)
+                    if unread > MAX_UNREAD:
+                        raise
+                    self.log.warning("%s: %s: %s", shard, error.kind, error)
+                    debt = float("inf")
+                if debt is not None:
+                    debts[shard] = debt
             report_shards(self.persist_conn_id, client, shards)
         export()
         due = sorted(debts, key=lambda shard: debts[shard], reverse=True)
@@ -88,11 +101,7 @@ class ListShardsToMaintainOperator(BaseOperator):
 
     def _debt_of(self, client: PersistClient, shard: str) -> float | None:
         """How urgent it is: the rows to merge; `None` if too little is due."""
-        try:
-            debt = whole_debt_of(client, client.state(shard), grace_ms=self.grace_ms)
-        except Corruption as error:
-            self.log.warning("%s: %s: %s", shard, error.kind, error)
-            return float("inf")
+        debt = whole_debt_of(client, client.state(shard), grace_ms=self.grace_ms)
         if not debt.is_worth_a_task:
             return None
         self.log.info("%s: %s", shard, debt)

@@ -75,7 +75,7 @@ def measured(stage: str) -> Callable[[_Method], _Method]:
                 if result:
                     took_ms = SystemClock().now_ms() - started_ms
                     if result == "success":
-                        context["ti"].xcom_push(key=SECONDS_XCOM, value=max(took_ms, 0) / 1000)
+                        _push_seconds(context, max(took_ms, 0) / 1000)
                     _report_try(operator, context, stage, result, took_ms)
                     export()
 
@@ -101,7 +101,7 @@ def report_tries(persist_conn_id: str, context: Context, stage: str, tries: Mapp
     for shard, (result, took_ms) in tries.items():
         is_done = result == "skipped" or (result == "success" and stage in ENDING_STAGES)
         found[shard] = {"seconds": took_ms / 1000, "is_done": is_done}
-    context["ti"].xcom_push(key=SECONDS_XCOM, value=found)
+    _push_seconds(context, found)
     for shard, (result, took_ms) in tries.items():
         _report_try(Counted(persist_conn_id, shard), context, stage, result, took_ms)
     export()
@@ -143,6 +143,14 @@ def report_shards(persist_conn_id: str, client: PersistClient, shards: Sequence[
 def export() -> None:
     """Send what was reported, before the task's process ends. A measured method does so by itself."""
     _safely(_flush)
+
+
+def _push_seconds(context: Context, value: object) -> None:
+    """Keep it for the page. Never raises: what the task has done is done, a commit perhaps."""
+    try:
+        context["ti"].xcom_push(key=SECONDS_XCOM, value=value)
+    except Exception as error:  # noqa: BLE001 - Airflow's API may not answer
+        _log.warning("the task's seconds were not kept: %s: %s", type(error).__name__, error)
 
 
 def _report_try(operator: Any, context: Context, stage: str, result: str, took_ms: int) -> None:

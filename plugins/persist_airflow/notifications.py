@@ -59,14 +59,17 @@ _log = logging.getLogger(__name__)
 
 
 class LogNotifier(BaseNotifier):
-    """Writes `message` (templated; `persist_alert` has the notice) to the log at the given level."""
+    """Writes `message` (templated; `persist_alert` has the notice) to the log at the given level: `INFO`, or 20."""
 
     template_fields = ("message",)
 
-    def __init__(self, message: str = "{{ persist_alert.text }}", level: int = logging.WARNING) -> None:
+    def __init__(self, message: str = "{{ persist_alert.text }}", level: int | str = logging.WARNING) -> None:
         super().__init__()
         self.message = message
-        self.level = level
+        levels = logging.getLevelNamesMapping()
+        if isinstance(level, str) and level not in levels:
+            raise ValueError(f"level is {level!r}, expected one of {', '.join(levels)}")
+        self.level = levels[level] if isinstance(level, str) else level
 
     def notify(self, context: Context) -> None:  # noqa: ARG002 - Airflow's signature
         _log.log(self.level, "%s", self.message)
@@ -104,7 +107,7 @@ def targets(entries: Iterable[NotifyBy], context: Context) -> tuple[Target, ...]
         name = _name_of(entry)
         names[name] = names.get(name, 0) + 1
         unique = name if names[name] == 1 else f"{name} {names[name]}"
-        made.append(Target(unique, _accepts(entry), _sender(entry, context)))
+        made.append(Target(unique, _accepts(entry), _sender(entry, context), repr(entry)))
     return tuple(made)
 
 
@@ -192,5 +195,5 @@ def _from_config(entry: NotifyConfig, where: str) -> BaseNotifier:
         )
     try:
         return kind(**{**TEMPLATES.get(entry.class_path, {}), **copy.deepcopy(entry.args)})
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"{where}: {entry.class_path} refuses its arguments: {error}; correct args") from error

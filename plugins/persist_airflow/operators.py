@@ -156,6 +156,7 @@ class AppendBatchesOperator(lineage.ReportsLineage, _ShardOperator):
     :param staged: what write returns: the description and the manifest's key (templated)
     :param write_task_id: the write task of the same DAG, whose Spark settings a healing try uses
     :param notify: notifiers; one that takes conflicts gets one notice of each (docs/alerts.md)
+    :param guide: where notices find the operations guide; default: `docs/operations.md`
     :param persist_conn_id: the location (no template: the asset's name has it)
     """
 
@@ -169,6 +170,7 @@ class AppendBatchesOperator(lineage.ReportsLineage, _ShardOperator):
         staged: Any,
         write_task_id: str,
         notify: Sequence[NotifyBy] | NotifyBy = (),
+        guide: str = "",
         retries: int = APPEND_RETRIES,
         **kwargs: Any,
     ) -> None:
@@ -176,6 +178,7 @@ class AppendBatchesOperator(lineage.ReportsLineage, _ShardOperator):
         self.staged = staged
         self.write_task_id = write_task_id
         self.notify = chosen(None, notify)
+        self.guide = guide
         self.asset = make_asset(outlet_uri(self.persist_conn_id, self.config.name))
         self.outlets = [*self.outlets, self.asset]
         self._write: Any = None  # while it heals: the write task's operator
@@ -203,7 +206,7 @@ class AppendBatchesOperator(lineage.ReportsLineage, _ShardOperator):
                 report = report_of(client, "committed" if result.is_new else "already committed", commit)
                 self.lineage = lineage.of_commit(client, self.config, commit, self.persist_conn_id, self.lineage.inputs)
             else:
-                told(self, client, result, self.notify, context)
+                told(self, client, result, self.notify, context, self.guide)
                 if result.is_new:
                     raise PersistCasConflict(result.record)
                 report = self._heal(client, description, context)
@@ -222,7 +225,7 @@ class AppendBatchesOperator(lineage.ReportsLineage, _ShardOperator):
 
         def on_step(step: run.Step) -> None:
             if isinstance(step, Conflict):
-                told(self, client, step, self.notify, context)
+                told(self, client, step, self.notify, context, self.guide)
             elif isinstance(step, Minted):
                 self.lineage = lineage.of_inputs(client, self.config, step.description, self.persist_conn_id)
                 interval = show_interval(step.description.lower, step.description.upper)
@@ -334,11 +337,16 @@ def warn(log: Any, report: Mapping[str, Any]) -> None:
 
 
 def told(
-    operator: Any, client: PersistClient, conflict: Conflict, notify: Sequence[NotifyBy], context: Context
+    operator: Any,
+    client: PersistClient,
+    conflict: Conflict,
+    notify: Sequence[NotifyBy],
+    context: Context,
+    guide: str,
 ) -> None:
     """Log both sides of a conflict, and alert once. It is an error only the first time."""
     operator.log.log(logging.ERROR if conflict.is_new else logging.INFO, "%s", conflict.record)
-    if announce_conflict(client, conflict.record, notify, context):
+    if announce_conflict(client, conflict.record, notify, context, guide=guide):
         count(Counted(operator.persist_conn_id, conflict.record.shard), context, CONFLICTS)
 
 

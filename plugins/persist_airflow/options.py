@@ -50,6 +50,7 @@ class TaskOptions(TypedDict, total=False):
     persist_conn_id: str
     spark_conn_id: str
     notify: Sequence[NotifyBy] | NotifyBy
+    guide: str
     spark: Mapping[str, Any] | None
     tasks: StageOptions | None
 

@@ -20,7 +20,7 @@ from typing import Any
 from persist_airflow.compat import DAG, AirflowException, BaseOperator, Context, interval_schedule
 from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.notifications import NotifyBy, chosen, targets
-from persist_airflow.options import location_dag
+from persist_airflow.options import TaskOptions, location_dag
 from persist_core.alerts.board import CLAIM_MS, WatchBoard
 from persist_core.alerts.conditions import Health
 from persist_core.alerts.deliver import deliver
@@ -132,12 +132,14 @@ def project_of(folder: str | Path) -> ProjectConfig:
     return load_project(path) if path.is_file() else ProjectConfig()
 
 
-def notify_of_project(folder: str | Path) -> Sequence[NotifyBy]:
-    """The `notify` of the folder's `persist.yaml`. A wrong file is an import error of the DAGs that need all of it."""
+def announced_as(folder: str | Path) -> TaskOptions:
+    """The options `notify` and `guide` by the folder's `persist.yaml`. A wrong file is an import error of the DAGs
+    that need all of it."""
     try:
-        return chosen(project_of(folder).notify)
+        project = project_of(folder)
     except ConfigError:
-        return ()
+        return {}
+    return {"notify": chosen(project.notify), "guide": project.watch.guide}
 
 
 def build_watch_dag(

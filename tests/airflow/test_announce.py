@@ -10,13 +10,15 @@ import pytest
 
 from persist_airflow.announce import AnnounceFailure, failure_notice
 from persist_airflow.compat import BaseNotifier
-from persist_airflow.factory import build_upsert_dag
+from persist_airflow.factory import build_dags, build_upsert_dag
 from persist_airflow.failures import PersistCasConflict
 from persist_airflow.notifications import Notify, targets
+from persist_airflow.operators import told
 from persist_core.alerts.board import WatchBoard
 from persist_core.errors import Determinate
 from persist_core.handles.client import PersistClient
-from persist_core.protocol.conflicts import list_conflicts
+from persist_core.protocol.conflicts import ConflictRecord, list_conflicts
+from persist_core.protocol.stages import Conflict
 from tests.airflow.fruit import NAME, Fruit, end_of
 from tests.airflow.task_driver import DagRunDriver
 from tests.airflow.test_operators import APPEND, WRITE, staged
@@ -87,6 +89,32 @@ def test_a_slow_notifier_changes_nothing_for_others() -> None:
     thread.start()
     second.send(notices[1])
     assert said == ["slow", "quick"]
+
+
+@pytest.mark.parametrize("group", ["", "group: orchard\n"])
+def test_messages_name_the_guide_of_the_project(fruit: Fruit, client: PersistClient, group: str) -> None:
+    """A failed task and a conflict, by an option or by `persist.yaml`."""
+    said: list[str] = []
+    notify = Notify(lambda context: said.append(context["persist_alert"]["guide"]), on=("failures", "conflicts"))
+    file = fruit.dags / "collections" / f"{NAME}.yaml"
+    file.write_text(file.read_text() + group)
+    (fruit.dags / "persist.yaml").write_text("watch: {guide: https://wiki/ops}\n")
+    for given, expected in (({}, "https://wiki/ops"), ({"guide": "https://own"}, "https://own")):
+        options: Any = {"notify": notify, **given}
+        dag: Any = next(iter(build_dags(fruit.dags / "collections", **options).values()))
+        for task in dag.tasks:
+            ti: Any = SimpleNamespace(task_id=task.task_id, dag_id="d", run_id=expected, try_number=1, start_date=None)
+            for callback in task.on_failure_callback or ():
+                callback({"ti": ti, "task": task, "exception": ValueError("bad")})
+        assert len(said) == len(dag.tasks)
+        assert set(said) == {f"{expected}#a-dag-run-failed"}
+        said.clear()
+        append: Any = next(task for task in dag.tasks if task.task_id.endswith(APPEND))
+        holder = append.batch if group else append
+        record = ConflictRecord(expected[-3:] * 10, NAME, 1, 2, 2, "a", "b", 1, "t", 1)
+        told(append, client, Conflict(record, is_new=True, is_covered=False), (notify,), {}, holder.guide)
+        assert said == [f"{expected}#conflicts"]
+        said.clear()
 
 
 def test_a_single_notifier_gets_conflicts_only_if_asked(fruit: Fruit, client: PersistClient) -> None:

@@ -30,7 +30,7 @@ from persist_core.clock import SystemClock
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
-from persist_core.time_text import parse_time
+from persist_core.time_text import DAY_MS, parse_time
 from tests.core.world import SCHEMA
 from tests.plain_commit import commit
 from tests.servers import spark_connect
@@ -212,7 +212,7 @@ def test_the_demo_waits_for_a_scheduler_that_starts_slowly(
         return [("success" if is_up else "queued",)] * 6 if sql.startswith("select r.state") else []
 
     monkeypatch.setattr(airflow, "query", query)
-    steps = [demo.Step("dag", 0, 5 * demo.DAY_MS)]
+    steps = [demo.Step("dag", 0, 5 * DAY_MS)]
     if ends:
         assert demo._run_steps(Console(quiet=True), airflow, steps)
     else:
@@ -231,9 +231,9 @@ def test_the_demo_shows_its_results_by_commands(airflow: LocalAirflow, capsys: p
     first_ms = parse_time("2026-01-01")
     with open_location(airflow.location) as location:
         for shard in (demo.COLLECTION, demo.VIEW):
-            for at in range(first_ms, first_ms + demo.DAYS * demo.DAY_MS, demo.DAY_MS):
+            for at in range(first_ms, first_ms + demo.DAYS * DAY_MS, DAY_MS):
                 error = ("value", None, b"unreadable", at, 1)
-                commit(PersistClient(location), shard, SCHEMA, at + demo.DAY_MS, [((at, "fig"), at, 1)], [error])
+                commit(PersistClient(location), shard, SCHEMA, at + DAY_MS, [((at, "fig"), at, 1)], [error])
     assert demo._print_results(Console(), airflow.location, first_ms) == 0
     shown = capsys.readouterr().out
     assert "$ persist snapshot customers --as-of 2026-01-03 --limit 12" in shown

@@ -11,9 +11,15 @@ from typing import Any
 import pytest
 
 from persist_airflow.compat import AirflowFailException
-from persist_airflow.maintenance import ListShardsToMaintainOperator, MaintainShardOperator, build_maintenance_dag
+from persist_airflow.failures import PersistStepFailed
+from persist_airflow.maintenance import (
+    MAX_UNREAD,
+    ListShardsToMaintainOperator,
+    MaintainShardOperator,
+    build_maintenance_dag,
+)
 from persist_core.config.project import MaintenanceConfig, ProjectConfig
-from persist_core.errors import ConfigError, OutdatedDescription
+from persist_core.errors import ConfigError, Determinate, OutdatedDescription
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.debt import debt_of
 from persist_core.location.settings import PersistLocation
@@ -106,6 +112,31 @@ def test_the_largest_debt_comes_first_and_the_rest_waits(
     assert execute(ListShardsToMaintainOperator(task_id="list", max_shards=2)) == ["large", "middle"]
     monkeypatch.setenv("AIRFLOW__CORE__MAX_MAP_LENGTH", "1")
     assert execute(ListShardsToMaintainOperator(task_id="list")) == ["large"], "Airflow maps no longer list"
+
+
+@pytest.mark.parametrize("failing", [1, MAX_UNREAD, MAX_UNREAD + 1])
+def test_a_store_that_fails_for_one_shard_stops_no_other(
+    client: PersistClient, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """A store that fails for many of them is down."""
+    names = [f"shard{number}" for number in range(MAX_UNREAD + 3)]
+    for shard in names:
+        fill(client, shard, 9)
+    broken, real = names[1 : 1 + failing], PersistClient.state
+
+    def state(self: PersistClient, shard: str) -> Any:
+        if shard in broken:
+            raise Determinate("the store is away")
+        return real(self, shard)
+
+    monkeypatch.setattr(PersistClient, "state", state)
+    if failing > MAX_UNREAD:
+        with pytest.raises(PersistStepFailed, match="the store is away"):
+            execute(ListShardsToMaintainOperator(task_id="list"))
+        return
+    found = execute(ListShardsToMaintainOperator(task_id="list"))
+    assert found[:failing] == broken
+    assert sorted(found) == names
 
 
 def test_a_task_says_what_it_did_and_what_is_still_due(client: PersistClient) -> None:

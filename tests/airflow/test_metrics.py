@@ -281,3 +281,22 @@ def _capture(monkeypatch: pytest.MonkeyPatch, **settings: bool) -> list[tuple[st
         monkeypatch.setattr(Stats, name, send)
     warn_once.cache_clear()
     return sent
+
+
+class Unreachable:
+    """A task instance of an Airflow that does not answer."""
+
+    def xcom_push(self, **_: object) -> None:
+        raise ConnectionError("503")
+
+
+def test_seconds_that_cannot_be_kept_fail_no_task() -> None:
+    """The task may have committed."""
+    context: Any = {"ti": Unreachable()}
+
+    def execute(operator: reported.Counted, context: Any) -> str:  # noqa: ARG001 - the signature of a method
+        return "committed"
+
+    commit = reported.measured("append")(execute)
+    assert commit(reported.Counted("persist_default", NAME), context) == "committed"
+    reported.report_tries("persist_default", context, "append", {NAME: ("success", 1)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from persist_airflow.compat import AirflowException, AirflowFailException
 from persist_airflow.notifications import Notify
 from persist_airflow.watch import build_watch_dag
 from persist_core.alerts.board import WatchBoard
+from persist_core.alerts.deliver import MAX_FAILURES
 from persist_core.alerts.health import open_alerts
 from persist_core.config.project import load_project
 from persist_core.handles.client import PersistClient
@@ -178,7 +180,7 @@ def test_wrong_files_are_named_and_the_others_are_watched(
     (folder / "collections" / "fruit.yaml").write_text(COLLECTION + "freshness: {warn: 2 hourz}\n")
     (folder / "views").mkdir()
     (folder / "views" / "by_name.yaml").write_text("query: SELECT 1\nfreshness: {warn: 1h}\n")
-    assert watch(folder) == {"shards": 1, "open": 2, "sent": 1, "changed": ["[fail] fruit: its file is wrong"]}
+    assert watch(folder) == {"shards": 1, "open": 2, "sent": 0, "changed": ["[fail] fruit: its file is wrong"]}
     assert watch(folder)["changed"] == [], "said once"
     assert "fruit.yaml: freshness.warn: found '2 hourz'" in caplog.text + capsys.readouterr().out
     (folder / "collections" / "fruit.yaml").write_text(COLLECTION + "freshness: {warn: 2h}\n")
@@ -207,6 +209,7 @@ def test_an_open_alert_shows_the_value_and_the_limit_of_now(tmp_path: Path, clie
     [
         ("{notifier: no_such.package.Notifier}", "no_such.package.Notifier cannot be imported"),
         ("{notifier: email}", "refuses its arguments"),
+        ("{notifier: log, args: {level: LOUD}}", "level is 'LOUD', expected one of CRITICAL, FATAL"),
     ],
 )
 def test_a_notifier_that_cannot_be_made_says_why(tmp_path: Path, client: PersistClient, entry: str, said: str) -> None:
@@ -215,6 +218,30 @@ def test_a_notifier_that_cannot_be_made_says_why(tmp_path: Path, client: Persist
     with pytest.raises(AirflowException, match=said):
         watch(folder)
     assert len(WatchBoard(client).read().unsent) == 1
+
+
+@pytest.mark.parametrize("level", ["ERROR", 40])
+def test_the_log_has_a_level_by_name_or_number(
+    tmp_path: Path, client: PersistClient, caplog: pytest.LogCaptureFixture, level: object
+) -> None:
+    folder = folder_of(tmp_path, f"freshness: {{warn: 2h}}\nnotify: {{notifier: log, args: {{level: {level}}}}}\n")
+    complete_until(client, 9)
+    assert watch(folder)["sent"] == 1
+    assert "fruit is late" in next(each for each in caplog.records if each.levelno == logging.ERROR).getMessage()
+
+
+def test_teams_have_notifiers_of_one_name_apart(tmp_path: Path, client: PersistClient, slack: HttpSink) -> None:
+    """A team with a wrong connection keeps nothing from another team."""
+    folder = folder_of(tmp_path, f"freshness: {{warn: 2h}}\nnotify: {SLACK}\n")
+    wrong = "notify: {notifier: slack, args: {slack_webhook_conn_id: none}}\n"
+    for name in ("a", "b", "c"):
+        (folder / "collections" / f"{name}.yaml").write_text(f"{COLLECTION}freshness: {{warn: 2h}}\n{wrong}")
+        commit(client, name, SCHEMA, client.clock.now_ms() - 9 * HOUR)
+    complete_until(client, 9)
+    with pytest.raises(AirflowException, match=r"slack did not take .* a: late") as found:
+        watch(folder)
+    assert len(slack.bodies("/slack")) == 1
+    assert str(found.value).count("did not take") == MAX_FAILURES
 
 
 @pytest.mark.parametrize("path", ["subprocess.Popen", "os.system", "airflow.sdk.BaseOperator"])

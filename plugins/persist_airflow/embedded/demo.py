@@ -24,14 +24,13 @@ from persist_core.errors import ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
-from persist_core.time_text import format_time, parse_time
+from persist_core.time_text import DAY_MS, format_time, parse_time
 
 COLLECTION = "customers"
 DIMENSION = "cities"
 VIEW = "regions"
 UPSERT, VIEWS = "persist_upsert__", "persist_view__"  # of DAG ids; the factory has them, and would import Airflow here
 DAYS = 7
-DAY_MS = 24 * 3_600_000
 FEW = ("--limit", "12")
 _FAILED_TASKS = "select run_id, task_id from task_instance where state = 'failed' order by run_id limit 20"
 SCHEDULE_OFF = {"AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False"}  # the demo starts what runs: the feed ends in January
@@ -194,8 +193,6 @@ def _print_next(console: Console, airflow: LocalAirflow) -> None:
     persist = ".venv/bin/persist" if is_clone(root) else "persist"
     console.print(f"  cd {root}", highlight=False, soft_wrap=True)
     for command, what in (
-        (f"{persist} snapshot {COLLECTION} --as-of 2026-01-03", "the table as of any time"),
-        (f"{persist} changes {COLLECTION} --after 2026-01-02 --through 2026-01-04", "what changed between two times"),
         (f"{persist} errors {COLLECTION}", "what could not be read, byte for byte"),
         (f"{persist} fsck {COLLECTION}", "checks what is stored, digests included"),
         (f"{persist} run {VIEW} --read-only", "what a refresh of the view would write"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,15 @@ from hypothesis import strategies as st
 from persist_core.alerts.board import CLAIM_MS, VERSIONS_KEPT, WatchBoard
 from persist_core.alerts.conditions import Health
 from persist_core.alerts.deliver import MAX_FAILURES, Delivered, Target, deliver
-from persist_core.alerts.record import MAX_UNSENT_OF_ONE_KEY, RECORD_KEY, Notice, ShardWatch, WatchRecord
+from persist_core.alerts.record import (
+    MAX_EVENTS,
+    MAX_UNSENT_OF_ONE_KEY,
+    RECORD_KEY,
+    Notice,
+    NoticeKind,
+    ShardWatch,
+    WatchRecord,
+)
 from persist_core.alerts.words import make_notice
 from persist_core.config.thresholds import Threshold
 from persist_core.errors import CorruptArtifact, InvalidInput
@@ -24,6 +33,7 @@ from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.drop import drop
 from persist_core.maintenance.fsck import fsck
+from persist_core.sealed import seal
 from tests.suites.faults import Outcome, ScriptedFaults, UnreliableConsensus
 from tests.virtual import ManualClock
 
@@ -62,8 +72,20 @@ class Sink:
         self.sent.append("resolved" if notice.is_resolved else notice.level)
 
 
+def fail_all(client: PersistClient, shards: Iterable[str]) -> None:
+    facts = {shard: Health(shard, has_commit=True, upper=NOW, errors=99) for shard in shards}
+    WatchBoard(client).turn(dict.fromkeys(facts, RULES["fruit"]), lambda: facts)
+
+
 def send(client: PersistClient, *sinks: Sink) -> Delivered:
     return deliver(WatchBoard(client), lambda _: [sink.target for sink in sinks])
+
+
+def notice_of(kind: NoticeKind, key: str) -> Notice:
+    return make_notice(
+        "fruit lost", (), command="persist conflicts fruit", section="conflicts", kind=kind, key=key,
+        notice_id=key, shard="fruit", what=key, level="warn", at_ms=NOW, since_ms=NOW, guide="",
+    )  # fmt: skip
 
 
 def test_a_quiet_turn_writes_nothing(client: PersistClient) -> None:
@@ -170,12 +192,73 @@ def test_what_a_notifier_did_not_take_is_sent_again_to_it_alone(client: PersistC
 def test_a_notifier_that_is_down_is_not_tried_for_each_notice(client: PersistClient) -> None:
     bad = Sink()
     bad.is_down = True
-    rules = {f"shard{n}": {"errors": Threshold(warn=1)} for n in range(9)}
-    facts = {name: Health(name, has_commit=True, upper=NOW, errors=1) for name in rules}
-    WatchBoard(client).turn(rules, lambda: facts)
+    fail_all(client, [f"shard{n}" for n in range(9)])
     assert len(send(client, bad).failures) == MAX_FAILURES
     bad.is_down = False
     assert send(client, bad).sent == 9
+
+
+@pytest.mark.parametrize("has_services", [False, True])
+def test_one_that_is_down_keeps_nothing_from_others(
+    client: PersistClient, monkeypatch: pytest.MonkeyPatch, has_services: bool
+) -> None:
+    """One wrong connection, or as many as shards, all of one name: others are sent, in every turn."""
+    monkeypatch.setattr("persist_core.alerts.deliver.MAX_NOTICES", 10)
+    count = 15
+    down = {f"a{n}": Sink("slack") for n in range(count)}
+    for number, sink in enumerate(down.values()):
+        sink.is_down = True
+        sink.target = replace(sink.target, service=f"team {number}" if has_services else "")
+    works, also = Sink("pager"), Sink("slack")
+    also.target = replace(also.target, service="payroll")
+
+    def deliver_all() -> Delivered:
+        own = {shard: [sink.target] for shard, sink in down.items()}
+        return deliver(WatchBoard(client), lambda notice: own.get(notice.shard, [works.target, also.target]))
+
+    fail_all(client, down)
+    assert deliver_all().sent == 0
+    for turn in range(1, 4):
+        fail_all(client, [f"payroll{turn}"])
+        assert deliver_all().sent == 1
+        assert works.sent == also.sent == ["fail"] * turn
+    for sink in down.values():
+        sink.is_down = False
+    assert deliver_all().sent + deliver_all().sent == count
+    assert [sink.sent for sink in down.values()] == [["fail"]] * count
+
+
+def test_what_was_not_taken_waits_behind_what_was_not_tried(client: PersistClient) -> None:
+    """A task may be killed while the first ones hang, at each turn."""
+    bad = Sink()
+    bad.is_down = True
+    fail_all(client, "abcd")
+    send(client, bad)
+    assert [each.shard for each in WatchBoard(client).read().unsent] == list("cdab")
+
+
+def test_what_no_target_accepts_is_not_sent_and_not_kept(client: PersistClient) -> None:
+    fail_all(client, "ab")
+    nothing = Target("pager", lambda _: False, lambda _: None)
+    assert deliver(WatchBoard(client), lambda _: [nothing]) == Delivered(0, ())
+    assert WatchBoard(client).read().unsent == ()
+
+
+@pytest.mark.parametrize("count", [MAX_EVENTS - 1, MAX_EVENTS + 500])
+def test_each_alert_of_one_turn_is_kept_until_it_is_sent(client: PersistClient, count: int) -> None:
+    shards = {f"s{n}" for n in range(count)}
+    fail_all(client, shards)
+    record = WatchBoard(client).read()
+    assert set(record.shards) == {each.shard for each in record.unsent} == shards
+
+
+def test_events_that_wait_push_out_no_alert(caplog: pytest.LogCaptureFixture) -> None:
+    alert = notice_of("alert", "errors")
+    events = [notice_of("conflict", f"c{n}") for n in range(MAX_EVENTS + 3)]
+    record = WatchRecord().with_notices(alert, *events)
+    assert record.unsent == (alert, *events[3:])
+    assert len(caplog.records) == 3
+    assert "never sent" in caplog.text
 
 
 def test_a_notifier_that_hangs_keeps_nothing_from_others(
@@ -199,7 +282,7 @@ def test_a_notifier_that_hangs_keeps_nothing_from_others(
 def test_another_watcher_sends_again_after_a_death(client: PersistClient) -> None:
     look(client, 3)
     sink = Sink()
-    assert WatchBoard(client).claim(lambda _: True) is not None  # and no more is heard of it
+    assert WatchBoard(client).claim(lambda *_: True) is not None  # and no more is heard of it
     assert send(client, sink).sent == 0
     look(client, 0)
     assert send(client, sink).sent == 0, "the end waits for the beginning"
@@ -211,10 +294,10 @@ def test_another_watcher_sends_again_after_a_death(client: PersistClient) -> Non
 def test_a_claim_that_has_ended_settles_nothing(client: PersistClient) -> None:
     look(client, 3)
     slow, fast = WatchBoard(client), WatchBoard(client)
-    claimed = slow.claim(lambda _: True)
+    claimed = slow.claim(lambda *_: True)
     assert claimed is not None
     client.clock.sleep_ms(CLAIM_MS)
-    assert fast.claim(lambda _: True) is not None
+    assert fast.claim(lambda *_: True) is not None
     slow.settle(claimed[0], ["x"], is_done=True)
     (left,) = fast.read().unsent
     assert left.claimed_by == fast.holder
@@ -243,6 +326,22 @@ def test_alerts_of_a_file_that_is_gone_end_silently(client: PersistClient) -> No
     assert list(WatchBoard(client).read().shards) == ["fruit"]
     WatchBoard(client).turn(others, dict, watcher="a")
     assert WatchBoard(client).read().shards == {}
+
+
+@pytest.mark.parametrize("taken", ["", "first", "first last"])
+def test_an_alert_that_ended_silently_is_not_sent_later(client: PersistClient, taken: str) -> None:
+    """Its file is removed while a notifier is down, and comes back."""
+    first, last = Sink("first"), Sink("last")
+    look(client, 3, watcher="a")
+    first.is_down, last.is_down = "first" not in taken, "last" not in taken
+    send(client, first, last)
+    WatchBoard(client).turn({}, dict, watcher="a")
+    assert WatchBoard(client).read() == WatchRecord()
+    first.is_down = last.is_down = False
+    assert look(client, 0, watcher="a") == []
+    assert send(client, first, last) == Delivered(0, ())
+    assert (first.sent, last.sent) == (["warn"] * ("first" in taken), ["warn"] * ("last" in taken))
+    assert look(client, 3, watcher="a") == ["warn"]
 
 
 def test_a_dropped_shard_is_forgotten(client: PersistClient) -> None:
@@ -278,11 +377,19 @@ def test_the_record_and_its_history_are_bounded(client: PersistClient) -> None:
     assert unsent[-1].is_resolved
 
 
+def test_the_record_is_stored_as_any_other_one(client: PersistClient) -> None:
+    """`encode` is a faster way to the same bytes."""
+    look(client, 3, watcher="a")
+    WatchBoard(client).acknowledge("fruit", "errors", by="ann", reason="known")
+    WatchBoard(client).record_check("fruit", 2, "part: lost")
+    WatchBoard(client).post(notice_of("failure", "k"))
+    record = WatchBoard(client).read()
+    assert record.encode() == seal(WatchRecord.KIND, WatchRecord.VERSION, asdict(record))
+    assert WatchRecord.decode(record.encode()) == record
+
+
 def test_a_notice_is_posted_once(client: PersistClient) -> None:
-    notice = make_notice(
-        "fruit lost", (), command="persist conflicts fruit", section="conflicts", kind="conflict", key="k",
-        notice_id="k", shard="fruit", what="conflict", level="warn", at_ms=NOW, since_ms=NOW, guide="",
-    )  # fmt: skip
+    notice = notice_of("conflict", "k")
     board = WatchBoard(client)
     board.post(notice)
     board.post(notice)

@@ -45,7 +45,6 @@ def look(health: Health, before: ShardWatch | None = None, *, now_ms: int = NOW,
         ({"conflicts": 4}, DEFAULTS, "conflicts", None, None, ""),
         ({"conflicts": 50}, DEFAULTS, "conflicts", "fail", 50, "lost 50 appends to other writers in 24 hours"),
         ({"findings": 0}, DEFAULTS, "fsck", None, None, ""),
-        ({"findings": None}, DEFAULTS, "fsck", None, None, ""),
         ({"findings": 2, "notes": {"fsck": "part: x"}}, DEFAULTS, "fsck", "fail", 2, "first: part: x"),
         ({"has_stash": True}, DEFAULTS, "stash_age", None, None, ""),
     ],
@@ -147,7 +146,7 @@ def facts() -> st.SearchStrategy[Health]:
         has_stash=st.booleans(),
         errors=counts,
         conflicts=counts,
-        findings=counts,
+        findings=st.integers(0, 60),
     )
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from persist_core.alerts.board import WatchBoard
 from persist_core.alerts.conditions import Health, checked
@@ -21,7 +24,9 @@ from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.drop import drop
 from persist_core.maintenance.fsck import fsck, remember
+from persist_core.protocol.conflicts import ConflictRecord
 from persist_core.schema import CollectionSchema, Column
+from persist_core.shard.codec import StateVersion, encode_state
 from persist_core.time_text import DAY_MS
 from tests.plain_commit import commit
 from tests.virtual import ManualClock
@@ -69,7 +74,7 @@ def test_findings_are_those_of_the_last_fsck(client: PersistClient) -> None:
     data = client.blob.get(part)
     assert data is not None
     client.blob.delete(part)
-    assert healths(Inspector(client), ["fruit"])["fruit"].findings is None
+    assert healths(Inspector(client), ["fruit"])["fruit"].findings == 0
     remember(client, fsck(client, "fruit"))
     found = checked(healths(Inspector(client), ["fruit"])["fruit"], WatchBoard(client).read().of("fruit").check)
     assert found.findings == len(fsck(client, "fruit").violations)
@@ -93,6 +98,46 @@ def test_a_damaged_shard_hides_no_other(client: PersistClient) -> None:
     assert (found["fruit"].is_readable, found["fruit"].findings) == (False, 1)
     assert "SHA-256" in (found["fruit"].notes or {})["fsck"]
     assert found["other"].is_readable
+
+
+@pytest.mark.parametrize("target", ["state", "manifest"])
+def test_damage_that_was_repaired_needs_no_fsck(client: PersistClient, target: str) -> None:
+    commit(client, "fruit", KEYED, DAY_MS, [((1, "a"), 1, 1)])
+    rules = {"fruit": DEFAULTS}
+    consensus, state = client.location.consensus, client.state("fruit")
+    key, damaged = state.commits[-1].manifest_key, state.seqno + 1
+    manifest = client.blob.get(key)
+    assert manifest is not None
+    if target == "state":
+        consensus.compare_and_set("fruit", state.seqno, VersionedData(damaged, b"damaged"))
+    else:
+        client.blob.set(key, b"damaged")
+    WatchBoard(client).turn(rules, lambda: healths(Inspector(client), rules))
+    assert [(each.alert, each.level) for each in open_alerts(Inspector(client))] == [("fsck", "fail")]
+    if target == "state":
+        whole = encode_state(StateVersion("repair", NOW, replace(state, seqno=damaged + 1)))
+        consensus.compare_and_set("fruit", damaged, VersionedData(damaged + 1, whole))
+    else:
+        client.blob.set(key, manifest)
+    (notice,) = WatchBoard(client).turn(rules, lambda: healths(Inspector(client), rules))
+    assert (notice.what, notice.is_resolved) == ("fsck", True)
+    assert open_alerts(Inspector(client)) == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 3 * DAY_MS), st.booleans()), max_size=5))
+def test_conflicts_count_by_when_they_were_found(found: list[tuple[int, bool]]) -> None:
+    """A move or a backup stores them again. One that cannot be read counts by the store's clock."""
+    clock = ManualClock(NOW)
+    with OpenLocation(MemBlob(clock=clock), MemConsensus()) as opened:
+        client = PersistClient(opened, clock)
+        client.ensure_shard("fruit")
+        for number, (age_ms, is_whole) in enumerate(found):
+            record = ConflictRecord(f"{number:032x}", "fruit", 1, 2, 2, "a/b", None, None, "t", NOW - age_ms)
+            client.blob.set(conflict_key("fruit", record.conflict_id), record.encode() if is_whole else b"damaged")
+        recent = sum(age_ms <= DAY_MS or not is_whole for age_ms, is_whole in found)
+        assert healths(Inspector(client), ["fruit"])["fruit"].conflicts == recent
+        clock.sleep_ms(DAY_MS + 1)
+        assert healths(Inspector(client), ["fruit"])["fruit"].conflicts == 0
 
 
 def test_warnings_are_those_of_the_newest_run_that_counted(client: PersistClient) -> None:
