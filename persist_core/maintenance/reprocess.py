@@ -242,7 +242,7 @@ def _oldest_without_gone(client: PersistClient, config: CollectionConfig, state:
     files = CollectionSource(client, config).files
     whole = None
     for each in starts(client, state):
-        if not set(now.gone) <= files.consumed(each.progress).keys():
+        if not set(now.gone) <= files.consumed(each.progress, like=state.sources.get(FILES)).keys():
             break
         whole = each
     if whole is None or whole.upper >= (state.upper.time or 0):
@@ -266,7 +266,8 @@ def _reported(
     client: PersistClient, config: CollectionConfig, start: Start, plan: CorrectionPlan, request: Request
 ) -> Reprocessed:
     files = CollectionSource(client, config).files
-    ours, theirs = (files.consumed(state.sources.get(FILES)) for state in (plan.began, plan.fork))
+    began, replayed = (state.sources.get(FILES) for state in (plan.began, plan.fork))
+    ours, theirs = (files.consumed(each, like=replayed) for each in (began, replayed))
     new = {name: theirs[name][2] for name in theirs.keys() - ours.keys()}
     _check_end(new, request)
     replaced = sorted(name for name in ours.keys() & theirs.keys() if ours[name][:2] != theirs[name][:2])

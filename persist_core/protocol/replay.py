@@ -112,7 +112,7 @@ def start_for(client: PersistClient, config: CollectionConfig, state: ShardState
             return True
         if point.inputs_end > from_ms or (config.time.late == "error" and point.in_time_from > from_ms):
             return False
-        dates = (facts[2] for facts in files.consumed(point.progress).values())
+        dates = (facts[2] for facts in files.consumed(point.progress, like=point.progress).values())
         return all(date_ms is None or date_ms < from_ms for date_ms in dates)
 
     return next(filter(is_before, starts(client, state)))
@@ -212,7 +212,8 @@ def turns_of(
     called instead: it takes the turns as far as they are known, in any order, and so keeps the times of commits.
     """
     files, end = CollectionSource(client, config).files, state.upper.time or 0
-    known = files.consumed(state.sources.get(FILES))
+    consumed = functools.partial(files.consumed, like=start.progress)  # names as in the fork
+    known = consumed(state.sources.get(FILES))
     turn_of: dict[str, int] = {}
     is_log = config.order.mode == "log"
     if config.time.source == "description" and (is_log or warn is not None):
@@ -222,10 +223,10 @@ def turns_of(
                 " records have no time of their own: a replay from before would bring the keys back. Begin later, or"
                 " drop the correct records as a new file. Nothing was changed"
             )
-        before, epoch, unknown = files.consumed(start.progress), start.epoch, None
+        before, epoch, unknown = consumed(start.progress), start.epoch, None
         turn_of = dict.fromkeys(before, start.upper)
         for each in _points_since(client, state, start):
-            taken = before if each.progress is None else files.consumed(each.progress)
+            taken = before if each.progress is None else consumed(each.progress)
             read = {name for name in taken if name not in before or (before[name][3] and not taken[name][3])}
             if each.epoch > epoch + 1 and len(read) > 1:
                 unknown = each

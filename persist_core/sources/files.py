@@ -233,14 +233,22 @@ class FileSource:
             more[SET_ASIDE] = aside[:_MAX_NOTICES]
         return replace(after, offsets={**after.offsets, **more}) if more else after
 
-    def consumed(self, progress: SourceFrontier | None) -> Consumed:
-        """All files of a progress, by their names now. Raises `CorruptArtifact` if the ledger is damaged."""
-        return self._known(progress)[1]
+    def consumed(self, progress: SourceFrontier | None, *, like: SourceFrontier | None) -> Consumed:
+        """All files of a progress, by their names now, as the progress `like` or one after it has them.
+
+        A progress that began in another folder has other names for the same files. Raises `CorruptArtifact` if the
+        ledger is damaged.
+        """
+        place, known = self._known(progress)
+        base = place_after(self._config, place_of(like))[0].base
+        if base == place.base:
+            return known
+        return {relative_to(join(place.base, name), base): facts for name, facts in known.items()}
 
     def inputs_now(self, progress: SourceFrontier | None, earlier: SourceFrontier | None) -> InputsNow:
         """Compare files that `progress` has consumed, and `earlier` has not, with what is there. Lists all."""
         place, known = self._known(progress)
-        before, naming = self.consumed(earlier), _Naming(self._pattern.root, place.base)
+        before, naming = self.consumed(earlier, like=progress), _Naming(self._pattern.root, place.base)
         found = {naming.relative(each.below_root): each for each in self._feed.scan(Wanted()).found}
         since = {name: facts for name, facts in known.items() if before.get(name) != facts}
         replaced = {

@@ -120,7 +120,7 @@ def tasks_of_run(context: Context) -> set[str]:
 
 
 def is_dag_paused(context: Context, dag_id: str) -> bool | None:
-    """Whether this DAG is paused; `None` if there is no such DAG. 3.0 and 3.1 do not tell: `False`.
+    """True if this DAG is paused; `None` if there is no such DAG. 3.0 and 3.1 do not tell: `False`.
 
     Nor does 3.x tell that the file of a DAG is gone: its last facts are returned.
     """

@@ -38,7 +38,7 @@ from persist_core.shard.state import Commit, Committed
 from persist_core.spark_job.launch import staged_before, write_batches
 
 NEEDS_SPARK = ""  # instead of a manifest's key
-OUTDATED = "outdated or already committed: nothing was staged; append finds the commit, or says why there is none"
+OUTDATED = "outdated or already committed: nothing was staged; append finds the commit, or says what prevents it"
 
 
 class MintGroupOperator(GroupOperator):

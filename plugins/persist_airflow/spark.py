@@ -264,7 +264,7 @@ class WriteBatchesOperator(ReportsLineage, SparkJobOperator):
         if key is None:
             self.log.warning(
                 "description %s is outdated or already committed. Nothing was staged; the append task finds the commit,"
-                " or says why there is none",
+                " or says what prevents it",
                 description.interval,
             )
         else:

@@ -108,3 +108,13 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("migrated")
     migrate(home)
     return home
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Reports of the DAGs that are started. Airflow has each DAG, and none is paused."""
+    reports: list[Any] = []
+    start = "persist_airflow.actions.ShardActionOperator.start"
+    monkeypatch.setattr(start, lambda _self, _context, report: reports.append(report))
+    monkeypatch.setattr("persist_airflow.shard_actions.is_dag_paused", lambda *_: False)
+    return reports

@@ -192,7 +192,7 @@ class World:
     def consumed(self) -> dict[str, int]:
         """The size of each file when the shard consumed it."""
         progress = self.shard.client.state(SHARD).sources.get(FILES)
-        known = CollectionSource(self.shard.client, self.shard.config).files.consumed(progress)
+        known = CollectionSource(self.shard.client, self.shard.config).files.consumed(progress, like=progress)
         return {name: facts[0] for name, facts in known.items()}
 
     def check(self) -> None:
