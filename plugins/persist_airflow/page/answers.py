@@ -17,7 +17,7 @@ from persist_core.ids import RandomIds
 from persist_core.inspection import rows
 from persist_core.inspection.days import MAX_DAYS
 from persist_core.inspection.facts import RowsPage
-from persist_core.inspection.inspector import DEFAULT_COMMITS, MAX_BATCHES, MAX_COMMITS, Inspector
+from persist_core.inspection.inspector import DEFAULT_COMMITS, MAX_COMMITS, Inspector
 from persist_core.inspection.rows import MAX_BYTES_HELD, MAX_LIMIT, Cut
 from persist_core.maintenance.differences import line_of
 from persist_core.protocol.compare import side_of
@@ -66,9 +66,13 @@ class Asked:
         return int(text)
 
     def time(self, name: str) -> int | None:
-        """A time, ISO or an integer; `None` if it is not given."""
+        """A time as users write it, in the time zone of the collection; `None` if it is not given."""
         found = self.texts(name)
-        return parse_time(found[0], what=name) if found and found[0] else None
+        if not found or not found[0]:
+            return None
+        inspector = self.inspector
+        zone, now_ms = inspector.state(self.shard).schemas.zone, inspector.client.clock.now_ms()
+        return parse_time(found[0], what=name, zone=zone, now_ms=now_ms)
 
     def limit(self, default: int, most: int) -> int:
         return self.number("limit", default, least=1, most=most)
@@ -131,7 +135,7 @@ ENDPOINTS: dict[str, Callable[[Asked], Json]] = {
     "shard": lambda asked: asked.site.shard(*asked.place),
     "commits": _commits,
     "days": lambda asked: asked.site.days(*asked.place, limit=asked.limit(DEFAULT_DAYS, MAX_DAYS), check=asked.check),
-    "batches": lambda asked: asdict(asked.inspector.batches(asked.shard, limit=asked.limit(MAX_BATCHES, MAX_BATCHES))),
+    "batches": lambda asked: asdict(asked.inspector.batches(asked.shard)),
     "storage": lambda asked: asdict(asked.inspector.storage(asked.shard, check=asked.check)),
     "checkpoints": lambda asked: {"checkpoints": [asdict(each) for each in asked.inspector.checkpoints(asked.shard)]},
     "conflicts": lambda asked: {"conflicts": [asdict(each) for each in asked.inspector.conflicts(asked.shard)]},

@@ -269,7 +269,7 @@ def _money(row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 @contextmanager
-def connected(folder: Path, conn_id: str, make: Callable[[PersistClient], None]) -> Iterator[None]:
+def connected(folder: Path, conn_id: str, make: Callable[[PersistClient], Any]) -> Iterator[PersistLocation]:
     """A location that `make` has filled, under a connection that the page lists."""
     from airflow.models.connection import Connection
     from airflow.utils.session import create_session
@@ -284,6 +284,6 @@ def connected(folder: Path, conn_id: str, make: Callable[[PersistClient], None])
         session.add(Connection(conn_id=conn_id, conn_type="persist", extra=extra))
         session.commit()
         try:
-            yield
+            yield location
         finally:
             session.query(Connection).filter(Connection.conn_id == conn_id).delete()
