@@ -9,7 +9,7 @@ the source has no dates in its paths, the commits of the day have read them. Wha
     corrected   a restore has changed the shard on this day
     late        a file of the day came after a commit had covered the day
     loaded      commits cover the day
-    unknown     the commits that cover the day are older than those which were read
+    unknown     commits cover the day, and they are older than the given ones
     open        the day is not over, or its run is not due yet
 """
 

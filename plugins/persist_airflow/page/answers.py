@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 
 from persist_airflow.page.site import Access, Forbidden, Json, Site
@@ -70,9 +71,7 @@ class Asked:
         found = self.texts(name)
         if not found or not found[0]:
             return None
-        inspector = self.inspector
-        zone, now_ms = inspector.state(self.shard).schemas.zone, inspector.client.clock.now_ms()
-        return parse_time(found[0], what=name, zone=zone, now_ms=now_ms)
+        return parse_time(found[0], what=name, zone=self.zone, now_ms=self.client.clock.now_ms())
 
     def limit(self, default: int, most: int) -> int:
         return self.number("limit", default, least=1, most=most)
@@ -96,9 +95,14 @@ class Asked:
     def inspector(self) -> Inspector:
         return self.site.inspector(*self.place)
 
-    @property
+    @cached_property
     def client(self) -> PersistClient:
         return self.site.client(*self.place)
+
+    @cached_property
+    def zone(self) -> str:
+        """The time zone of the collection."""
+        return self.client.state(self.shard).schemas.zone
 
 
 def _commits(asked: Asked) -> Json:
@@ -117,9 +121,8 @@ def _changes(asked: Asked) -> Json:
 def _differences(asked: Asked) -> Json:
     access, conn_id, shard = asked.place
     client = asked.client
-    zone = client.state(shard).schemas.zone
     a, b = (
-        side_of(client, shard, text, zone=zone, check=lambda other: asked.site.client(access, conn_id, other))
+        side_of(client, shard, text, zone=asked.zone, check=lambda other: asked.site.client(access, conn_id, other))
         for text in (asked.text("a"), asked.text("b"))
     )
     page, found = rows.differences_between(client, a, b, asked.cut(), budget=asked.budget())

@@ -141,7 +141,7 @@ def fill_customers(client: PersistClient, days: int) -> None:
         new = range(1_000 * (day - today + days), 1_000 * (day - today + days) + draw.randrange(3, 15))
         rows |= {key: (key, f"customer {key}", "Oslo", "10.00") for key in new}
         updates += [(rows[key], time, 1) for key in (*new, *(set(changed) - set(deleted)))]
-        if day % 9 == 0:
+        if (today - day) % 9 == 0:
             payload = f'{{"id": {day}, "balance": "ten"}}'.encode()
             slot = f'{MISSING_ORDER} {{"file":"customers.jsonl","block":0,"row":{day}}}'.encode()
             errs = [("value", None, payload, time, 1), (MISSING_ORDER, slot, payload, time, 1)]

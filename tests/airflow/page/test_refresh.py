@@ -13,6 +13,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.schema import CollectionSchema, Column
+from persist_core.shard.state import ShardState
 from tests.airflow.page import shop
 from tests.airflow.page.screen import BASE, DRAWN, TABS, shoot
 from tests.plain_commit import commit
@@ -44,12 +45,12 @@ Grow = Callable[[], None]
 def place(tmp_path: Path) -> Iterator[tuple[str, Grow]]:
     """The address of a shard with two commits, and what makes another one: with a row, an err and a new column."""
     conn_id = f"growing_{abs(hash(tmp_path))}"  # the page has a location open for some time
-    with shop.connected(tmp_path, conn_id, lambda client: [add(client) for _ in range(2)]) as location:
+    with shop.connected(tmp_path, conn_id, lambda client: [add_commit(client) for _ in range(2)]) as location:
         yield f"{BASE}/persist/?conn_id={conn_id}&shard=growing", lambda: in_another_process(location)
 
 
-def add(client: PersistClient) -> None:
-    """One more daily commit."""
+def add_commit(client: PersistClient) -> ShardState:
+    """One more daily commit; the state before it."""
     client.ensure_shard("growing")
     state = client.state("growing")
     n = len(state.commits)
@@ -59,12 +60,13 @@ def add(client: PersistClient) -> None:
     rows = [((f"r{n}", BIG + n, -BIG - n, *names), time, 1)]
     known = state.schemas.placed(schema) if n else schema
     commit(client, "growing", known, time + DAY_MS, rows, [("value", None, b"x", time, 1)], writer=f"dag/{n}")
+    return state
 
 
 def in_another_process(location: PersistLocation) -> None:
     """As a worker of Airflow does: the page's own client is another one."""
     with open_location(location) as opened:
-        add(PersistClient(opened))
+        add_commit(PersistClient(opened))
 
 
 def turn(page: Page) -> None:
@@ -150,6 +152,20 @@ def test_an_older_answer_replaces_no_newer_one(page: Page, url: str, place: tupl
     page.evaluate("new Promise((done) => { requestAnimationFrame(() => done()); })")
     wait_for(page, "Storage", 3)
     assert page.locator("#panel-storage").get_attribute("aria-busy") == "false"
+
+
+def test_days_of_commits_that_were_not_read_are_unknown(page: Page, url: str, place: tuple[str, Grow]) -> None:
+    def with_a_late_file(route: Any) -> None:
+        body = route.fetch().json()
+        body["days"][0]["state"] = "unknown"
+        route.fulfill(json=body)
+
+    page.route("**/api/days*", with_a_late_file)
+    page.goto(f"{url}{place[0]}")
+    page.locator("#days .legend-line").get_by_text("unknown 1").wait_for()
+    page.locator("#days button.day").first.click()
+    page.locator("#days .day-detail").get_by_text("older commits than those read here cover the day").wait_for()
+    shoot(page, "days-unknown", full_page=True)
 
 
 def test_seconds_that_nothing_measured_are_unknown(page: Page, url: str, place: tuple[str, Grow]) -> None:

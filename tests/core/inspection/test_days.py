@@ -195,7 +195,7 @@ def test_files_are_those_that_each_commit_has_consumed(
     inspector = Inspector(client)
     state = inspector.state("orders")
     loads = inspector.loads(state)
-    assert [[each.name for each in load.inputs] for load in loads] == list(names.values())
+    assert [[each.name for each in load.inputs or ()] for load in loads] == list(names.values())
     assert states(loads, due=day(4))[:4] == ["late", "loaded", "missing", "open"]
     with monkeypatch.context() as few:
         few.setattr(inspector_module, "MAX_COMMITS", 2)
