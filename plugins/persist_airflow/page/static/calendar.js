@@ -53,6 +53,7 @@ function cell(day, choose) {
 }
 
 function describe(shard, body, day, pick) {
+  if (day.state === "unknown") return [h("h3", {}, `${day.date}: unknown`), h("p", {}, `${STATES.unknown[1]}.`)];
   const run = body.airflow.failed_runs[day.day_ms];
   const facts = `${count(day.inserts)} inserts, ${count(day.updates)} updates, ${count(day.deletes)} deletes, ${count(day.errors)} errors in ${count(day.commits)} commits`;
   const columns = [{ name: "File", head: true }, { name: "Size", number: true }, { name: "Consumed" }, { name: "Came" }];
