@@ -4,10 +4,12 @@ A day is one of the collection's time zone, so it may have 23 or 25 hours. Its f
 the source has no dates in its paths, the commits of the day have read them. What a day is:
 
     failed      the day is over, no commit covers it, and its dag run failed
-    missing     the day is over, and no commit covers it; or other days have dated files, and this one has none
+    missing     the day is over, and no commit covers it; or other days have dated files, and this one has none, as far
+                as the inputs of all commits from its start on are known
     corrected   a restore has changed the shard on this day
     late        a file of the day came after a commit had covered the day
     loaded      commits cover the day
+    unknown     commits cover the day, and they are older than the given ones
     open        the day is not over, or its run is not due yet
 """
 
@@ -28,10 +30,10 @@ _COUNTS = ("inserts", "updates", "deletes", "errors")
 
 @dataclass(frozen=True)
 class Loaded:
-    """One commit, and the inputs that it has consumed."""
+    """One commit, and the inputs that it has consumed; `None` if they are not known."""
 
     commit: CommitFacts
-    inputs: tuple[ConsumedInput, ...] = ()
+    inputs: tuple[ConsumedInput, ...] | None = ()
 
 
 def days_of(
@@ -54,15 +56,17 @@ def days_of(
     timed = [load for load in loads if load.commit.upper is None or DAY_MS <= load.commit.upper <= LAST_DAY]
     if not timed:
         return ()
-    is_dated = any(each.date_ms is not None for load in timed for each in load.inputs)
+    is_dated = any(each.date_ms is not None for load in timed for each in load.inputs or ())
     by_day: dict[int, list[Loaded]] = defaultdict(list)
     files: dict[int, list[tuple[ConsumedInput, CommitFacts]]] = defaultdict(list)
     for load in timed:
         own = day_of(load.commit.committed_ms if load.commit.upper is None else load.commit.upper - 1, zone)
         by_day[own].append(load)
-        for each in load.inputs:
+        for each in load.inputs or ():
             files[own if each.date_ms is None else day_of(each.date_ms, zone)].append((each, load.commit))
     covered = now_ms if upper is None else upper
+    read_from = timed[0].commit.lower
+    known_from = max([read_from, *(load.commit.upper or covered for load in timed if load.inputs is None)])
     today = day_of(now_ms, zone)
     day = max(min([*by_day, *files]), day_of(today, zone, moved_by=1 - limit))
     shown = []
@@ -77,8 +81,10 @@ def days_of(
             state = "failed" if day in failed else "missing" if end <= due else "open"
         elif any(commit.restored_from for commit in commits):
             state = "corrected"
-        elif is_dated and not found:
+        elif is_dated and not found and day >= known_from:
             state = "missing"
+        elif day < read_from and not found and not commits:
+            state = "unknown"
         else:
             state = "late" if late else "loaded"
         counts = {name: sum(getattr(commit, name) or 0 for commit in commits) for name in _COUNTS}

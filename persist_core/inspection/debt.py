@@ -10,10 +10,11 @@ from persist_core.contents.batch import HollowBatch
 from persist_core.keys import owner_of
 from persist_core.shard.history import advance_since, show_history
 from persist_core.shard.state import ShardState
+from persist_core.time_text import DAY_MS
 
 TASK_BATCHES = 8  # a merge of fewer batches and fewer rows costs less than the task that does it
 TASK_ROWS = 100_000
-TASK_SINCE_MS = 86_400_000  # nor is a shorter advance of `since` worth one, or one by less than a tenth of the history
+TASK_SINCE_MS = DAY_MS  # nor is a shorter advance of `since` worth one, or one by less than a tenth of the history
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ class CommitsPage:
     older: int | None
 
 
-DayState = Literal["loaded", "late", "corrected", "missing", "failed", "open"]  # see `days.py`
+DayState = Literal["loaded", "late", "corrected", "missing", "failed", "open", "unknown"]  # see `days.py`
 
 
 @dataclass(frozen=True)
@@ -256,8 +256,9 @@ class RowsPage:
     """A page of rows, of changes (first columns: time, diff) or of errors.
 
     `as_of` is the time read; of changes, `after` and `as_of` bound it: `after < time <= as_of`. `rows` has one list of
-    values a row, in the order of `columns`; a long text is cut, and its length follows in the text. `total` counts all
-    rows that match. The first page of errors has them in groups too.
+    values a row, in the order of `columns`; a long text is cut, and its length follows in the text. Integers above 2^53
+    are texts, because a browser would round them. `total` counts all rows that match. The first page of errors has them
+    in groups too.
     """
 
     shard: str

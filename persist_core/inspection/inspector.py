@@ -148,9 +148,11 @@ class Inspector:
 
     def commits(self, shard: str, *, before: int | None = None, limit: int = DEFAULT_COMMITS) -> CommitsPage:
         """The newest commits, or the newest before version `before` of the state; at most `MAX_COMMITS`."""
-        return self._commits(self.state(shard), before, min(limit, MAX_COMMITS), lambda: None)
+        return self._commits(self.state(shard), before, min(limit, MAX_COMMITS), lambda: None)[0]
 
-    def _commits(self, state: ShardState, before: int | None, limit: int, check: Check) -> CommitsPage:
+    def _commits(
+        self, state: ShardState, before: int | None, limit: int, check: Check
+    ) -> tuple[CommitsPage, list[Commit]]:
         def facts_of(commit: Commit) -> CommitFacts:
             check()
             return replace(self._commit_facts(commit), schema_changes=changed.get(commit.seqno, ()))
@@ -171,29 +173,38 @@ class Inspector:
         facts = side_by_side(facts_of, page, threads=self._threads)
         if made is not None and not is_clipped(self.client, made):
             facts = summaries.with_contents(facts, [self._readable(commit) for commit in page], made)
-        return CommitsPage(shard, tuple(facts), page[0].seqno if has_older else None)
+        return CommitsPage(shard, tuple(facts), page[0].seqno if has_older else None), page
 
-    def loads(self, state: ShardState, *, limit: int = MAX_COMMITS, check: Check = lambda: None) -> list[Loaded]:
-        """The newest commits, each with the inputs that it has consumed, oldest first.
+    def loads(self, state: ShardState, *, check: Check = lambda: None) -> list[Loaded]:
+        """The newest `MAX_COMMITS` commits, each with the inputs that it has consumed, oldest first.
 
-        The oldest of `limit` commits is left out if what had been consumed before it is not known. `check` is called
-        before each commit is read, and may raise.
+        The oldest of them is left out if what had been consumed before it is not known. `check` is called before each
+        commit is read, and may raise.
         """
-        page = self._commits(state, None, limit, check).commits
-        made = {commit.seqno: commit for commit in state.commits}
-        is_whole = bool(page) and page[0].epoch == 1
+        page, made = self._commits(state, None, MAX_COMMITS, check)
+        is_whole = bool(made) and made[0].epoch == 1
         before: Mapping[str, SourceFrontier] | None = {} if is_whole else None
         found = []
-        for facts in page:
+        for facts, commit in zip(page.commits, made, strict=True):
             check()
-            manifest = self._readable(made[facts.seqno]) if facts.seqno in made else None
-            inputs: tuple[ConsumedInput, ...] = ()
-            if manifest is not None and before is not None and facts.restored_from is None:
-                progress = progress_of(self.client.blob, state.shard, manifest.sources)
-                inputs = tuple(each for name in progress for each in progress[name].consumed_since(before.get(name)))
-            before = manifest.sources if manifest is not None else None
+            manifest = self._readable(commit)
+            now = manifest.sources if manifest is not None else None
+            inputs = () if facts.restored_from is not None else self._consumed(state.shard, before, now)
+            before = now
             found.append(Loaded(facts, inputs))
         return found if is_whole else found[1:]
+
+    def _consumed(
+        self, shard: str, before: Mapping[str, SourceFrontier] | None, now: Mapping[str, SourceFrontier] | None
+    ) -> tuple[ConsumedInput, ...] | None:
+        """The inputs that the progress `now` has and `before` has not; `None` if one of them can't be read."""
+        if before is None or now is None:
+            return None
+        try:
+            progress = progress_of(self.client.blob, shard, now)
+            return tuple(each for name in progress for each in progress[name].consumed_since(before.get(name)))
+        except Corruption:  # GC deletes what only commits need that the state no longer has
+            return None
 
     def storage(self, shard: str, *, check: Check = lambda: None) -> StoragePage:
         """Bytes and objects of the shard in blob storage, by folder; at most `MAX_OBJECTS` are listed.
@@ -213,8 +224,8 @@ class Inspector:
         total = sum(folder.size_bytes for folder in folders)
         return StoragePage(shard, tuple(folders), min(len(objects), MAX_OBJECTS), total, len(objects) > MAX_OBJECTS)
 
-    def batches(self, shard: str, *, limit: int = MAX_BATCHES) -> BatchesPage:
-        return summaries.batches_page(self.state(shard), min(limit, MAX_BATCHES))
+    def batches(self, shard: str) -> BatchesPage:
+        return summaries.batches_page(self.state(shard), MAX_BATCHES)
 
     def checkpoints(self, shard: str) -> list[CheckpointFacts]:
         """Every checkpoint, oldest first; unreadable ones come last. Raises `ShardNotFound`."""

@@ -7,7 +7,7 @@ more decoded bytes is refused as soon as it does (`handles.limited`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +33,8 @@ MAX_BYTES_READ = 256 << 20  # of Parquet
 MAX_BYTES_HELD = 128 << 20  # decoded, of one page
 MAX_COMPARED = 200_000  # updates, 1.2 KiB of memory each: `delta.MAX_UPDATES`
 MAX_LIMIT = 1_000  # rows of one page
-MAX_CELL_CHARS = 2_000
+MAX_CELL_CHARS = 2_000  # a longer text is cut
+MAX_EXACT = 2**53  # browsers read JSON numbers as doubles
 _ROWS_AT_ONCE = 20  # of a page as Python objects, before their texts are cut
 ERR_COLUMNS = (TIME, ERR_KIND, ERR_POSITION, ERR_KEY, ERR_MESSAGE, ERR_PAYLOAD)  # in the order in which they are shown
 
@@ -42,13 +43,12 @@ ERR_COLUMNS = (TIME, ERR_KIND, ERR_POSITION, ERR_KEY, ERR_MESSAGE, ERR_PAYLOAD) 
 class Cut:
     """The selection of a page of rows: rows with this `key`, from `offset` on, `limit` at most.
 
-    `key` has a text for each of the first key columns. Texts of cells longer than `cell_chars` are cut.
+    `key` has a text for each of the first key columns.
     """
 
     key: tuple[str, ...] = ()
     offset: int = 0
     limit: int = 100
-    cell_chars: int = MAX_CELL_CHARS
 
     @property
     def rows(self) -> int:
@@ -239,19 +239,18 @@ def _page(state: ShardState, found: tuple[pa.Table, int], after: int | None, as_
             ColumnFacts(field.name, types.get(field.name, str(field.type)), field.name in keys)
             for field in shown.schema
         ),
-        rows=tuple(_cells(row.values(), cut.cell_chars) for row in json_rows(shown, rows_at_once=_ROWS_AT_ONCE)),
+        rows=tuple(tuple(map(_cell, row.values())) for row in json_rows(shown, rows_at_once=_ROWS_AT_ONCE)),
         offset=cut.offset,
         total=total,
     )
 
 
-def _cells(values: Iterable[Any], max_chars: int) -> tuple[Any, ...]:
-    return tuple(_shortened(value, max_chars) for value in values)
-
-
-def _shortened(value: Any, max_chars: int) -> Any:
+def _cell(value: Any) -> Any:
+    """The value as a browser can show it: integers that it would round are texts, as decimals are."""
     if isinstance(value, dict):  # bytes that are not text
-        return {"hex": _shortened(value["hex"], max_chars)}
-    if not isinstance(value, str) or len(value) <= max_chars:
+        return {"hex": _cell(value["hex"])}
+    if isinstance(value, int) and abs(value) > MAX_EXACT:
+        return str(value)
+    if not isinstance(value, str) or len(value) <= MAX_CELL_CHARS:
         return value
-    return f"{value[:max_chars]}... ({len(value)} characters)"
+    return f"{value[:MAX_CELL_CHARS]}... ({len(value)} characters)"

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 
 from persist_airflow.page.site import Access, Forbidden, Json, Site
@@ -17,7 +18,7 @@ from persist_core.ids import RandomIds
 from persist_core.inspection import rows
 from persist_core.inspection.days import MAX_DAYS
 from persist_core.inspection.facts import RowsPage
-from persist_core.inspection.inspector import DEFAULT_COMMITS, MAX_BATCHES, MAX_COMMITS, Inspector
+from persist_core.inspection.inspector import DEFAULT_COMMITS, MAX_COMMITS, Inspector
 from persist_core.inspection.rows import MAX_BYTES_HELD, MAX_LIMIT, Cut
 from persist_core.maintenance.differences import line_of
 from persist_core.protocol.compare import side_of
@@ -66,9 +67,11 @@ class Asked:
         return int(text)
 
     def time(self, name: str) -> int | None:
-        """A time, ISO or an integer; `None` if it is not given."""
+        """A time as users write it, in the time zone of the collection; `None` if it is not given."""
         found = self.texts(name)
-        return parse_time(found[0], what=name) if found and found[0] else None
+        if not found or not found[0]:
+            return None
+        return parse_time(found[0], what=name, zone=self.zone, now_ms=self.client.clock.now_ms())
 
     def limit(self, default: int, most: int) -> int:
         return self.number("limit", default, least=1, most=most)
@@ -92,9 +95,14 @@ class Asked:
     def inspector(self) -> Inspector:
         return self.site.inspector(*self.place)
 
-    @property
+    @cached_property
     def client(self) -> PersistClient:
         return self.site.client(*self.place)
+
+    @cached_property
+    def zone(self) -> str:
+        """The time zone of the collection."""
+        return self.client.state(self.shard).schemas.zone
 
 
 def _commits(asked: Asked) -> Json:
@@ -113,9 +121,8 @@ def _changes(asked: Asked) -> Json:
 def _differences(asked: Asked) -> Json:
     access, conn_id, shard = asked.place
     client = asked.client
-    zone = client.state(shard).schemas.zone
     a, b = (
-        side_of(client, shard, text, zone=zone, check=lambda other: asked.site.client(access, conn_id, other))
+        side_of(client, shard, text, zone=asked.zone, check=lambda other: asked.site.client(access, conn_id, other))
         for text in (asked.text("a"), asked.text("b"))
     )
     page, found = rows.differences_between(client, a, b, asked.cut(), budget=asked.budget())
@@ -131,7 +138,7 @@ ENDPOINTS: dict[str, Callable[[Asked], Json]] = {
     "shard": lambda asked: asked.site.shard(*asked.place),
     "commits": _commits,
     "days": lambda asked: asked.site.days(*asked.place, limit=asked.limit(DEFAULT_DAYS, MAX_DAYS), check=asked.check),
-    "batches": lambda asked: asdict(asked.inspector.batches(asked.shard, limit=asked.limit(MAX_BATCHES, MAX_BATCHES))),
+    "batches": lambda asked: asdict(asked.inspector.batches(asked.shard)),
     "storage": lambda asked: asdict(asked.inspector.storage(asked.shard, check=asked.check)),
     "checkpoints": lambda asked: {"checkpoints": [asdict(each) for each in asked.inspector.checkpoints(asked.shard)]},
     "conflicts": lambda asked: {"conflicts": [asdict(each) for each in asked.inspector.conflicts(asked.shard)]},

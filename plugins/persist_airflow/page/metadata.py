@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
-import yaml
 from airflow.models.connection import Connection
 from airflow.models.dag import DagModel, DagTag
 from airflow.models.dagrun import DagRun
@@ -28,6 +27,7 @@ from persist_airflow.metrics import SECONDS_XCOM
 from persist_airflow.options import GROUP_PREFIX
 from persist_airflow.provider import CONNECTION_TYPE
 from persist_core.config.alerts import DurationThreshold
+from persist_core.config.yaml_text import YamlError, parse_yaml
 from persist_core.time_text import day_of
 
 _YAML = re.compile(r"```yaml\n(.*?)\n```", re.DOTALL)
@@ -179,7 +179,7 @@ def stage_seconds(session: Any, shard: str, commit_writers: Iterable[str]) -> di
 def failed_days(
     session: Any, shard: str, dag_ids: Collection[str], *, after_ms: int, zone: str
 ) -> dict[int, tuple[str, str]]:
-    """The days of `zone` (first instant, ms) whose newest dag run failed for the shard, each with it (DAG id, run id).
+    """The days of `zone` (first instant, ms) for which a DAG's newest run failed for the shard: DAG id and run id.
 
     A dag run is of the day in which its data interval ends, or of the day before if it ends at midnight.
     """
@@ -190,14 +190,14 @@ def failed_days(
         .order_by(DagRun.id.desc())
         .limit(MAX_RUNS)
     )
-    newest: dict[int, tuple[str, str, str]] = {}
+    newest: dict[tuple[int, str], tuple[str, str]] = {}
     for dag_id, run_id, state, end in session.execute(statement):
         last_ms = (_ms(end) or 1) - 1
-        newest.setdefault(day_of(last_ms, zone), (dag_id, run_id, str(getattr(state, "value", state))))
-    failed = {day: (dag_id, run_id) for day, (dag_id, run_id, state) in newest.items() if state == "failed"}
-    results = group_results(session, [run for run in failed.values() if run[0].startswith(GROUP_PREFIX)])
+        newest.setdefault((day_of(last_ms, zone), dag_id), (run_id, str(getattr(state, "value", state))))
+    failed = [(day, (dag_id, run_id)) for (day, dag_id), (run_id, state) in newest.items() if state == "failed"]
+    results = group_results(session, [run for _, run in failed if run[0].startswith(GROUP_PREFIX)])
     done = {run for run, shards in results.items() if shard in shards and shards[shard].is_done}
-    return {day: run for day, run in failed.items() if run not in done}
+    return {day: run for day, run in reversed(failed) if run not in done}
 
 
 def document(session: Any, dag_id: str) -> str | None:
@@ -242,8 +242,8 @@ def limits(text: str | None) -> dict[str, Any]:
     """
     block = _YAML.search(text or "")
     try:
-        fields = yaml.safe_load(block[1]) if block else None
-    except yaml.YAMLError:  # cut at MAX_DOCUMENT_CHARS
+        fields = parse_yaml(block[1].encode()) if block else None
+    except YamlError:  # cut at MAX_DOCUMENT_CHARS
         return {}
     freshness = fields.get("freshness") if isinstance(fields, dict) else None
     try:

@@ -141,7 +141,7 @@ def fill_customers(client: PersistClient, days: int) -> None:
         new = range(1_000 * (day - today + days), 1_000 * (day - today + days) + draw.randrange(3, 15))
         rows |= {key: (key, f"customer {key}", "Oslo", "10.00") for key in new}
         updates += [(rows[key], time, 1) for key in (*new, *(set(changed) - set(deleted)))]
-        if day % 9 == 0:
+        if (today - day) % 9 == 0:
             payload = f'{{"id": {day}, "balance": "ten"}}'.encode()
             slot = f'{MISSING_ORDER} {{"file":"customers.jsonl","block":0,"row":{day}}}'.encode()
             errs = [("value", None, payload, time, 1), (MISSING_ORDER, slot, payload, time, 1)]
@@ -269,7 +269,7 @@ def _money(row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 @contextmanager
-def connected(folder: Path, conn_id: str, make: Callable[[PersistClient], None]) -> Iterator[None]:
+def connected(folder: Path, conn_id: str, make: Callable[[PersistClient], Any]) -> Iterator[PersistLocation]:
     """A location that `make` has filled, under a connection that the page lists."""
     from airflow.models.connection import Connection
     from airflow.utils.session import create_session
@@ -284,6 +284,6 @@ def connected(folder: Path, conn_id: str, make: Callable[[PersistClient], None])
         session.add(Connection(conn_id=conn_id, conn_type="persist", extra=extra))
         session.commit()
         try:
-            yield
+            yield location
         finally:
             session.query(Connection).filter(Connection.conn_id == conn_id).delete()

@@ -16,8 +16,9 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from persist_core.clock import SystemClock
 from persist_core.shard.state import ShardState
-from persist_core.time_text import parse_time
+from persist_core.time_text import day_of, local_of, parse_time, show_time
 from tests.airflow.page import shop
 from tests.airflow.page.conftest import Browse
 from tests.airflow.page.screen import BASE, DRAWN, SHARD, TABS, shoot
@@ -193,6 +194,25 @@ def test_days_that_are_late_missing_or_corrected_look_so(page: Page, url: str, t
         shoot(page, "phone-storage", full_page=True)
 
 
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata", "America/New_York"])
+@pytest.mark.parametrize("ago", [1, 2])
+def test_a_typed_time_means_the_same_on_every_tab(tmp_path: Path, browse: Browse, zone: str, ago: int) -> None:
+    """A date, a local time, a word: in the zone of the collection, as on the command line."""
+    conn_id = f"typed_{zone[:4].lower()}_{ago}"
+    with shop.connected(tmp_path, conn_id, lambda client: shop.fill_dated(client, tmp_path / "feed", zone)):
+        admin, shown = browse("ADMIN"), {"conn_id": conn_id, "shard": "orders"}
+        today = day_of(SystemClock().now_ms(), zone)
+        day = local_of(day_of(today, zone, moved_by=-ago), zone).date()
+        for text in (f"{day}", f"{day}T06:30", f"{day} 06:30 UTC", *(["yesterday"] if ago == 1 else [])):
+            expected = parse_time(text, zone=zone, now_ms=today)
+            for endpoint in ("rows", "errors", "changes"):
+                given = {"as_of": text, "after": f"{day}T00:00"}
+                page = admin.get(f"/persist/api/{endpoint}", params=shown | given).json()
+                assert page["as_of"] == expected, (endpoint, text, page)
+            said = admin.get("/persist/api/differences", params={**shown, "a": text, "b": text}).json()["said"]
+            assert show_time(expected) in said
+
+
 @pytest.mark.parametrize(
     ("zone", "day"), [("UTC", "2026-01-05"), ("Asia/Kolkata", "2026-01-05"), ("Asia/Tokyo", "2026-01-06")]
 )
@@ -207,6 +227,18 @@ def test_a_failed_run_is_of_the_day_in_which_its_interval_ends(zone: str, day: s
     assert found == {parse_time(day, zone=zone): ("dag", "again")}
     ended.reverse()
     assert failed_days(session, "orders", ["dag"], after_ms=0, zone=zone) == {}
+
+
+@pytest.mark.parametrize("newer", ["success", "running", "failed"])
+def test_a_run_of_one_dag_hides_no_failure_of_another(newer: str) -> None:
+    from persist_airflow.page.metadata import failed_days
+
+    end = datetime(2026, 1, 5, 12, tzinfo=UTC)
+    ended = [("other", "newest", newer, end), ("dag", "again", "failed", end), ("dag", "first", "success", end)]
+    session = SimpleNamespace(execute=lambda _: ended)
+    expected = ("other", "newest") if newer == "failed" else ("dag", "again")
+    found = failed_days(session, "orders", ["dag", "other"], after_ms=0, zone="UTC")
+    assert found == {parse_time("2026-01-05"): expected}
 
 
 def test_a_groups_failed_run_failed_for_what_it_did_not_commit() -> None:
@@ -284,6 +316,14 @@ def test_a_connection_that_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyPat
         finally:
             released.set()
         assert slow.result(20) is of_all._place("slow")
+
+
+@pytest.mark.parametrize("level", ["off", "no", "n", "'off'"])
+def test_a_level_of_a_document_that_is_off_hides_no_other(level: str) -> None:
+    from persist_airflow.page.metadata import limits
+
+    found = limits(f"Mine:\n```yaml\nfreshness: {{warn: {level}, fail: 6h}}\n```")
+    assert found == ({"freshness": {"warn": None, "fail": 21_600_000}} if "off" in level else {})
 
 
 @pytest.mark.parametrize("freshness", ["soon", "{warn_after: 10 foo}", "'{{ x }}'", "[1]", "{warn: 1 x}"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -11,8 +12,12 @@ from typing import Any
 import pytest
 
 from persist_core.compaction.merge import Merge, merge_here
+from persist_core.config.collection import CollectionConfig
+from persist_core.contents.batch import BatchManifest, HollowBatch
 from persist_core.contents.parts import errs_schema, updates_schema
+from persist_core.errors import CorruptArtifact
 from persist_core.handles.client import PersistClient
+from persist_core.inspection import inspector as inspector_module
 from persist_core.inspection.days import MAX_FILES, Loaded, days_of
 from persist_core.inspection.facts import CommitFacts, DayFacts
 from persist_core.inspection.inspector import Inspector
@@ -20,7 +25,8 @@ from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.protocol.stages import Minted, mint
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.state import Committed
+from persist_core.shard.state import Commit, Committed
+from persist_core.sources.ledger import segments_of
 from persist_core.sources.source import ConsumedInput
 from persist_core.time_text import DAY_MS, parse_time
 from tests.core.sources.drop_folder import collection, drop
@@ -29,7 +35,8 @@ from tests.virtual import ManualClock
 
 KEYED = CollectionSchema(key=(Column("id", "bigint", nullable=False),), values=(Column("name", "string"),))
 FIRST = parse_time("2026-01-01")
-NOW = FIRST + 6 * DAY_MS + 3_600_000  # in the seventh day
+HOUR_MS = 3_600_000
+NOW = FIRST + 6 * DAY_MS + HOUR_MS  # in the seventh day
 
 
 def day(number: int) -> int:
@@ -78,6 +85,37 @@ def test_a_day_without_a_file_is_missing_if_files_have_dates() -> None:
     assert states([load(1, dated(1)), load(2), load(3, dated(3))])[:3] == ["loaded", "missing", "loaded"]
     plain = [load(1, ConsumedInput("a")), load(2), load(3, ConsumedInput("b"))]
     assert states(plain)[:3] == ["loaded", "loaded", "loaded"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_day_is_missing_whose_inputs_are_not_known(seed: int) -> None:
+    """A day since whose start all inputs are known is as if all commits were known. No day before is missing."""
+    draw = random.Random(seed)
+    hours = [*sorted(draw.sample(range(1, 6 * 24), 30)), 6 * 24]
+    has_file = [draw.random() < 0.7 for _ in range(6)]
+    loads, lower = [], 0
+    for hour in hours:
+        upper = FIRST + hour * HOUR_MS
+        new = {(each - FIRST) // DAY_MS for each in range(max(lower, FIRST), upper, HOUR_MS)} - {
+            (lower - 1 - FIRST) // DAY_MS
+        }
+        files = [dated(number + 1) for number in sorted(new) if has_file[number]]
+        loads.append(Loaded(replace(load(1).commit, lower=lower, upper=upper), tuple(files)))
+        lower = upper
+    late = replace(loads[-1], inputs=(*(loads[-1].inputs or ()), dated(-40, "late")))
+    whole = {each.day_ms: each.state for each in shown(loads)}
+    assert [whole.get(day(number + 1), "missing") != "missing" for number in range(6)] == has_file
+    cut = draw.randrange(1, len(loads) - 1)
+    unread, unknown = loads[cut:], [replace(each, inputs=None) if n < cut else each for n, each in enumerate(loads)]
+    for given in (unread, unknown, [*unread[:-1], late], [*unknown[:-1], late]):
+        found = {each.day_ms: each.state for each in shown(given, limit=100)}
+        known_from = loads[cut].commit.lower
+        assert all(found[at] == whole[at] for at in whole if at >= known_from)
+        earlier = {state for at, state in found.items() if at < known_from}
+        is_late = given[-1] is late
+        assert "missing" not in earlier
+        assert ("late" in earlier) == is_late
+        assert ("unknown" in earlier) == (is_late and given[0] is unread[0])
 
 
 def test_a_restore_corrects_its_day() -> None:
@@ -135,31 +173,68 @@ def client() -> Iterator[PersistClient]:
         yield PersistClient(opened, ManualClock(NOW))
 
 
-def test_files_are_those_that_each_commit_has_consumed(client: PersistClient, tmp_path: Path) -> None:
-    """Real files and mint; the batches have no rows, because what a record holds does not matter here."""
+def consume(client: PersistClient, config: CollectionConfig, until: int) -> None:
+    """Mint of real files, and append; the batch has no rows, because what a record holds does not matter here."""
+    minted, schema = mint(client, config, until=until, writer="w", is_forced=True), config.collection_schema()
+    assert isinstance(minted, Minted)
+    handle = client.open_writer("orders")
+    empty = updates_schema(schema).empty_table(), errs_schema(schema).empty_table()
+    key = handle.stage(minted.description, schema, client.ids.uuid7(), *empty)
+    assert isinstance(handle.compare_and_append(client.staged_manifest(key), key), Committed)
+
+
+def test_files_are_those_that_each_commit_has_consumed(
+    client: PersistClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = collection(tmp_path, "date={date:%Y-%m-%d}/*.jsonl", time="path")
     names = {1: ["date=2026-01-01/a.jsonl"], 2: ["date=2026-01-01/late.jsonl", "date=2026-01-02/a.jsonl"], 3: []}
-    schema = config.collection_schema()
     for number, files in names.items():
         for name in files:
             drop(tmp_path, name)
-        minted = mint(client, config, until=day(number + 1), writer=f"w{number}")
-        assert isinstance(minted, Minted)
-        handle = client.open_writer("orders")
-        empty = updates_schema(schema).empty_table(), errs_schema(schema).empty_table()
-        key = handle.stage(minted.description, schema, client.ids.uuid7(), *empty)
-        assert isinstance(handle.compare_and_append(client.staged_manifest(key), key), Committed)
+        consume(client, config, day(number + 1))
     inspector = Inspector(client)
     state = inspector.state("orders")
     loads = inspector.loads(state)
-    assert [[each.name for each in load.inputs] for load in loads] == list(names.values())
+    assert [[each.name for each in load.inputs or ()] for load in loads] == list(names.values())
     assert states(loads, due=day(4))[:4] == ["late", "loaded", "missing", "open"]
-    assert [load.inputs for load in inspector.loads(state, limit=2)] == [()]  # the older one's input is not known
+    with monkeypatch.context() as few:
+        few.setattr(inspector_module, "MAX_COMMITS", 2)
+        assert [load.inputs for load in inspector.loads(state)] == [()]  # the older one's input is not known
+    whole = client.manifest
+    damaged = state.commits[1].manifest_key
+
+    def manifest(of: HollowBatch | Commit) -> BatchManifest:
+        if of.manifest_key == damaged:
+            raise CorruptArtifact(damaged)
+        return whole(of)
+
+    monkeypatch.setattr(client, "manifest", manifest)
+    loads = Inspector(client).loads(state)
+    assert [load.inputs and len(load.inputs) for load in loads] == [1, None, None]
+    assert states(loads, due=day(4))[:4] == ["loaded", "loaded", "loaded", "open"]
     page = inspector.storage("orders")
     counted = {folder.folder: folder.objects for folder in page.folders}
     assert counted["batches"] >= 3
     assert not page.is_partial
     assert page.size_bytes == sum(each.size_bytes for each in client.blob.list_keys_and_metadata("orders/"))
+
+
+def test_inputs_of_commits_that_the_state_has_not_are_known(client: PersistClient, tmp_path: Path) -> None:
+    """Two commits an hour, one dated file a day: older versions of the state name the older commits."""
+    config = collection(tmp_path, "date={date:%Y-%m-%d}/*.jsonl", time="path")
+    for number in range(5 * 48):
+        if number % 48 == 0:
+            drop(tmp_path, f"date=2026-01-0{1 + number // 48}/a.jsonl")
+        consume(client, config, FIRST + (number + 1) * HOUR_MS // 2)
+    inspector = Inspector(client)
+    state = inspector.state("orders")
+    assert len(state.commits) < 190
+    loads = inspector.loads(state)
+    assert sum(len(load.inputs or ()) for load in loads) == 4
+    assert states(loads) == [*["loaded"] * 5, "missing", "open"]
+    for segment in segments_of(state.sources["files"]):
+        client.blob.delete(segment.key)
+    assert states(inspector.loads(state)) == [*["loaded"] * 5, "missing", "open"]
 
 
 def test_loads_and_storage_stop_when_they_are_told_to(client: PersistClient) -> None:

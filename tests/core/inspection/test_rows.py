@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from dataclasses import asdict
+from decimal import Decimal
 from hashlib import sha256
 
 import pytest
@@ -60,10 +62,33 @@ def test_a_page_of_rows(client: PersistClient) -> None:
     json.dumps(asdict(newest), allow_nan=False)
 
 
-def test_long_texts_are_cut(client: PersistClient) -> None:
-    (row,) = rows_as_of(client, "orders", None, Cut(key=("r0", "0"), cell_chars=10)).rows
+def test_long_texts_are_cut(client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MAX_CELL_CHARS", 10)
+    (row,) = rows_as_of(client, "orders", None, Cut(key=("r0", "0"))).rows
     assert row == ("r0", 0, "xxxxxxxxxx... (5000 characters)", None)
     assert rows_as_of(client, "orders", None, Cut(limit=10_000_000)).total == 9
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_browser_rounds_no_integer_of_a_page(client: PersistClient, seed: int) -> None:
+    """As doubles the integers are what they are, or they are texts; a text finds its own row."""
+    draw = random.Random(seed)
+    edges = [sign * (2**power + step) for sign in (-1, 1) for power in (53, 62) for step in (-1, 0, 1)]
+    numbers = sorted({*edges, 2**63 - 1, -(2**63), *(draw.randrange(-(2**63), 2**63) for _ in range(20))})
+    schema = CollectionSchema(
+        key=(Column("id", "bigint", nullable=False),),
+        values=(Column("amount", "bigint"), Column("total", "decimal(38,0)"), Column("is_big", "boolean")),
+    )
+    updates = [((number, -number - 1, Decimal(number), number > 0), 1, 1) for number in numbers]
+    commit(client, "big", schema, 5, updates)
+    pages = rows_as_of(client, "big", None, Cut()), changes_between(client, "big", 0, None, Cut())
+    for page, first in zip(pages, (0, 2), strict=True):
+        read = json.loads(json.dumps(page.rows), parse_int=float)  # as a browser reads it
+        assert [(int(row[first]), int(row[first + 1])) for row in read] == [(each, -each - 1) for each in numbers]
+        assert {type(row[first + 3]) for row in read} == {bool}
+        assert {type(row[first]) for row in read} == {float, str}
+    for row in pages[0].rows:
+        assert rows_as_of(client, "big", None, Cut(key=(str(row[0]),))).rows == (row,)
 
 
 @pytest.mark.parametrize("key", [("r0", "one"), ("r0", "1.5"), ("r0", "1", "more")])
@@ -74,7 +99,8 @@ def test_a_key_that_fits_no_column_is_refused(client: PersistClient, key: tuple[
 
 def test_differences(client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = (side_of(client, "orders", time, zone="UTC") for time in ("4", "7"))
-    page, found = differences_between(client, a, b, Cut(offset=1, limit=2, cell_chars=10), budget=ReadBudget(1 << 20))
+    monkeypatch.setattr(rows, "MAX_CELL_CHARS", 10)
+    page, found = differences_between(client, a, b, Cut(offset=1, limit=2), budget=ReadBudget(1 << 20))
     assert (page.total, page.as_of, found.changed, found.removed) == (3, 7, 1, 1)
     assert [row[:4] for row in page.rows] == [
         ("after", "r0", 0, "xxxxxxxxxx... (5000 characters)"),
@@ -96,8 +122,9 @@ def test_changes(client: PersistClient) -> None:
     assert [row[:2] for row in errs.rows] == [(6, -1)]
 
 
-def test_errors_stand_newest_first(client: PersistClient) -> None:
-    page = errors_as_of(client, "orders", None, Cut(cell_chars=6))
+def test_errors_stand_newest_first(client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MAX_CELL_CHARS", 6)
+    page = errors_as_of(client, "orders", None, Cut())
     assert [(row[0], row[1], row[5]) for row in page.rows] == [
         (2, "key", f"<img s... ({len(HOSTILE)} characters)"),
         (1, "value", {"hex": "ffffff... (8 characters)"}),

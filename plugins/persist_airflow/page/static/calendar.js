@@ -9,16 +9,22 @@ const STATES = {
   corrected: ["±", "a restore changed the shard on this day"],
   missing: ["–", "no commit covers the day, or it has no file"],
   failed: ["!", "the day's dag run failed"],
+  unknown: ["?", "older commits than those read here cover the day"],
   open: ["·", "the day is not over, or its run is not due"],
 };
 
-export function calendar(shard, body, pick) {
+// `view` remembers the date that a user has chosen.
+export function calendar(shard, body, pick, view) {
   if (!body.days.length) return h("p", { class: "muted" }, "No days: the shard has no commit yet, or its times are not clock times.");
   const detail = h("div", { class: "day-detail", "aria-live": "polite" });
-  const cells = body.days.map((day) => cell(day, () => {
-    for (const each of cells) each.setAttribute("aria-pressed", String(each === cells[body.days.indexOf(day)]));
+  const choose = (day) => {
+    view.date = day.date;
+    for (const [i, each] of cells.entries()) each.setAttribute("aria-pressed", String(body.days[i] === day));
     detail.replaceChildren(...describe(shard, body, day, pick));
-  }));
+  };
+  const cells = body.days.map((day) => cell(day, () => choose(day)));
+  const chosen = body.days.find((day) => day.date === view.date);
+  if (chosen) choose(chosen);
   const weekday = (day) => (new Date(day.date).getUTCDay() + 6) % 7;
   const columns = [];
   for (const [i, day] of body.days.entries()) {
@@ -47,6 +53,7 @@ function cell(day, choose) {
 }
 
 function describe(shard, body, day, pick) {
+  if (day.state === "unknown") return [h("h3", {}, `${day.date}: unknown`), h("p", {}, `${STATES.unknown[1]}.`)];
   const run = body.airflow.failed_runs[day.day_ms];
   const facts = `${count(day.inserts)} inserts, ${count(day.updates)} updates, ${count(day.deletes)} deletes, ${count(day.errors)} errors in ${count(day.commits)} commits`;
   const columns = [{ name: "File", head: true }, { name: "Size", number: true }, { name: "Consumed" }, { name: "Came" }];

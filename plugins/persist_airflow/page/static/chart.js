@@ -23,7 +23,7 @@ export function chartGroup() {
 // `show` makes text of a number; `pick` is called with the index that a user clicks.
 export function chart(title, at, series, { shape = "bars", show = String, limits = [], pick, group = chartGroup() } = {}) {
   const totals = at.map((_, i) => (shape === "bars" ? series.reduce((sum, each) => sum + (each.values[i] ?? 0), 0) : Math.max(...series.map((each) => each.values[i] ?? 0))));
-  const last = series.map((each) => `${each.name} ${show(each.values.at(-1))}`).join(", ");
+  const last = series.map((each) => `${each.name} ${valueText(each.values.at(-1), show)}`).join(", ");
   const said = `${title}: ${at.length} points from ${time(at[0])} to ${time(at.at(-1))}, at most ${show(Math.max(...totals, 0))}; last ${last}`;
   const host = h("div", { class: "plot", role: "img", "aria-label": said });
   let width = 0; // of the drawing: the legend changes the height while the cursor moves
@@ -31,6 +31,10 @@ export function chart(title, at, series, { shape = "bars", show = String, limits
   drawn.add({ host, again });
   new ResizeObserver(() => { if (host.clientWidth !== width) again(); }).observe(host);
   return h("figure", {}, h("figcaption", {}, h("strong", {}, title)), host);
+}
+
+function valueText(value, show) {
+  return value === null ? "unknown" : show(value);
 }
 
 export function drawAgain() {
@@ -54,7 +58,7 @@ function draw(host, at, series, options) {
   const paths = { bars: () => uPlot.paths.bars({ size: [0.8, 30, narrow] }), step: () => uPlot.paths.stepped({ align: 1 }), line: () => uPlot.paths.linear() }[options.shape]();
   const shown = order.map((each) => ({
     label: each.name, stroke: color(each.color), fill: options.shape === "bars" ? color(each.color) : undefined, width: options.shape === "bars" ? 0 : 2,
-    paths, points: { show: options.shape !== "bars" && at.length < 40, size: 5 }, value: (_, __, ___, i) => (i === null ? "" : each.values[i] === null ? "unknown" : options.show(each.values[i])),
+    paths, points: { show: options.shape !== "bars" && at.length < 40, size: 5 }, value: (_, __, ___, i) => (i === null ? "" : valueText(each.values[i], options.show)),
   }));
   const limits = options.limits.map((each) => ({ label: each.name, stroke: color(each.color), dash: [6, 4], width: 1.5, points: { show: false }, value: () => options.show(each.value) }));
   const axis = { stroke: color("--muted"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line"), width: 1 }, font: "11px system-ui, sans-serif" };

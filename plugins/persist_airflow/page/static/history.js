@@ -18,11 +18,14 @@ export async function historyParts({ shard, commits }, ask, pick) {
 function commitsPart(shard, page, pick) {
   if (!page.commits.length) return h("p", { class: "muted" }, "Nothing has been committed yet.");
   const part = h("div");
-  const draw = (shown) => part.replaceChildren(
-    commitsTable(shard, shown.commits, pick),
-    h("div", { class: "controls" },
-      h("button", { type: "button", disabled: page === shown, onclick: () => draw(page) }, "Newest commits"),
-      h("button", { type: "button", disabled: shown.older === null, title: shown.older === null ? "No older commit is kept: see Storage" : null, onclick: (event) => older(event.target, shown) }, "Older commits")));
+  const draw = (shown) => {
+    part.toggleAttribute("data-used", shown !== page);
+    part.replaceChildren(
+      commitsTable(shard, shown.commits, pick),
+      h("div", { class: "controls" },
+        h("button", { type: "button", disabled: page === shown, onclick: () => draw(page) }, "Newest commits"),
+        h("button", { type: "button", disabled: shown.older === null, title: shown.older === null ? "No older commit is kept: see Storage" : null, onclick: (event) => older(event.target, shown) }, "Older commits")));
+  };
   const older = async (button, shown) => {
     button.disabled = true;
     try {

@@ -8,14 +8,24 @@ import { bytes, count, duration, seconds, time, timeElement } from "./words.js";
 
 const STAGES = [["mint_batch_descriptions", "--c1"], ["write_batches", "--c2"], ["append_batches", "--c3"], ["checkpoint_manifest", "--c5"]];
 
-export function overview({ shard, commits, days }, pick) {
-  return [
-    factsOf(shard),
-    shard.warned.length > 0 && section("warnings", "Warnings of the newest run", warningsOf(shard)),
-    section("charts", "Over time", orAlert(commits, (page) => charts(shard, page, pick))),
-    section("days", "Days", orAlert(days, (body) => calendar(shard, body, pick))),
-    section("actions", "Actions", actions(shard)),
-  ];
+// `update` shows newer facts. A part is made again only if what it shows has changed, so that a zoom stays.
+export function overview() {
+  const element = h("div"), shown = [], view = {};
+  const update = ({ shard, commits, days }, pick) => {
+    const parts = [
+      [shard, () => [factsOf(shard), shard.warned.length > 0 && section("warnings", "Warnings of the newest run", warningsOf(shard))]],
+      [[shard.commits, shard.airflow.limits, commits], () => section("charts", "Over time", orAlert(commits, (page) => charts(shard, page, pick)))],
+      [[shard.commits, shard.upper, shard.since, days], () => section("days", "Days", orAlert(days, (body) => calendar(shard, body, pick, view)))],
+      [shard.airflow.action_dags, () => section("actions", "Actions", actions(shard))],
+    ];
+    if (!shown.length) element.append(...parts.map(() => h("div")));
+    for (const [i, [given, make]] of parts.entries()) {
+      const text = JSON.stringify(given);
+      if (shown[i] !== text) element.children[i].replaceChildren(...[make()].flat().filter(Boolean));
+      shown[i] = text;
+    }
+  };
+  return { element, update };
 }
 
 function factsOf(shard) {

@@ -11,34 +11,45 @@ const SHORT = { _persist_kind: "kind", _persist_time: "time", _persist_diff: "di
 
 const GROUPS = [{ name: "count", number: true }, { name: "kind" }, { name: "message" }, { name: "position", title: "of the first" }];
 
+// Times that can be read: each commit's last, from `since` on.
+function timesOf(shard, commits) {
+  return commits.filter((c) => c.upper !== null && c.upper - 1 >= (shard.since ?? 0)).map((c) => c.upper - 1);
+}
+
 // The panel of "rows", "changes", "differences" or "errors".
 export function rowsPanel(shard, commits, what) {
   const keys = shard.schema.key;
   const latest = shard.upper === null ? "" : time(shard.upper - 1);
-  // Times that can be read: each commit's last, from `since` on.
-  const times = commits.filter((c) => c.upper !== null && c.upper - 1 >= (shard.since ?? 0)).map((c) => c.upper - 1);
+  let times = timesOf(shard, commits);
   const asOf = h("input", { type: "text", value: latest, size: 24, spellcheck: "false" });
   const after = h("input", { type: "text", value: times.length > 1 ? time(times.at(-2)) : "", size: 24, spellcheck: "false" });
-  const slider = h("input", { type: "range", min: 0, max: Math.max(times.length - 1, 0), value: Math.max(times.length - 1, 0) });
+  const slider = h("input", { type: "range", min: 0 }), withSlider = h("label", { class: "wide" }, "Commit ", slider);
   const isChanges = what === "changes", isDiff = what === "differences", ofErrors = h("input", { type: "checkbox" });
   // All errors are read: their keys may not be typed. So are all differences.
   const inputs = what === "errors" || isDiff ? [] : keys.map((column) => h("input", { type: "text", size: 14, "aria-label": `key column ${column.name}` }));
   const result = h("div", { "aria-live": "polite" });
   const keyFields = h("span", { class: "keys" }, "Key ", keys.map((column, i) => h("label", {}, `${column.name} `, inputs[i])));
-  let offset = 0, reading = 0;
+  let offset = 0, reading = 0, isUsed = false;
 
+  // The slider goes to the last commit that is not after the time.
+  const slideTo = (at) => {
+    slider.max = Math.max(times.length - 1, 0);
+    slider.value = Math.max(times.filter((each) => each <= at).length - 1, 0);
+    withSlider.hidden = times.length < 2;
+    say();
+  };
   const say = () => { slider.setAttribute("aria-valuetext", times.length ? `as of ${time(times[slider.value])}` : ""); };
   const load = async () => {
     const mine = ++reading;
     result.setAttribute("aria-busy", "true");
-    const key = [];
-    for (const input of inputs) { if (!input.value) break; key.push(input.value); }
+    const texts = inputs.map((input) => input.value), first = texts.indexOf(""), key = first < 0 ? texts : texts.slice(0, first);
     const place = { conn_id: shard.conn_id, shard: shard.shard, offset, limit: LIMIT }, common = { ...place, as_of: asOf.value.trim() };
     const asked = isDiff ? { ...place, a: after.value.trim(), b: asOf.value.trim() } : isChanges ? { ...common, key, after: after.value.trim(), errors: ofErrors.checked ? 1 : 0 } : { ...common, key };
     const name = isChanges && ofErrors.checked ? "changes of errors" : what;
     let shown;
     try {
-      shown = pageOf(shard, await get(what, asked), name, (to) => { offset = to; load(); });
+      if (texts.slice(key.length).some(Boolean)) throw new Error(`Fill the key column ${keys[first].name} too: a key is looked up by its first columns.`);
+      shown = pageOf(shard, await get(what, asked), name, (to) => { isUsed = true; offset = to; load(); });
     } catch (error) {
       shown = h("div", { class: "alert", role: "alert" }, error.message);
     }
@@ -54,23 +65,31 @@ export function rowsPanel(shard, commits, what) {
     waiting = setTimeout(fresh, 200);
   });
   ofErrors.addEventListener("change", fresh);
-  const form = h("form", { class: "controls", onsubmit: (event) => { event.preventDefault(); fresh(); } },
+  const form = h("form", { class: "controls", oninput: () => { isUsed = true; }, onsubmit: (event) => { event.preventDefault(); isUsed = true; fresh(); } },
     (isChanges || isDiff) && h("label", {}, isDiff ? "From " : "After ", after),
     h("label", {}, isDiff ? "To " : "As of ", asOf),
-    times.length > 1 && h("label", { class: "wide" }, "Commit ", slider),
+    withSlider,
     inputs.length > 0 && keyFields,
     isChanges && h("label", {}, ofErrors, " of errors"),
     h("button", { type: "submit" }, "Read"));
-  say();
+  slideTo(Infinity);
   return {
     element: h("section", { id: what, "aria-label": what }, isDiff && h("p", { class: "muted" }, "Each is a time, a checkpoint, a fork, or an earlier generation: ", h("code", {}, `persist generations ${shard.shard}`)), form, result),
     load: fresh,
-    // Shows the contents as of a time; the slider goes to the last commit before it.
+    // Shows the contents as of a time.
     pick: (at) => {
-      slider.value = Math.max(times.filter((each) => each <= at).length - 1, 0);
+      isUsed = true;
       asOf.value = time(at);
-      say();
+      slideTo(at);
       fresh();
+    },
+    // True once a user has chosen what it shows, or is about to.
+    isUsed: () => isUsed || form.contains(document.activeElement),
+    // Newer facts: what the user has chosen stays, and the slider leads to the new commits too.
+    update: (newer, newerCommits) => {
+      const at = times[slider.value] ?? Infinity;
+      [shard, times] = [newer, timesOf(newer, newerCommits)];
+      slideTo(at);
     },
   };
 }

@@ -13,6 +13,7 @@ import { clock, count } from "./words.js";
 
 // A shard with less than this shows its rows without being asked. 1,000 batches cost the server a second.
 const AUTOMATIC_ROWS = 200000, AUTOMATIC_BATCHES = 500;
+const READS = ["rows", "changes", "differences", "errors"];
 
 export async function showShard(connId, name) {
   const asked = { conn_id: connId, shard: name };
@@ -22,6 +23,7 @@ export async function showShard(connId, name) {
   };
   let facts = await load();
   const header = h("div"), ask = (what) => get(what, asked);
+  const panels = {}; // those that show newer facts by themselves, once they are made
   const showRows = (what) => {
     const { shard, commits } = facts;
     if (!shard.schema) return h("p", { class: "muted" }, "Nothing has been committed yet.");
@@ -33,20 +35,24 @@ export async function showShard(connId, name) {
     wanted = null;
     return panel.element;
   };
-  const panels = {};
   let wanted = null; // the time of the rows that a chart or the calendar has asked for
   const pick = (asOf) => {
     if (panels.rows) panels.rows.pick(asOf); else wanted = asOf;
     open("rows");
   };
-  const canRead = facts.shard.shows_rows && facts.shard.schema;
-  const { element, open, refresh, opened } = tabs("Facts about the shard", [
-    { id: "overview", name: "Overview", make: () => overview(facts, canRead ? pick : null) },
-    { id: "rows", name: "Rows", note: count(facts.shard.rows), make: () => showRows("rows") },
+  const pickOrNull = () => (facts.shard.shows_rows && facts.shard.schema ? pick : null);
+  const showOverview = () => {
+    panels.overview = overview();
+    panels.overview.update(facts, pickOrNull());
+    return panels.overview.element;
+  };
+  const { element, open, refresh, drawNotes } = tabs("Facts about the shard", [
+    { id: "overview", name: "Overview", make: showOverview },
+    { id: "rows", name: "Rows", note: () => count(facts.shard.rows), make: () => showRows("rows") },
     { id: "changes", name: "Changes", make: () => showRows("changes") },
     { id: "differences", name: "Differences", make: () => showRows("differences") },
-    { id: "errors", name: "Errors", note: facts.shard.errors ? count(facts.shard.errors) : null, make: () => showRows("errors") },
-    { id: "history", name: "History", make: () => historyParts(facts, ask, canRead ? pick : null) },
+    { id: "errors", name: "Errors", note: () => facts.shard.errors && count(facts.shard.errors), make: () => showRows("errors") },
+    { id: "history", name: "History", make: () => historyParts(facts, ask, pickOrNull()) },
     { id: "storage", name: "Storage", make: () => storageParts(facts, ask) },
     { id: "definition", name: "Definition", make: () => definition(facts.shard) },
   ]);
@@ -56,9 +62,15 @@ export async function showShard(connId, name) {
   every(async () => {
     const seqno = facts.shard.seqno;
     facts = await load();
+    const isNew = facts.shard.seqno !== seqno;
     drawHeader(header, facts.shard);
-    refresh("overview");
-    if (facts.shard.seqno !== seqno && opened() !== "history") refresh("history");
+    drawNotes();
+    panels.overview?.update(facts, pickOrNull());
+    for (const what of READS) {
+      if (panels[what]?.isUsed()) panels[what].update(facts.shard, facts.commits.commits ?? []);
+      else if (isNew) refresh(what, true);
+    }
+    for (const what of ["history", "storage", "definition"]) refresh(what, isNew);
   });
 }
 

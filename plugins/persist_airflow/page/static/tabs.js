@@ -1,24 +1,33 @@
 // Tabs by the pattern of WAI-ARIA: arrow keys move, the address has the open one, a panel is made when it is first shown.
 import { h } from "./dom.js";
 
-// `tabs` are {id, name, note?, make}: `make` returns the panel's elements, or a promise of them.
+// `tabs` are {id, name, note?, make}: `make` returns the panel's elements, or a promise of them; `note` returns a text.
 export function tabs(label, list) {
   const panels = list.map((each) => h("div", { id: `panel-${each.id}`, role: "tabpanel", tabindex: "0", "aria-labelledby": `tab-${each.id}`, hidden: true }));
+  const notes = list.map(() => h("span", { class: "note" }));
   const buttons = list.map((each, i) => h("button", {
     type: "button", role: "tab", id: `tab-${each.id}`, "aria-controls": `panel-${each.id}`, onclick: () => open(i), onkeydown: (event) => move(event, i),
-  }, each.name, each.note && h("span", { class: "note" }, ` ${each.note}`)));
-  const made = new Set();
+  }, each.name, notes[i]));
+  const drawNotes = () => {
+    for (const [i, each] of list.entries()) {
+      const text = each.note?.();
+      notes[i].textContent = text ? ` ${text}` : "";
+    }
+  };
+  const made = new Set(), turns = list.map(() => 0);
   const show = async (i) => {
     if (made.has(i)) return;
     made.add(i);
+    const mine = ++turns[i];
     panels[i].setAttribute("aria-busy", "true");
     let parts;
     try {
       parts = await list[i].make();
     } catch (error) {
-      made.delete(i);
+      if (mine === turns[i]) made.delete(i);
       parts = [h("div", { class: "alert", role: "alert" }, error.message)];
     }
+    if (mine !== turns[i]) return; // a newer answer is on its way, or has come first
     panels[i].replaceChildren(...[parts].flat(Infinity).filter(Boolean));
     panels[i].setAttribute("aria-busy", "false");
   };
@@ -39,11 +48,18 @@ export function tabs(label, list) {
     open((to + list.length) % list.length, true);
   };
   const find = (id) => list.findIndex((each) => each.id === id);
+  // A user is at work in a panel that has opened details, or says so.
+  const isUsed = (panel) => panel.querySelector("details[open], [data-used]") !== null;
+  drawNotes();
   return {
     element: [h("div", { class: "tabs", role: "tablist", "aria-label": label }, buttons), panels],
     open: (id) => open(Math.max(find(id), 0)),
-    // Makes a panel again, if it was made: its facts have changed.
-    refresh: (id) => { if (made.delete(find(id)) && !panels[find(id)].hidden) show(find(id)); },
-    opened: () => list[buttons.findIndex((button) => button.getAttribute("aria-selected") === "true")].id,
+    // The facts have changed: a hidden panel is made again when it is opened. The open one is made again now if `atOnce`,
+    // and if no user is at work in it; else when it is opened again.
+    refresh: (id, atOnce) => {
+      const i = find(id);
+      if (made.delete(i) && !panels[i].hidden && atOnce && !isUsed(panels[i])) show(i);
+    },
+    drawNotes,
   };
 }
