@@ -242,7 +242,7 @@ class FileSource:
         return replace(after, offsets={**after.offsets, **more}) if more else after
 
     def set_aside(self, after: SourceFrontier, files: Collection[InputFile], *, era: int) -> SourceFrontier:
-        """What `advance` has returned, with the files of its frozen input that were not read. Idempotent."""
+        """The progress that `advance` has returned, with the new files that were not read. Idempotent."""
         names = {file.relative for file in files}
         aside = sorted(names.union(after.offsets.get(SET_ASIDE, ())))[:_MAX_NOTICES]
         after = self._ledger.set_aside(after, names, era=era)
