@@ -16,7 +16,7 @@ class ConfigModel(BaseModel):
 
 
 Whole = StrictInt
-"""A whole number. `true`, `5.0` and `"5"` are none."""
+"""A whole number: not `true`, `5.0` or `"5"`."""
 Flag = StrictBool
 OneOrMore = BeforeValidator(checks.listed)
 """Before a tuple: a file may have a single text in its place."""

@@ -235,7 +235,7 @@ def _inputs_of(body: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _names(given: Any) -> tuple[str, ...]:
-    """The names in `inputs:`. Of another value there are none: the model refuses it."""
+    """The names in `inputs:`; empty if it has another value, which the model refuses."""
     given = checks.listed(given)
     return tuple(str(name) for name in given) if isinstance(given, list | tuple) else ()
 
