@@ -30,7 +30,7 @@ from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState
 from persist_core.contents.operator_state import StateArtifact
 from persist_core.contents.parts import PARQUET, PartFormat, read_as
 from persist_core.contents.schema_versions import SchemaVersions
-from persist_core.errors import CorruptArtifact, Corruption, InvalidInput
+from persist_core.errors import CheckpointNotFound, CorruptArtifact, Corruption, InvalidInput
 from persist_core.keys import (
     MANIFEST,
     CheckpointLayout,
@@ -110,6 +110,13 @@ class Checkpointer:
             if manifest == known:
                 return
         self._blob.set(self.layout.manifest(manifest.checkpoint_id), manifest.encode())
+
+    def check_known(self, checkpoint_id: str) -> None:
+        """Raise `CheckpointNotFound` if there is no manifest of this id, which a user has given."""
+        if self._blob.get(self.layout.manifest(checkpoint_id)) is None:
+            raise CheckpointNotFound(
+                f"shard {self._shard} has no checkpoint {checkpoint_id}; `persist checkpoints {self._shard}` lists them"
+            )
 
     def load_manifest(self, checkpoint_id: str) -> CheckpointManifest:
         """The manifest. Raises `CorruptArtifact` naming it if it is missing or unreadable."""

@@ -23,10 +23,11 @@ MAX_TRIES = 10  # each but the first because another process has unpinned the ch
 def pin(client: PersistClient, shard: str, checkpoint_id: str) -> None:
     """Keep the checkpoint until `unpin`. Does nothing if it is pinned already.
 
-    Raises `CorruptArtifact` if it does not exist or is damaged, and `OutsideFrontiers` if the shard's history no longer
-    reaches back to it. Then it is not pinned.
+    Raises `CheckpointNotFound`, `CorruptArtifact` if it is damaged, and `OutsideFrontiers` if the shard's history no
+    longer reaches back to it. Then it is not pinned.
     """
     checkpointer = Checkpointer(client.blob, shard, client.state(shard).origin.life)
+    checkpointer.check_known(checkpoint_id)
     needed = Frontier(last_time(checkpointer.load_manifest(checkpoint_id).upper))
     for _ in range(MAX_TRIES):
         try:

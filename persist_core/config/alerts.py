@@ -126,6 +126,13 @@ class NotifyConfig(ConfigModel):
             raise refuse(name, f"one of {', '.join(SHORT_NAMES)}, or the path of a notifier's class", remedy)
         return name
 
+    @field_validator("on")
+    @classmethod
+    def _check_on(cls, on: tuple[str, ...]) -> tuple[str, ...]:
+        if not on:
+            raise refuse(None, "one of its notices at least", "remove the field, or the notifier")
+        return on
+
     @property
     def class_path(self) -> str:
         return SHORT_NAMES.get(self.notifier, self.notifier)

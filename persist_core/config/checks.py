@@ -153,6 +153,7 @@ def start_date(text: str, zone: str) -> None:
 def expand_variables(text: str, environment: Mapping[str, str]) -> str:
     """`${VAR}` and `${VAR:-default}` from the environment. An unknown variable without a default is an error.
 
+    As in a shell, the default is also for a variable that is empty.
     Only `HOME` and `PERSIST_PATH_*`: paths are in messages, logs and states, and other variables may hold secrets.
     """
     for name, default in _VARIABLE.findall(text):
@@ -161,7 +162,7 @@ def expand_variables(text: str, environment: Mapping[str, str]) -> str:
             raise refuse(text, f"variables named HOME or {_PATH_VARIABLES}*", remedy)
         if name not in environment and f"${{{name}:-{default}}}" not in text:
             raise refuse(text, f"the environment variable {name}", f"set it, or write ${{{name}:-default}}")
-    expanded = _VARIABLE.sub(lambda found: environment.get(found[1], found[2] or ""), text)
+    expanded = _VARIABLE.sub(lambda found: environment.get(found[1]) or found[2] or "", text)
     if "${" in _VARIABLE.sub("", text):
         raise refuse(text, "variables as ${NAME} or ${NAME:-default}", "correct the braces")
     return expanded

@@ -19,11 +19,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, fie
 
 from persist_core.config import checks
 from persist_core.config.column import Binary, ColumnConfig, Decimals, Unit
-from persist_core.config.error_limits import DEFAULT as DEFAULT_ERRORS
-from persist_core.config.error_limits import DEFAULT_CHANGED, LimitsField
+from persist_core.config.error_limits import LimitsConfig
 from persist_core.config.files import Loaded, expanded, load_folder, read_mapping
 from persist_core.config.groups import GroupName
-from persist_core.config.model import ConfigModel, FieldName, Names
+from persist_core.config.model import ConfigModel, FieldName, Flag, Names
 from persist_core.config.order import BESIDE, OrderConfig, check_restarts, check_sequence, has_eras, order_columns
 from persist_core.config.path_pattern import S3, PathPattern, parse_pattern
 from persist_core.config.problems import nearest, refuse, show, validated
@@ -35,6 +34,8 @@ from persist_core.schema import MAX_COLUMNS, CollectionSchema, Column, folded
 Format = Literal["debezium-json", "dms-csv", "dms-parquet", "dms-json", "json", "csv", "parquet"]
 
 PLAIN_FORMATS = ("json", "csv", "parquet")  # formats that do not mark deletes
+# Fields of `source` that only formats with this end have.
+ONLY_IN = {"debezium-json": ("decimals", "unavailable_value"), "csv": ("delimiter", "header", "null_value")}
 PATH_FIELDS = ("path", "moved_from", "replaces")  # fields of `source` in which `${VAR}` is expanded
 UNAVAILABLE_VALUE = "__debezium_unavailable_value"
 UNAVAILABLE_TYPES = ("string", "json", "binary")  # of columns that may hold what Debezium calls unavailable
@@ -77,7 +78,7 @@ class SourceConfig(ConfigModel):
     replaces: Folders = ()
     connection: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=250)] | None = None
     look_back: Annotated[str, BeforeValidator(partial(checks.history, field="look_back"))] | None = None
-    requester_pays: bool = False
+    requester_pays: Flag = False
     format: Format
     decimals: Decimals | None = None
     binary: Binary | None = None
@@ -88,7 +89,7 @@ class SourceConfig(ConfigModel):
     on_bad_file: Literal["quarantine", "fail"] = "quarantine"
     unavailable_value: str = UNAVAILABLE_VALUE
     delimiter: str = ","
-    header: bool = True
+    header: Flag = True
     null_value: str | None = None
 
     @model_validator(mode="after")
@@ -105,6 +106,8 @@ class SourceConfig(ConfigModel):
         if name is not None and not self.is_on_s3:
             raise refuse(given[name], "no such field for files in a folder", "remove it, or give an s3:// path",
                          at=[name])  # fmt: skip
+        if self.look_back is not None and parse_pattern(self.path, "/").date_format is None:
+            raise refuse(self.look_back, "no such field for a path without {date:...}", "remove it", at=["look_back"])
         return self
 
     @model_validator(mode="after")
@@ -115,9 +118,11 @@ class SourceConfig(ConfigModel):
         return self
 
     @model_validator(mode="after")
-    def _check_null_value(self) -> SourceConfig:
-        if self.null_value is not None and not self.format.endswith("csv"):
-            raise refuse(self.null_value, f"no such field for {self.format}", "remove it", at=["null_value"])
+    def _check_format(self) -> SourceConfig:
+        for end, name in ((end, name) for end, names in ONLY_IN.items() for name in names):
+            found = getattr(self, name)
+            if found != SourceConfig.model_fields[name].default and not self.format.endswith(end):
+                raise refuse(found, f"no such field for {self.format}", "remove it", at=[name])
         return self
 
     @field_validator("delimiter")
@@ -180,6 +185,10 @@ class TimeConfig(ConfigModel):
             raise refuse(None, "the field that holds the time", "write time: {field: ts_ms, unit: ms}", at=["field"])
         if self.source != "field" and self.field is not None:
             raise refuse(self.field, f"no field with source: {self.source}", "remove one of the two", at=["field"])
+        if self.source != "field" and self.unit != "ms":
+            raise refuse(self.unit, f"no unit with source: {self.source}", "remove it", at=["unit"])
+        if self.source == "description" and self.late == "error":
+            raise refuse("error", "lift: times that a run gives are never late", "remove it", at=["late"])
         return self
 
 
@@ -191,8 +200,8 @@ class DeleteConfig(ConfigModel):
 
     column: FieldName | None = None
     values: tuple[str, ...] = ()
-    null_value: bool = False
-    never: bool = False
+    null_value: Flag = False
+    never: Flag = False
 
     @model_validator(mode="before")
     @classmethod
@@ -216,16 +225,6 @@ class DeleteConfig(ConfigModel):
         if self.never and (self.null_value or self.column is not None):
             raise refuse("none", "either none or a marker", "remove one of the two", at=["never"])
         return self
-
-
-class LimitsConfig(ConfigModel):
-    """Bounds of one run. `None`: no bound. `max_record_bytes` is of one line of a text file, decompressed."""
-
-    max_errors: LimitsField = DEFAULT_ERRORS
-    max_changed: LimitsField = DEFAULT_CHANGED
-    max_files: Annotated[int, Field(ge=1)] = 100_000
-    max_bytes: Annotated[int, Field(ge=1)] | None = None
-    max_record_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 30)] = 64 << 20
 
 
 class CollectionConfig(ShardConfig):
@@ -298,8 +297,9 @@ class CollectionConfig(ShardConfig):
         if self.source.missing_field == "unchanged" and not self.source.format.endswith("json"):
             raise refuse(self.source.missing_field, f"null: a record of {self.source.format} has all fields",
                          "remove it", at=["source", "missing_field"])  # fmt: skip
-        if marked and not plain:
-            raise refuse(self.delete.column, f"no marker: {self.source.format} marks its deletes",
+        if self.delete != DeleteConfig() and not plain:
+            found = "none" if self.delete.never else self.delete.column or "null_value"
+            raise refuse(found, f"no marker: {self.source.format} marks its deletes",
                          "remove it", at=["delete"])  # fmt: skip
         for name, column in self.columns.items():
             if column.on_error == "null" and (name in self.key or not column.nullable):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, model_validator
 
 from persist_core.config import checks
-from persist_core.config.model import ConfigModel, FieldName
+from persist_core.config.model import ConfigModel, FieldName, Flag
 from persist_core.config.problems import refuse
 
 Unit = Literal["s", "ms", "us", "ns", "days"]
@@ -29,7 +29,7 @@ class ColumnConfig(ConfigModel):
     unit: Unit | None = None
     decimals: Decimals | None = None
     binary: Binary | None = None
-    nullable: bool = True
+    nullable: Flag = True
     on_error: Literal["err", "null"] = "err"
     renamed_from: FieldName | None = None
 

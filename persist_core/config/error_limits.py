@@ -1,13 +1,14 @@
-"""`limits.max_errors` and `limits.max_changed`: how many errors a run may have, or rows a correction may change; as a
-number, a share, or both."""
+"""`limits:` of a collection. `max_errors` and `max_changed`: how many errors a run may have, or rows a correction may
+change; as a number, a share, or both."""
 
 from __future__ import annotations
 
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
+from persist_core.config.model import ConfigModel, Whole
 from persist_core.config.problems import refuse
 
 ErrorLimits = tuple[int | str, ...] | None
@@ -34,6 +35,16 @@ def read_limits(data: Any) -> ErrorLimits:
 
 
 LimitsField = Annotated[ErrorLimits, BeforeValidator(read_limits)]
+
+
+class LimitsConfig(ConfigModel):
+    """Bounds of one run. `None`: no bound. `max_record_bytes` is of one line of a text file, decompressed."""
+
+    max_errors: LimitsField = DEFAULT
+    max_changed: LimitsField = DEFAULT_CHANGED
+    max_files: Annotated[Whole, Field(ge=1)] = 100_000
+    max_bytes: Annotated[Whole, Field(ge=1)] | None = None
+    max_record_bytes: Annotated[Whole, Field(ge=1 << 20, le=1 << 30)] = 64 << 20
 
 
 def reached_limit(limits: ErrorLimits, *, errors: int, bad_records: int, records: int) -> str | None:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
-from persist_core.config.model import AirflowName, ConfigModel
+from persist_core.config.model import AirflowName, ConfigModel, Whole
 from persist_core.config.problems import show, validated
 from persist_core.errors import ConfigError
 
@@ -31,7 +31,7 @@ class GroupConfig(ConfigModel):
     """A group in `persist.yaml`: patterns of names (`crm_*`), and how many collections a task handles at most."""
 
     collections: tuple[AirflowName, ...] = ()
-    batch_of: Annotated[int, Field(ge=1, le=1000)] = 50
+    batch_of: Annotated[Whole, Field(ge=1, le=1000)] = 50
 
 
 class GroupsConfig(ConfigModel):

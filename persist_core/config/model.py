@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt
 
 from persist_core.config import checks
 
@@ -15,6 +15,9 @@ class ConfigModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
 
+Whole = StrictInt
+"""A whole number: not `true`, `5.0` or `"5"`."""
+Flag = StrictBool
 OneOrMore = BeforeValidator(checks.listed)
 """Before a tuple: a file may have a single text in its place."""
 Names = Annotated[tuple[str, ...], OneOrMore]

@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from persist_core.config.alerts import WatchFields
 from persist_core.config.files import read_fields
 from persist_core.config.groups import GroupConfig, GroupName
-from persist_core.config.model import AirflowName, ConfigModel, Schedule, TimeZone
+from persist_core.config.model import AirflowName, ConfigModel, Schedule, TimeZone, Whole
 from persist_core.config.problems import refuse, validated
 from persist_core.time_text import UTC_ZONE
 
@@ -38,13 +38,13 @@ class MaintenanceConfig(ConfigModel):
 
     schedule: Schedule = "@hourly"
     pool: AirflowName = "default_pool"
-    max_shards: Annotated[int, Field(ge=1, le=1000)] = 200
-    max_tasks: Annotated[int, Field(ge=1, le=1000)] = 1
-    max_merges: Annotated[int, Field(ge=0, le=1000)] = 16
-    max_rows: Annotated[int, Field(ge=0)] = 5_000_000
-    max_merge_bytes: Annotated[int, Field(ge=1)] = 2 << 30
-    grace_hours: Annotated[int, Field(ge=1, le=8760)] = 24
-    intent_hours: Annotated[int, Field(ge=1, le=8760)] = 72
+    max_shards: Annotated[Whole, Field(ge=1, le=1000)] = 200
+    max_tasks: Annotated[Whole, Field(ge=1, le=1000)] = 1
+    max_merges: Annotated[Whole, Field(ge=0, le=1000)] = 16
+    max_rows: Annotated[Whole, Field(ge=0)] = 5_000_000
+    max_merge_bytes: Annotated[Whole, Field(ge=1)] = 2 << 30
+    grace_hours: Annotated[Whole, Field(ge=1, le=8760)] = 24
+    intent_hours: Annotated[Whole, Field(ge=1, le=8760)] = 72
 
     @model_validator(mode="after")
     def _check_hours(self) -> MaintenanceConfig:

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 
 from persist_core.config import checks
 from persist_core.config.alerts import AlertsConfig, DurationThreshold, NotifyList
-from persist_core.config.model import AirflowName, ConfigModel, Schedule, TimeZone
+from persist_core.config.model import AirflowName, ConfigModel, Schedule, TimeZone, Whole
 from persist_core.config.problems import refuse
 from persist_core.errors import InvalidInput, InvalidName
 from persist_core.keys import check_key_name
@@ -34,12 +34,12 @@ class TaskConfig(ConfigModel):
     """
 
     pool: AirflowName | None = None
-    pool_slots: Annotated[int, Field(ge=1)] | None = None
+    pool_slots: Annotated[Whole, Field(ge=1)] | None = None
     queue: AirflowName | None = None
-    priority: int | None = None
-    retries: Annotated[int, Field(ge=0, le=1000)] | None = None
-    retry_delay_s: Annotated[int, Field(ge=0)] | None = None
-    timeout_s: Annotated[int, Field(ge=1)] | None = None
+    priority: Whole | None = None
+    retries: Annotated[Whole, Field(ge=0, le=1000)] | None = None
+    retry_delay_s: Annotated[Whole, Field(ge=0)] | None = None
+    timeout_s: Annotated[Whole, Field(ge=1)] | None = None
     executor_config: dict[str, Any] | None = None
 
 
@@ -48,7 +48,7 @@ class AirflowConfig(ConfigModel):
 
     owner: AirflowName | None = None
     tags: tuple[Annotated[str, Field(min_length=1, max_length=100)], ...] = ()
-    max_active_runs: Annotated[int, Field(ge=1, le=1000)] = 1
+    max_active_runs: Annotated[Whole, Field(ge=1, le=1000)] = 1
     all: TaskConfig = TaskConfig()
     mint: TaskConfig = TaskConfig()
     write: TaskConfig = TaskConfig()
@@ -60,10 +60,10 @@ class RetentionConfig(ConfigModel):
     """Checkpoints to keep, how often operator state is saved in full, and how long to keep what a rebuild has swapped
     out."""
 
-    keep_last: Annotated[int, Field(ge=1, le=1000)] = 10
-    keep_daily: Annotated[int, Field(ge=0, le=366)] = 7
-    keep_weekly: Annotated[int, Field(ge=0, le=520)] = 4
-    snapshot_every: Annotated[int, Field(ge=1, le=100)] = 10
+    keep_last: Annotated[Whole, Field(ge=1, le=1000)] = 10
+    keep_daily: Annotated[Whole, Field(ge=0, le=366)] = 7
+    keep_weekly: Annotated[Whole, Field(ge=0, le=520)] = 4
+    snapshot_every: Annotated[Whole, Field(ge=1, le=100)] = 10
     keep_generations: Annotated[str, BeforeValidator(partial(checks.history, field="keep_generations"))] = "7 days"
 
     @property

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from graphlib import CycleError, TopologicalSorter
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +24,7 @@ from pydantic_core import PydanticCustomError
 from persist_core.config import checks
 from persist_core.config.collection import load_collection
 from persist_core.config.files import SUFFIXES, beside, config_files, load_folder, read_mapping
-from persist_core.config.model import ConfigModel, Names
+from persist_core.config.model import ConfigModel, Flag, Names, Whole
 from persist_core.config.problems import nearest, refuse, show, validated
 from persist_core.config.shard import ShardConfig
 from persist_core.errors import ConfigError, InvalidName
@@ -44,8 +44,8 @@ _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 class ViewLimits(ConfigModel):
     """Bounds of one refresh: updates that it may write, rows that the view may hold. `None`: no bound."""
 
-    max_updates: Annotated[int, Field(ge=0)] | None = None
-    max_rows: Annotated[int, Field(ge=0)] | None = None
+    max_updates: Annotated[Whole, Field(ge=0)] | None = None
+    max_rows: Annotated[Whole, Field(ge=0)] | None = None
 
 
 class ViewConfig(ShardConfig):
@@ -59,7 +59,7 @@ class ViewConfig(ShardConfig):
     function: str | None = None
     inputs: Names = ()
     schedule: str | None = ON_INPUT
-    read_only: bool = False
+    read_only: Flag = False
     renamed: dict[str, str] = {}  # noqa: RUF012 - pydantic copies defaults
     limits: ViewLimits = ViewLimits()
 
@@ -231,6 +231,12 @@ def _inputs_of(body: dict[str, Any]) -> tuple[str, ...]:
     given, query = body.get("inputs"), body.get("query")
     if given is None and isinstance(query, str):
         return view_query.parse(query).inputs
+    return _names(given)
+
+
+def _names(given: Any) -> tuple[str, ...]:
+    """The names in `inputs:`; empty if it has another value, which the model refuses."""
+    given = checks.listed(given)
     return tuple(str(name) for name in given) if isinstance(given, list | tuple) else ()
 
 
@@ -260,7 +266,7 @@ def _check_tables(parsed: ParsedQuery, given: Any, known: _Known) -> None:
     """Refuse a table that is neither a collection nor a view, or that is not in `inputs` if the file has them."""
     from persist_core.config.query_rules import BadQuery
 
-    names = [str(name) for name in ([given] if isinstance(given, str) else given or ())]
+    names = _names(given)
     if given is None and not parsed.inputs:
         raise BadQuery("no table", "a query over at least one shard", "name a collection or view in it")
     for name in parsed.inputs:
@@ -276,20 +282,21 @@ def _check_tables(parsed: ParsedQuery, given: Any, known: _Known) -> None:
 
 def _check_no_cycle(path: Path, config: ViewConfig, known: _Known) -> None:
     """Refuse a view that reads itself through other views, naming the cycle."""
-    graph: dict[str, tuple[str, ...]] = {config.name: config.inputs}
-    pending = list(config.inputs)
-    while pending:  # bounded: each file once
-        name = pending.pop()
-        if name not in graph:
-            graph[name] = known.view_inputs(name)
-            pending += graph[name]
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        way = " -> ".join(error.args[1])
-        problem = refuse(way, "inputs that do not read this view", "remove one of them from a query")
-        if config.name in error.args[1]:
-            raise ConfigError(f"{path}: query: {problem.message()}") from None
+    readers: dict[str, str] = {}
+    pending = [(name, config.name) for name in config.inputs]
+    while pending and config.name not in readers:  # bounded: each file once
+        name, reader = pending.pop()
+        if name not in readers:
+            readers[name] = reader
+            pending += [(each, name) for each in known.view_inputs(name)]
+    if config.name not in readers:
+        return
+    way = [config.name, readers[config.name]]
+    while way[-1] != config.name:
+        way.append(readers[way[-1]])
+    problem = refuse(" -> ".join(way), "inputs that do not read this view", "remove one of them from a query")
+    field = "query" if config.function is None else "inputs"
+    raise ConfigError(f"{path}: {field}: {problem.message()}")
 
 
 def _file(folder: Path, name: str) -> Path | None:

@@ -46,14 +46,16 @@ def side_of(
 ) -> Side:
     """Read a text: a checkpoint of the shard, a time, or another shard (a fork) as it is now. `None`: as the shard is.
 
-    Raises `InvalidInput` if it is none of them, `OutsideFrontiers` for a time that cannot be read, and what `check`
-    does with the name of a shard that is not a generation of this one.
+    Raises `InvalidInput` if it is none of them, `CheckpointNotFound`, `OutsideFrontiers` for a time that cannot be
+    read, and what `check` does with the name of a shard that is not a generation of this one.
     """
     state = client.state(shard)
     if text is None:
         return Side(state, check_as_of(state, None))
     if is_checkpoint_id(text):
-        upper = Checkpointer(client.blob, shard, state.origin.life).load_manifest(text).upper
+        checkpointer = Checkpointer(client.blob, shard, state.origin.life)
+        checkpointer.check_known(text)
+        upper = checkpointer.load_manifest(text).upper
         return Side(state, check_as_of(state, last_time(upper)))
     try:
         time = parse_time(text, what="as a time it", zone=zone, now_ms=client.clock.now_ms())
@@ -78,10 +80,10 @@ def compare(
     """The changes that make `b` of `a`. Raises `InvalidInput` if the schemas differ, or too much has changed."""
     reader_of = reader_of or client.open_reader
     newer = a.state if len(a.state.schemas.versions) > len(b.state.schemas.versions) else b.state
-    is_renamed = _has_other_ids(a.state, b.state)
     schema = newer.schema
     if schema is None or a.state.schema is None or b.state.schema is None:
         raise ShardNotFound(f"{a.state.shard} or {b.state.shard} has no data yet")
+    is_renamed = _has_other_ids(a.state, b.state)
     after = shared_until(a, b)
     if any((side.state.since.time or 0) > after for side in (a, b)):  # then its history does not go back so far
         after = BEGINNING

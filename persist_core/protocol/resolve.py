@@ -60,9 +60,9 @@ class ResolvePlan:
 
 
 def plan_resolve(client: PersistClient, shard: str, *, at: str = "*") -> ResolvePlan:
-    """The errs `missing_order` whose positions, as shown, match the glob `at`; writes nothing. There may be none.
+    """The errs `missing_order` whose positions, as shown, are `at` or match it as a glob; writes nothing.
 
-    Raises `ShardNotFound`, and `InvalidInput` if the shard is closed.
+    There may be none. Raises `ShardNotFound`, and `InvalidInput` if the shard is closed.
     """
     state = client.state(shard)
     if state.upper.time is None or state.upper.time == MAX_TIME:
@@ -74,10 +74,14 @@ def plan_resolve(client: PersistClient, shard: str, *, at: str = "*") -> Resolve
     errs = errs.filter(pc.equal(errs[ERR_KIND], MISSING_ORDER))
     shown = errs.select([ERR_POSITION, ERR_MESSAGE, ERR_PAYLOAD]).to_pylist()
     records = [Unordered(row[ERR_POSITION] or "", row[ERR_MESSAGE], row[ERR_PAYLOAD]) for row in shown]
-    chosen = [number for number, record in enumerate(records) if fnmatchcase(record.position, at)]
+    chosen = [number for number, record in enumerate(records) if _is_at(record.position, at)]
     errs = errs.take(pa.array(chosen, pa.int64()))
     retracted = retractions(errs, columns, state.upper.time)
     return ResolvePlan(state, tuple(records[number] for number in chosen), retracted)
+
+
+def _is_at(position: str, at: str) -> bool:
+    return position == at or fnmatchcase(position, at)  # a path may have a `[`
 
 
 def retractions(rows: pa.Table, columns: pa.Schema, time: int) -> pa.Table:

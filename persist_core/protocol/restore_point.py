@@ -19,7 +19,7 @@ from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.checkpoint.recovery import recover
 from persist_core.contents.batch import HollowBatch, SourceFrontier, last_time
 from persist_core.contents.operator_state import OperatorState, StateArtifact
-from persist_core.errors import CheckpointNotFound, CorruptArtifact, InvalidInput, OutsideFrontiers
+from persist_core.errors import CorruptArtifact, InvalidInput, OutsideFrontiers
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.erased import last_erased
@@ -92,10 +92,7 @@ def point_of(client: PersistClient, state: ShardState, checkpoint_id: str) -> Re
     if state.schema is not None and not state.schema.key:
         raise InvalidInput(f"shard {state.shard} has no key; only a shard with a key can be restored or forked")
     checkpointer = Checkpointer(client.blob, state.shard, state.origin.life)
-    if client.blob.get(checkpointer.layout.manifest(checkpoint_id)) is None:
-        raise CheckpointNotFound(
-            f"shard {state.shard} has no checkpoint {checkpoint_id}; `persist checkpoints {state.shard}` lists them"
-        )
+    checkpointer.check_known(checkpoint_id)
     checkpoint = checkpointer.load_manifest(checkpoint_id)
     if checkpoint.shard is None:
         raise CorruptArtifact(f"checkpoint {checkpoint_id} does not say which state of shard {state.shard} it is of")

@@ -56,7 +56,9 @@ class CollectionSource:
         if freeze.frozen.files:
             input_key = stage_frozen(self._blob, self._config.name, freeze.frozen, era=state.era)
         if consumed is None or freeze.frozen.files or self.files.has_other_place(consumed):
-            sources[FILES] = self.files.advance(consumed, freeze.frozen, era=state.era, unread_from=freeze.unread_from)
+            sources[FILES] = self.files.advance(
+                consumed, freeze.frozen, era=state.era, unread_from=freeze.unread_from, moved=freeze.moved
+            )
         return Intake(
             upper=freeze.upper,
             sources=sources,

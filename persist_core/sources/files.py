@@ -10,7 +10,9 @@
    `persist_core.sources.feed` alone.
 2. A file that no commit has consumed is in `frozen`, or not due, or left over by the limits: never dropped.
 3. A consumed file is never read again. If its size or time of change differ, it is reported in `changed`; or, if it was
-   set aside or without a byte, it is corrected (`InputFile.is_corrected`) and read like a new one.
+   set aside or without a byte, it is corrected (`InputFile.is_corrected`) and read like a new one. In the run that
+   moves the files to another root only sizes are compared, and the progress takes over their times there: copies have
+   other ones.
 4. Files are in the natural order of their relative paths, whatever order they arrived in. With `time: path` whole dates
    are taken, oldest first, and `Freeze.upper` stops before the first date that is left: so a limit never makes a
    record late.
@@ -21,7 +23,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from persist_core.config.collection import CollectionConfig
@@ -31,7 +33,7 @@ from persist_core.location.blob import Blob
 from persist_core.sources.feed import Feed, LocalFeed, Wanted
 from persist_core.sources.file_scan import FoundFile, UnmatchedFile
 from persist_core.sources.input_file import FrozenInput, InputFile
-from persist_core.sources.ledger import Consumed, Ledger, place_of
+from persist_core.sources.ledger import Consumed, Facts, Ledger, place_of
 from persist_core.sources.natural_order import natural_key, path_of
 from persist_core.sources.root import Place, join, place_after, relative_to
 from persist_core.time_text import DAY_MS, format_time, parse_time
@@ -65,7 +67,8 @@ class Freeze:
     """The result of `freeze`. Tuples are in natural order; counts are of files.
 
     `upper` is the greatest upper that a description of this input may have (`None`: closed). `unread_from` is the
-    earliest date (ms) in the paths of the files left over; `requests`: of the listing.
+    earliest date (ms) in the paths of the files left over; `requests`: of the listing. `moved`: the times of change, at
+    their new place, of consumed files that were moved.
     """
 
     frozen: FrozenInput
@@ -78,6 +81,7 @@ class Freeze:
     requests: int = 0
     upper: int | None = None
     is_over_limit: bool = False
+    moved: Mapping[str, int] = field(default_factory=dict)
 
     def notices(self) -> tuple[str, ...]:
         """One line for each thing that a user should know, bounded."""
@@ -139,18 +143,21 @@ class FileSource:
         `handles.changes`. Reads names and file metadata, not contents; the same tree gives the same result. Raises
         `Determinate` if a folder can't be listed, `CorruptArtifact` if the ledger is damaged.
         """
-        place, known = self._known(consumed)
+        place, known, is_move = self._known(consumed)
         base = place.base
         naming = _Naming(self._pattern.root, base)
         found = self._feed.scan(self._wanted(consumed, known, naming, lower, until, listed_to))
         changed: list[ChangedFile] = []
         pending: list[InputFile] = []
+        moved: dict[str, int] = {}
         not_due = 0
         for file in found.found:
             relative = naming.relative(file.below_root)
             facts = known.get(relative)
-            is_changed = facts is not None and facts[:2] != (file.size_bytes, file.mtime_ms)
+            is_changed = facts is not None and not _is_same(facts, file, by_size=is_move)
             if facts is not None and not (is_changed and (facts[3] or (file.size_bytes and not facts[0]))):
+                if is_move and not is_changed:
+                    moved[relative] = file.mtime_ms
                 if is_changed:
                     changed.append(ChangedFile(relative, *facts[:2], file.size_bytes, file.mtime_ms))
             elif holds_back(relative, file.date_ms) or (
@@ -173,6 +180,7 @@ class FileSource:
             requests=found.requests,
             upper=self._upper(until, lower, left),
             is_over_limit=not self._fits(len(taken), sum(file.size_bytes for file in taken)),
+            moved=moved,
         )
 
     def _wanted(
@@ -186,8 +194,8 @@ class FileSource:
     ) -> Wanted:
         """Return what to look for. The first listing of each UTC day is whole, and one that begins or ends the shard.
 
-        So is the first one after the progress was put back. Others leave out dates more than `look_back` before the
-        shard's upper and before all that was left over.
+        So is the first one after the progress was put back, and one at another root. Others leave out dates more than
+        `look_back` before the shard's upper and before all that was left over.
         """
 
         def is_known(below_root: str, size_bytes: int, mtime_ms: int) -> bool:
@@ -196,7 +204,8 @@ class FileSource:
         dates, look_back_ms = None, self._config.source.look_back_ms
         listed_to = lower if listed_to is None else listed_to
         midnight = -(-listed_to // DAY_MS) * DAY_MS  # the first one that no listing has passed
-        if consumed is not None and look_back_ms is not None and until is not None and until <= midnight:
+        stays = not self.has_other_place(consumed)
+        if consumed is not None and look_back_ms is not None and until is not None and until <= midnight and stays:
             unread_from = unread_from_of(consumed)
             dates = max(min(lower, lower if unread_from is None else unread_from) - look_back_ms, 0), until
         names = sorted(known) if naming.is_base and dates is None else ()
@@ -209,29 +218,35 @@ class FileSource:
         *,
         era: int,
         unread_from: int | None = None,
-        set_aside: Collection[InputFile] = (),
+        moved: Mapping[str, int] | None = None,
     ) -> SourceFrontier:
-        """The progress after `frozen`, of which the files `set_aside` were not read. `unread_from` as in `Freeze`.
+        """The progress after `frozen`. `unread_from` and `moved` as in `Freeze`.
 
         Stages the ledger in the shard's `era` and commits nothing. Idempotent.
         """
-        place, known = self._known(consumed)
+        place, known, _ = self._known(consumed)
+        known |= {name: (known[name][0], mtime_ms, *known[name][2:]) for name, mtime_ms in (moved or {}).items()}
         for file in frozen.files:
             if file.is_corrected:
                 known.pop(file.relative, None)
         twice = next((file.relative for file in frozen.files if file.relative in known), None)
         if twice is not None:
             raise InvalidInput(f"file {twice!r} was consumed by an earlier commit; mint again from the newest state")
-        added = {
-            file.relative: (file.size_bytes, file.mtime_ms, file.date_ms, file in set_aside) for file in frozen.files
-        }
+        added = {file.relative: (file.size_bytes, file.mtime_ms, file.date_ms, False) for file in frozen.files}
         if len(added) != len(frozen.files):
             raise InvalidInput("a frozen input names a file twice; mint again")
         after = self._ledger.extend(self._ledger.replaced(consumed, known, era=era), added, place=place, era=era)
         more: dict[str, Any] = {} if unread_from is None else {UNREAD_FROM: format_time(max(unread_from, 0))}
-        if aside := sorted(name for name, facts in {**known, **added}.items() if facts[3]):
+        if aside := sorted(name for name, facts in known.items() if facts[3]):
             more[SET_ASIDE] = aside[:_MAX_NOTICES]
         return replace(after, offsets={**after.offsets, **more}) if more else after
+
+    def set_aside(self, after: SourceFrontier, files: Collection[InputFile], *, era: int) -> SourceFrontier:
+        """The progress that `advance` has returned, with the new files that were not read. Idempotent."""
+        names = {file.relative for file in files}
+        aside = sorted(names.union(after.offsets.get(SET_ASIDE, ())))[:_MAX_NOTICES]
+        after = self._ledger.set_aside(after, names, era=era)
+        return replace(after, offsets={**after.offsets, SET_ASIDE: aside})
 
     def consumed(self, progress: SourceFrontier | None, *, like: SourceFrontier | None) -> Consumed:
         """All files of a progress, by their names now, as the progress `like` or one after it has them.
@@ -239,7 +254,7 @@ class FileSource:
         A progress that began in another folder has other names for the same files. Raises `CorruptArtifact` if the
         ledger is damaged.
         """
-        place, known = self._known(progress)
+        place, known, _ = self._known(progress)
         base = place_after(self._config, place_of(like))[0].base
         if base == place.base:
             return known
@@ -247,14 +262,19 @@ class FileSource:
 
     def inputs_now(self, progress: SourceFrontier | None, earlier: SourceFrontier | None) -> InputsNow:
         """Compare files that `progress` has consumed, and `earlier` has not, with what is there. Lists all."""
-        place, known = self._known(progress)
-        before, naming = self.consumed(earlier, like=progress), _Naming(self._pattern.root, place.base)
+        place, known, is_move = self._known(progress)
+        before, is_earlier_root = self.consumed(earlier, like=progress), self._known(earlier)[2]
+        naming = _Naming(self._pattern.root, place.base)
         found = {naming.relative(each.below_root): each for each in self._feed.scan(Wanted()).found}
-        since = {name: facts for name, facts in known.items() if before.get(name) != facts}
+        since = {
+            name: facts
+            for name, facts in known.items()
+            if name not in before or _compared(before[name], is_earlier_root) != _compared(facts, is_earlier_root)
+        }
         replaced = {
             name: facts[2]
             for name, facts in since.items()
-            if name in found and (found[name].size_bytes, found[name].mtime_ms) != facts[:2]
+            if name in found and not _is_same(facts, found[name], by_size=is_move)
         }
         gone = {name: facts[2] for name, facts in since.items() if name not in found}
         return InputsNow(replaced, gone, {name: found[name].date_ms for name in found.keys() - known.keys()})
@@ -263,15 +283,16 @@ class FileSource:
         """True if `source.path` starts at another folder than when `consumed` was committed."""
         return consumed is not None and place_after(self._config, place_of(consumed))[0] != place_of(consumed)
 
-    def _known(self, consumed: SourceFrontier | None) -> tuple[Place, Consumed]:
-        """The place that the collection reads from now, and the consumed files by their names there."""
+    def _known(self, consumed: SourceFrontier | None) -> tuple[Place, Consumed, bool]:
+        """The place that the collection reads from now, the consumed files by their names there, and whether they have
+        been moved there since."""
         known = self._ledger.consumed(consumed)
         before = place_of(consumed)
         place, move = place_after(self._config, before)
         if before is None or move is None:
-            return place, known
+            return place, known, False
         paths = ((move.path(join(before.base, name)), facts) for name, facts in known.items())
-        return place, {relative_to(path, place.base): facts for path, facts in paths}
+        return place, {relative_to(path, place.base): facts for path, facts in paths}, True
 
     def _within_limits(
         self, pending: list[InputFile], until: int | None, lower: int
@@ -343,6 +364,14 @@ class _Naming:
         if self._prefix is not None:
             return f"{self._prefix}{below_root}"
         return relative_to(join(self._root, below_root), self._base)
+
+
+def _is_same(facts: Facts, file: FoundFile, *, by_size: bool) -> bool:
+    return facts[0] == file.size_bytes and (by_size or facts[1] == file.mtime_ms)
+
+
+def _compared(facts: Facts, by_size: bool) -> tuple[int | bool | None, ...]:
+    return (facts[0], *facts[2:]) if by_size else facts
 
 
 def _input_file(file: FoundFile, relative: str, base: str, *, is_corrected: bool) -> InputFile:

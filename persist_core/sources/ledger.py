@@ -1,6 +1,7 @@
 """The files that a shard has consumed: `(path, size, time of change, date, set aside)` in content-addressed segments.
 
     SourceFrontier.offsets  {"root": ..., "base": ..., "files": n, "size_bytes": ..., "segments": [{key, files, ...}]}
+                            and after a move "moved_from": ...
     <shard>/sources/files/<era>/<sha256>.json.zst  zstd of a sealed {"files": [[relative, size, ...], ...]}
 
 1. A segment never changes: its key is the digest of its bytes. Staging one twice has no effect.
@@ -14,7 +15,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 
 import zstandard
@@ -88,6 +89,13 @@ class Ledger:
         segments = [asdict(self._stage(files, era))] if files else []
         return SourceFrontier(FILES, {**frontier.offsets, "segments": segments})
 
+    def set_aside(self, frontier: SourceFrontier, names: Collection[str], *, era: int) -> SourceFrontier:
+        """The frontier with these of the files that it was extended by last as set aside. Stages one segment."""
+        *others, last = segments_of(frontier)
+        files = {name: (*facts[:3], facts[3] or name in names) for name, facts in self.read(last).items()}
+        segments = [asdict(segment) for segment in (*others, self._stage(files, era))]
+        return SourceFrontier(FILES, {**frontier.offsets, "segments": segments})
+
     def extend(self, frontier: SourceFrontier | None, files: Consumed, *, place: Place, era: int) -> SourceFrontier:
         """The frontier after `files` too. Stages at most one segment; commits nothing."""
         segments = list(segments_of(frontier))
@@ -100,7 +108,7 @@ class Ledger:
         return SourceFrontier(
             FILES,
             {
-                **asdict(place),
+                **{name: folder for name, folder in asdict(place).items() if folder},
                 "files": before.get("files", 0) + len(files),
                 "size_bytes": before.get("size_bytes", 0) + sum(size for size, *_ in files.values()),
                 "segments": [asdict(segment) for segment in segments],
@@ -153,7 +161,8 @@ def place_of(frontier: SourceFrontier | None) -> Place | None:
     if frontier is None or frontier.offsets.get("files") == 0:
         return None
     try:
-        return Place(frontier.offsets["root"], frontier.offsets["base"])
+        offsets = frontier.offsets
+        return Place(offsets["root"], offsets["base"], offsets.get("moved_from", ""))
     except (KeyError, TypeError) as error:
         raise InvariantViolation(
             f"the source progress does not name a folder: {error!r}; run `persist fsck`"

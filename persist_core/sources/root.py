@@ -8,7 +8,8 @@
    the ledger and their order do too.
 3. Any other root is refused until the collection file states which files it holds: `source.moved_from` (the same files:
    each consumed path below the old root becomes one below the new root) or `source.replaces` (other files: consumed
-   paths stay as they are). Both name the old root, so they have no effect on any later change.
+   paths stay as they are). Both name the old root, so they have no effect on any later change. Within a tree `path` may
+   start at the old root again: `Place.moved_from` says that the files have been moved out of it.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ from persist_core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Place:
-    """`root`: the folder that `source.path` starts at. `base`: the folder that names in the ledger are relative to."""
+    """`root`: the folder that `source.path` starts at. `base`: the folder that names in the ledger are relative to.
+
+    `moved_from`: the root before the newest move.
+    """
 
     root: str
     base: str
+    moved_from: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,10 @@ def place_after(config: CollectionConfig, known: Place | None) -> tuple[Place, M
         return Place(root, root), None
     if root == known.root:
         return known, None
-    if known.root in map(config.source_folder, config.source.moved_from):
+    was_moved = known.root == known.moved_from and (holds(root, known.root) or holds(known.root, root))
+    if known.root in map(config.source_folder, config.source.moved_from) and not was_moved:
         move = Move(known.root, root)
-        return replace(known, root=root, base=move.path(known.base)), move
+        return Place(root, move.path(known.base), moved_from=known.root), move
     is_new = known.root in map(config.source_folder, config.source.replaces)
     if is_new or any(holds(root, folder) or holds(folder, root) for folder in (known.root, known.base)):
         return replace(known, root=root), None

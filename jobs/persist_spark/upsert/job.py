@@ -25,7 +25,7 @@ from persist_core.protocol.stages import check_not_outdated, outdated_first
 from persist_core.sample.fields import FeedFields
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, TIME, CollectionSchema
 from persist_core.sources.feeds import feed_of
-from persist_core.sources.files import FileSource, unread_from_of
+from persist_core.sources.files import FileSource
 from persist_core.sources.frozen import load_frozen
 from persist_core.sources.input_file import FrozenInput
 from persist_core.spark_job.deaths import deaths_at_lower
@@ -95,10 +95,8 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
             names = {each.file for each in aside}
             described = description
             if names:  # in the source progress too: a corrected file is then read
-                source, era = FileSource(config, client.blob), description.era or 0
-                unread_from = unread_from_of(description.sources[FILES])
-                before = state.sources.get(FILES)
-                after = source.advance(before, frozen, era=era, unread_from=unread_from, set_aside=names)
+                source, era = FileSource(config, client.blob, access.feed), description.era or 0
+                after = source.set_aside(description.sources[FILES], names, era=era)
                 described = replace(description, sources={**description.sources, FILES: after})
             good, fields = [file for file in frozen.files if file not in names], FeedFields(config)
             fields.look_at(access.feed, good)

@@ -6,7 +6,7 @@ import pytest
 
 from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.checkpoint.pins import pin, unpin
-from persist_core.errors import CorruptArtifact, Indeterminate, OutsideFrontiers
+from persist_core.errors import CheckpointNotFound, Indeterminate, OutsideFrontiers
 from persist_core.inspection.holders import list_holders, release
 from tests.core.checkpoint.checkpointed_shard import KEEP_ALL, Crashing, Shard
 
@@ -119,6 +119,6 @@ def test_what_is_not_there_is_not_pinned_and_holds_nothing() -> None:
     shard, ids = shard_of(3)
     shard.publish()
     shard.checkpointer.delete_checkpoint(ids[0])
-    with pytest.raises(CorruptArtifact):
+    with pytest.raises(CheckpointNotFound, match=f"shard s has no checkpoint {ids[0]}"):
         pin(shard.client, "s", ids[0])
     assert not shard.client.state("s").holds

@@ -148,6 +148,8 @@ def test_environment_is_put_into_the_path_only(tmp_path: Path, monkeypatch: pyte
     config = load(tmp_path, {**LEAST, "source": source, "description": "${PERSIST_PATH_DROP}"})
     assert config.source.path == "/drop/orders/*.jsonl"
     assert config.description == "${PERSIST_PATH_DROP}"
+    monkeypatch.setenv("PERSIST_PATH_UNSET", "")  # as in a shell
+    assert load(tmp_path, {**LEAST, "source": source}).source.path == "/drop/orders/*.jsonl"
 
 
 @pytest.mark.parametrize("field", ["path", "moved_from", "replaces"])

@@ -144,6 +144,30 @@ def test_a_cycle_is_named(files: Files) -> None:
     assert [view.name for view in views] == ["beside"]
 
 
+@pytest.mark.parametrize("form", ["{}", "[{}]", "[orders, {}]"])
+def test_a_cycle_of_functions_fails_alone(files: Files, form: str) -> None:
+    """Whatever the form of `inputs`, and whatever other cycles there are."""
+    for name, reads in {"a": "z", "z": "a", "x": "y", "y": "x", "good": "x"}.items():
+        files.write(name, f"function: my.views:f\ninputs: {form.format(reads)}\n")
+    files.write("q", "query: SELECT * FROM x JOIN r USING (id)")
+    files.write("r", "query: SELECT * FROM q")
+    views, errors = load_views(files.views)
+    assert [view.name for view in views] == ["good"]
+    told = "\n".join(map(str, errors))
+    for name, field, way in (("a", "inputs", "a -> z -> a"), ("y", "inputs", "y -> x -> y"), ("q", "query", "q -> r")):
+        assert f"{name}.yaml: {field}: found '{way}" in told
+
+
+@pytest.mark.parametrize("given", ["5", "true", "{a: b}", "[1]", "[true]"])
+@pytest.mark.parametrize("what", ["query: SELECT * FROM orders", "function: my.views:f"])
+def test_inputs_that_are_no_names_fail_alone(files: Files, what: str, given: str) -> None:
+    files.write("wrong", f"{what}\ninputs: {given}\n")
+    files.write("good", "query: SELECT * FROM orders")
+    views, errors = load_views(files.views)
+    assert [view.name for view in views] == ["good"]
+    assert ["inputs" in str(error) for error in errors] == [True]
+
+
 def test_a_view_and_a_collection_cant_share_a_shard(files: Files) -> None:
     assert "name: found 'orders', expected a name that no collection has" in files.told(
         "orders", "query: SELECT * FROM daily\ninputs: [daily]"

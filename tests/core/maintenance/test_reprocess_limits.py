@@ -172,7 +172,7 @@ def test_a_file_that_was_set_aside_takes_the_turn_of_its_read(tmp_path: Path) ->
     assert description.input_key is not None
     frozen = load_frozen(shard.client.blob, description.input_key, FrozenInput)
     files = CollectionSource(shard.client, shard.config).files
-    progress = files.advance(None, frozen, era=description.era or 0, set_aside=frozen.files)
+    progress = files.set_aside(description.sources[FILES], frozen.files, era=description.era or 0)
     unread = replace(description, input_key=None, sources={FILES: progress})
     assert isinstance(stages.append(shard.client, unread, shard.write(unread)), Committed)
     stages.checkpoint(shard.client, shard.config)

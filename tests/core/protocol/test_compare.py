@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import tempfile
@@ -16,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persist_core.cli.main import run_command
-from persist_core.errors import InvalidInput
+from persist_core.errors import CheckpointNotFound, InvalidInput, ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
-from persist_core.protocol.compare import compare, side_of
+from persist_core.protocol.compare import Side, compare, side_of
 from persist_core.protocol.difference import KIND
 from persist_core.protocol.fork import fork
 from persist_core.schema import Column
@@ -91,6 +92,18 @@ def test_a_fork_is_compared_whole_if_its_history_has_moved_on(tmp_path: Path) ->
     found = compare(shard.client, *sides)
     assert (found.added, found.removed, found.changed) == (0, 0, 1)
     assert [row["name"] for row in found.rows.to_pylist()] == ["later 0", "later 1"]
+
+
+def test_a_shard_without_data_and_an_unknown_checkpoint() -> None:
+    client = PersistClient(OpenLocation(MemBlob(), MemConsensus()))
+    commit(client, "s", SCHEMA, 10)
+    states = [client.ensure_shard("empty"), client.state("s")]
+    for a, b in itertools.product(states, states):
+        if states[0] in (a, b):
+            with pytest.raises(ShardNotFound, match="has no data yet"):
+                compare(client, Side(a, 0), Side(b, 0))
+    with pytest.raises(CheckpointNotFound, match=r"shard s has no checkpoint .*; `persist checkpoints s` lists them"):
+        side_of(client, "s", client.ids.uuid7(), zone=UTC)
 
 
 def test_a_column_may_be_called_kind() -> None:

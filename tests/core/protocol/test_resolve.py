@@ -87,6 +87,16 @@ def test_removed_errs_leave_late_records_decided_as_before(tmp_path: Path) -> No
         assert len(shard.checkpointer.list_checkpoints()) == 5
 
 
+@pytest.mark.parametrize("file", ["orders[eu]/1.txt", "a?/[!b].txt", "*.txt"])
+def test_a_position_as_it_is_shown_matches_itself(tmp_path: Path, file: str) -> None:
+    shard = OrderedCollection(tmp_path)
+    shard.drop("1.txt", [put(1, "old"), unordered(file, 3), unordered("other/1.txt", 4)])
+    shard.run(10)
+    (record,) = plan_resolve(shard.client, SHARD, at=f"{file}, line 3").records
+    assert record.position == f"{file}, line 3"
+    assert len(plan_resolve(shard.client, SHARD).records) == 2
+
+
 def test_the_command_says_what_it_would_remove(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with in_files(tmp_path) as (_, options):
         pass

@@ -83,7 +83,7 @@ def test_a_file_that_was_set_aside_is_read_when_it_changes(tmp_path: Path) -> No
     for name in ("a.jsonl", "b.jsonl", "c.jsonl"):
         drop(tmp_path, name, b"ab", mtime_ms=1_000)
     frozen = source.freeze(None, until=None).frozen
-    frontier = source.advance(None, frozen, era=0, set_aside={frozen.files[1]})
+    frontier = source.set_aside(source.advance(None, frozen, era=0), {frozen.files[1]}, era=0)
     assert names(source.freeze(frontier, until=None)) == []
     for name in ("a.jsonl", "b.jsonl"):
         drop(tmp_path, name, b"corrected", mtime_ms=2_000)

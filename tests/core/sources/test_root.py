@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,18 @@ class Tree:
         freeze = FileSource(self.config(path, **said), self.blob).freeze(self.frontier, until=None)
         return sorted(str(Path(file.path).relative_to(self.top)) for file in freeze.frozen.files)
 
+    def source(self, path: str, **said: str | list[str]) -> FileSource:
+        return FileSource(self.config(path, **said), self.blob)
+
+    def changed(self, path: str, **said: str | list[str]) -> list[str]:
+        """Files that are reported as changed since they were consumed."""
+        return [each.relative for each in self.source(path, **said).freeze(self.frontier, until=None).changed]
+
     def consume(self, path: str, **said: str | list[str]) -> list[str]:
-        source = FileSource(self.config(path, **said), self.blob)
-        frozen = source.freeze(self.frontier, until=None).frozen
-        self.frontier = source.advance(self.frontier, frozen, era=0)
-        return sorted(str(Path(file.path).relative_to(self.top)) for file in frozen.files)
+        source = self.source(path, **said)
+        freeze = source.freeze(self.frontier, until=None)
+        self.frontier = source.advance(self.frontier, freeze.frozen, era=0, moved=freeze.moved)
+        return sorted(str(Path(file.path).relative_to(self.top)) for file in freeze.frozen.files)
 
 
 @pytest.fixture
@@ -94,6 +102,53 @@ def test_files_moved_within_their_tree(tree: Tree) -> None:
     assert tree.pending("old/in/*.jsonl", moved_from="old") == []
 
 
+@pytest.mark.parametrize(("old", "new"), [("o", "o/in"), ("o/in", "o"), ("o/a", "o/a/b/c")])
+def test_a_field_that_stays_in_the_file_moves_once(tmp_path: Path, old: str, new: str) -> None:
+    tree = Tree(tmp_path)
+    tree.consume(f"{drop(tmp_path, f'{old}/x.jsonl').parent}/*.jsonl")
+    (tmp_path / new).mkdir(parents=True, exist_ok=True)
+    (tmp_path / old / "x.jsonl").rename(tmp_path / new / "x.jsonl")
+    for path in (f"{new}/*.jsonl", f"{old}/**/*.jsonl", f"{new}/**/*.jsonl", f"{old}/*.jsonl", f"{new}/*.jsonl"):
+        assert tree.consume(path, moved_from=old) == []
+    (tmp_path / new).rename(tmp_path / "else")  # a later move is one more
+    assert tree.consume("else/**/*.jsonl", moved_from=[old, new]) == []
+    (tmp_path / old).mkdir(parents=True, exist_ok=True)
+    (tmp_path / "else/x.jsonl").rename(tmp_path / old / "x.jsonl")
+    assert tree.consume(f"{old}/*.jsonl", moved_from="else") == []
+    (tmp_path / new).mkdir(parents=True, exist_ok=True)
+    (tmp_path / old / "x.jsonl").rename(tmp_path / new / "x.jsonl")
+    assert tree.consume(f"{new}/*.jsonl", moved_from=[old, "else"]) == []
+
+
+def test_copied_files_are_not_changed_ones(tree: Tree) -> None:
+    """Copies have other times of change, and are known by these from then on."""
+    drop(tree.top, "old/b.jsonl")
+    drop(tree.top, "old/empty.jsonl", b"")
+    drop(tree.top, "old/longer.jsonl", mtime_ms=1_000)
+    source, before = tree.source("old/*.jsonl"), tree.frontier
+    freeze = source.freeze(before, until=None)
+    aside = {file for file in freeze.frozen.files if file.relative == "b.jsonl"}
+    tree.frontier = consumed = source.set_aside(source.advance(before, freeze.frozen, era=0), aside, era=0)
+    for name in ("a.jsonl", "b.jsonl", "empty.jsonl", "longer.jsonl"):
+        drop(tree.top, f"new/{name}", (tree.top / "old" / name).read_bytes(), mtime_ms=2_000)
+    drop(tree.top, "new/longer.jsonl", b"longer now", mtime_ms=2_000)
+    path, said = "new/*.jsonl", {"moved_from": "old"}
+    assert set(tree.source(path, **said).inputs_now(consumed, None).replaced) == {"longer.jsonl"}
+    assert tree.changed(path, **said) == ["longer.jsonl"]
+    assert tree.consume(path, **said) == []
+    assert tree.changed(path, **said) == ["longer.jsonl"]
+    assert tree.consume(path) == []
+    now = tree.source(path, **said)
+    assert set(now.inputs_now(tree.frontier, None).replaced) == {"longer.jsonl"}
+    (tree.top / "new/a.jsonl").unlink()
+    assert not now.inputs_now(tree.frontier, consumed).gone, "consumed before: only its time differs"
+    assert set(now.inputs_now(tree.frontier, before).replaced) == {"longer.jsonl"}
+    drop(tree.top, "new/a.jsonl", mtime_ms=3_000)
+    assert tree.changed(path) == ["a.jsonl", "longer.jsonl"]
+    drop(tree.top, "new/b.jsonl", mtime_ms=3_000)
+    assert tree.consume(path) == ["new/b.jsonl"], "it was set aside, and is another one now"
+
+
 def test_a_wider_and_then_a_narrower_path_needs_no_word(tree: Tree) -> None:
     drop(tree.top, "old/x/b.jsonl")
     assert tree.consume("**/*.jsonl") == ["old/x/b.jsonl"]
@@ -139,7 +194,7 @@ def test_a_folder_can_not_be_both(tmp_path: Path) -> None:
         Tree(tmp_path).config("*.jsonl", moved_from="a", replaces="a")
 
 
-@given(st.lists(st.sampled_from(["drop", "commit", "move", "replace", "return"]), max_size=30))
+@given(st.lists(st.sampled_from(["drop", "commit", "move", "copy", "replace", "return"]), max_size=30))
 def test_every_file_is_consumed_once_wherever_its_folder_goes(steps: list[str]) -> None:
     """Each file contains its own number, so that a moved file is recognized by its contents."""
     with tempfile.TemporaryDirectory() as folder:
@@ -152,10 +207,13 @@ def test_every_file_is_consumed_once_wherever_its_folder_goes(steps: list[str]) 
                 drop(tree.top, f"{now}/{number % 3}.jsonl.{number}", str(number).encode())
                 continue
             consumed += [(tree.top / name).read_bytes() for name in tree.consume(f"{now}/*.jsonl.*", **said)]
+            assert tree.changed(f"{now}/*.jsonl.*", **said) == []
             before = now
-            if step == "move":
+            if step in ("move", "copy"):
                 now, said = f"f{number}", {"moved_from": before}
                 (tree.top / before).rename(tree.top / now)
+                for file in (tree.top / now).iterdir() if step == "copy" else ():
+                    os.utime(file, (number, number))
             elif step == "replace" or (step == "return" and abandoned):
                 now, said = abandoned.pop() if step == "return" else f"f{number}", {"replaces": before}
                 abandoned.append(before)

@@ -280,8 +280,9 @@ def test_a_feed_moves_from_a_folder_to_a_bucket(bucket: Bucket, tmp_path_factory
         paths = [file.path for file in freeze.frozen.files]
         assert paths == [f"s3://{bucket.name}/feed/{name}" for name in expected]
         assert FrozenInput.decode(freeze.frozen.encode()) == freeze.frozen
-        after = source.advance(consumed, freeze.frozen, era=0)
+        after = source.advance(consumed, freeze.frozen, era=0, moved=freeze.moved)
         assert names(source.freeze(after, until=None)) == []
+        assert not source.freeze(after, until=None).changed
     config = bucket.collection()
     with pytest.raises(ConfigError, match=f"found 's3://{bucket.name}/feed' as the folder"):
         FileSource(config, blob, bucket.feed(config)).freeze(consumed, until=None)
