@@ -154,6 +154,15 @@ BROKEN_LINES = [
 ]
 
 
+@pytest.mark.parametrize("infinite", ["NaN", "Infinity", "-Infinity", "-INF"])
+def test_numbers_behind_an_infinite_one_keep_their_digits(feed: Feed, infinite: str) -> None:
+    columns = {"id": "int", "f": "double", "d": "decimal(38,30)", "s": "string"}
+    line = f'{{"x":{{"y":[{infinite}]}},"f":{infinite},"id":1,"d":0.1234567890123456789012,"s":1.10}}'
+    (row,) = feed.lines("json", [line], columns)
+    assert (row[ERR_KIND], row["d"], row["s"]) == (None, Decimal("0.1234567890123456789012"), "1.10")
+    assert str(row["f"]) == str(float(infinite))
+
+
 def test_a_line_that_is_no_object_is_an_err_with_its_bytes(feed: Feed) -> None:
     feed.write("1.jsonl", b"\n".join(BROKEN_LINES))
     rows = feed.records("json", {"id": "int", "a": "string"})

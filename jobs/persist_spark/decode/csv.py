@@ -14,6 +14,8 @@ null if the column is not a string. The text `null_value` is null, also in quote
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
+
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -61,7 +63,9 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
         "emptyValue": "",
         "maxCharsPerColumn": "-1",
     }
-    kept = lines if layout.header is None else lines.where(F.col(LINE).cast("binary") != F.lit(layout.header))
+    kept = lines
+    if layout.header is not None:  # again where files were joined to one, behind a BOM of its own
+        kept = lines.where(~F.col(LINE).cast("binary").isin(layout.header, BOM_UTF8 + layout.header))
     row = F.from_csv(F.col(LINE), row_type.simpleString(), options)
     # Spark keeps a field such as "x"y with its quotes, others read xy. A second reading skips such fields; only a line
     # with a quote between two other characters needs it.

@@ -30,7 +30,7 @@ from persist_spark.compat import HAS_TRIM_CHARACTERS
 Path = tuple[str, ...]
 
 MARK = "\ufdd0"  # a noncharacter: never in interchanged text, and no JSON writer escapes it
-_NUMBER = r"-?(?:(?:0|[1-9]\d*+)(?:\.\d++)?+(?:[eE][+-]?\d++)?+|NaN|Infinity)"
+_NUMBER = r"(?:-?(?:(?:0|[1-9]\d*+)(?:\.\d++)?+(?:[eE][+-]?\d++)?+|NaN|Infinity)|-INF)"
 _WHOLE_NUMBER = rf"^{_NUMBER}$"
 # What stands between two numbers: anything but the start of a number, strings whole.
 _BETWEEN = r'\G((?:[^"\d\-NI]++|"(?:[^"\\]++|\\.)*+")*+)'
