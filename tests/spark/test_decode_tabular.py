@@ -112,40 +112,6 @@ def test_csv_without_header_and_with_another_delimiter(feed: Feed) -> None:
     assert values(rows) == [("u", 1, "a", Decimal("1.00"), date(2026, 1, 1))]
 
 
-MIB = 1 << 20
-
-
-@pytest.mark.parametrize("blank", ["\n", "\r\n", " \n", "\ufeff\n\n", "\t \r\n"])
-def test_a_csv_file_may_start_with_many_blank_lines(feed: Feed, blank: str) -> None:
-    for lines in (3, MIB, MIB + 1):
-        feed.write("1.csv", blank + blank.strip("\ufeff") * lines + "id,name\n1,a\n" + "x" * 5 + ",b\n")
-        rows = feed.records("csv", {"id": "bigint", "name": "string"})
-        assert [(row["id"], row["name"], row[ERR_KIND]) for row in rows if row["name"]] == [(1, "a", None)]
-        assert [row[ERR_KIND] for row in rows] == [None, "key"]
-
-
-@pytest.mark.parametrize("size", [MIB - 5, MIB, 3 * MIB])
-@pytest.mark.parametrize("header", [True, False])
-def test_a_first_csv_record_may_be_long(feed: Feed, header: bool, size: int) -> None:
-    columns = {"id": "bigint", "name": "string", "more": "string"}
-    for text in ("x" * size, "x\n" * (size // 2)):
-        field = f'"{text}"' if "\n" in text else text
-        first = f"id,name,{field}\n1,a,z\n" if header else f"1,a,{field}\n"
-        feed.write("1.csv", f"{first}2,b,y\n")
-        rows = feed.records("csv", columns, source={"header": header})
-        assert [(row["id"], row["name"], row[ERR_KIND]) for row in rows] == [(1, "a", None), (2, "b", None)]
-        assert [row["more"] for row in rows] == ([None, None] if header else [text, "y"])
-
-
-def test_csv_files_that_were_joined_have_many_headers(feed: Feed) -> None:
-    text = "\ufeffid,name\r\n{0},a\r\n"
-    feed.write("1.csv", "".join(text.format(at) for at in range(3)))
-    feed.write("2.csv", text.format(3) + "id,name\r\n4,a\r\n")
-    feed.write("3.csv", "id,name\n5,a\n" + text.format(6).replace("\r", ""))
-    rows = feed.records("csv", {"id": "bigint", "name": "string"})
-    assert [(row["id"], row[ERR_KIND]) for row in rows] == [(at, None) for at in range(7)]
-
-
 def test_parquet_files_of_differing_schemas(feed: Feed) -> None:
     wide = pa.table(
         {

@@ -40,6 +40,7 @@ from persist_spark.decode.json import (
     document_text,
     envelope,
     exact_numbers,
+    has_noncharacters,
     parse_text,
     parsed,
     unmarked,
@@ -198,9 +199,10 @@ def _opened(wanted: _Wanted, lines: DataFrame) -> DataFrame:
     )
     text = F.coalesce(F.col("value"), F.col(LINE))
     is_tombstone = text.rlike(_TOMBSTONE)
+    is_read = F.col("value").isNotNull() & ~is_tombstone & ~has_noncharacters(F.col("value"))
     inner = split.select(
         "*",
-        F.when(F.col("value").isNotNull() & ~is_tombstone, envelope(F.col("value"), document)).alias("inner"),
+        F.when(is_read, envelope(F.col("value"), document)).alias("inner"),
         F.when(F.col("key").startswith("{"), parse_text(F.col("key"), wanted.key_document)).alias("message_key"),
     )
     nested = parsed(F.col("inner"), document)
