@@ -147,9 +147,8 @@ def _path(name: str, column: ColumnConfig) -> tuple[str, ...]:
 
 def _is_whole(row: RawRow) -> bool:
     """True unless it is a delete, whose row may be the key alone."""
-    inner = row.message.get("payload")
-    payload = inner if isinstance(inner, dict) else row.message
-    return bool(row.row) and ("before" not in payload or bool(payload.get("after")))
+    payload = payload_of(row.message)
+    return bool(row.row) and (row.is_unwrapped or "before" not in payload or bool(payload.get("after")))
 
 
 def _table(row: RawRow) -> str:

@@ -178,7 +178,7 @@ class RawRow:
     @property
     def is_unwrapped(self) -> bool:
         """True for a row that Debezium's ExtractNewRecordState has taken out of its envelope."""
-        return "__op" in self.row or "__deleted" in self.row
+        return _is_flat(payload_of(self.message))
 
 
 def raw_rows(
@@ -217,15 +217,20 @@ def _of_message(message: dict[str, Any], format: str) -> RawRow:
         if isinstance(message.get("value"), dict) and not any(name in message for name in _NO_MESSAGE):
             message = message["value"]
         payload = payload_of(message)
-        if RawRow(payload, message).is_unwrapped:
+        if _is_flat(payload):
             return RawRow(payload, message)
         return RawRow(_object(payload.get("after")) or _object(payload.get("before")), message)
     return RawRow(_object(message.get("data")) if format == "dms-json" else message, message)
 
 
 def payload_of(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A Debezium message without the schema around it."""
-    return _object(message.get("payload")) or message
+    """A Debezium message without the schema around it. An unwrapped row may have a column `payload`."""
+    return message if _is_flat(message) else _object(message.get("payload")) or message
+
+
+def _is_flat(found: Mapping[str, Any]) -> bool:
+    """True for an unwrapped row, as `persist_spark.decode.debezium` knows it."""
+    return found.get("__op") is not None or found.get("__deleted") is not None
 
 
 def _object(value: Any) -> Mapping[str, Any]:

@@ -118,11 +118,15 @@ def test_half_floats_are_numbers(feed: Feed) -> None:
 
 PAIR = pa.struct([("a", pa.int64()), ("A", pa.int64())])
 UNCLEAR = [PAIR, pa.list_(PAIR), pa.map_(pa.string(), PAIR), pa.struct([("i", pa.int8()), ("\u0131", pa.int8())])]
+POINT = pa.struct([("x", pa.int32())])
+TEXTLESS = [pa.map_(key, pa.int8()) for key in (pa.binary(), pa.binary(16), pa.uuid(), pa.list_(pa.int8()), POINT)]
+TEXTLESS += [pa.list_(TEXTLESS[0]), pa.map_(pa.string(), TEXTLESS[-1])]
 
 
-@pytest.mark.parametrize("kind", sample(UNCLEAR, 2, "unclear structs"), ids=str)
-def test_fields_of_a_struct_that_differ_in_case_are_errs(feed: Feed, kind: pa.DataType) -> None:
-    """Only if the collection names their column; Spark reads no batch with such a file."""
+@pytest.mark.parametrize("kind", sample(UNCLEAR, 2, "unclear structs") + sample(TEXTLESS, 2, "keys"), ids=str)
+def test_a_column_without_a_json_text_is_an_err(feed: Feed, kind: pa.DataType) -> None:
+    """Only if the collection names it. Spark reads no batch with fields that differ in case, and keys of maps that
+    are bytes, lists or structs have no text."""
     table = pa.table({"o": pa.nulls(1, kind), "z": [5]})
     (row,) = records(feed, table, {"z": "int", "rest": "json"}, source={"rest": "rest"})
     assert (row[ERR_KIND], row["z"], row["rest"]) == (None, 5, None)

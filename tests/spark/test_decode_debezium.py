@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -92,6 +93,7 @@ def test_control_records_are_skipped_and_lookalikes_are_not(feed: Feed) -> None:
         {"after": {"id": 1}},
         {},
         '{"payload":null,"id":1}',
+        '{"key":null,"value":null,"id":1}',
         "[]",
         '{"op":"c","after":{"id":1',
     ]
@@ -135,6 +137,9 @@ def test_a_tombstone_without_a_key_is_skipped(feed: Feed, order: str) -> None:
         ' { "schema" : null, "payload" : null } ',
         '{"schema":null,"payload":null}\r',
         '{"key":null,"value":null}',
+        '{"value": null, "key": null}',
+        '{"topic":"t","offset":5,"key":null,"headers":[],"value":null,"timestamp":"2026-01-01T00:00:00Z"}',
+        '{"value":null,"headers":null,"key":"null","offset":7}',
     ]
     flat = {"id": 1, "name": "a", "__op": "u", "__deleted": "false", "__lsn": 5}
     whole = envelope("c", None, {"id": 1, "name": "a"}, lsn=5)
@@ -215,6 +220,57 @@ def test_unwrapped_records(feed: Feed) -> None:
         ("u", 6, None, "op"),
         ("u", 7, None, "op"),
     ]
+
+
+PARTS = ("op", "before", "after", "source", "payload", "schema", "key", "value", "status", "ddl")
+VALUES = ("t", "d", "m", "BEGIN", {"a": 1.50}, [1], None, {"op": "d", "before": {"id": 9}}, {"id": 9})
+
+
+@pytest.mark.parametrize("seed", sample(range(40), 3, "unwrapped"))
+def test_a_row_may_have_columns_named_as_an_envelopes_parts(feed: Feed, seed: int) -> None:
+    """An unwrapped record is a row: none of its columns is read as the format's."""
+    rng = random.Random(seed)
+    order = rng.choice(["auto", "position", "log"])
+    rows = [{name: rng.choice(VALUES) for name in rng.sample(PARTS, len(PARTS))} for _ in range(30)]
+    marks = [rng.choice([{"__op": "u"}, {"__deleted": "false"}, {"__op": "c", "__deleted": "false"}]) for _ in rows]
+    flat = [{**row, "id": at, **mark, "__lsn": at} for at, (row, mark) in enumerate(zip(rows, marks, strict=True))]
+    lines: list[Any] = [
+        rng.choice([row, {"schema": None, "payload": row}, {"key": None, "value": row}]) for row in flat
+    ]
+    columns = {"id": "int", **dict.fromkeys(PARTS, "json")}
+    found = read(feed, lines, columns, order=order, source={"missing_field": "unchanged"})
+    assert [(row[OP], row[ERR_KIND], row["id"]) for row in found] == [("u", None, at) for at in range(len(rows))]
+    compact = [{name: _text_of(value) for name, value in row.items()} for row in rows]
+    assert [{name: row[name] for name in PARTS} for row in found] == compact
+    without = read(feed, lines, {"id": "int", "rest": "json"}, order=order, source={"rest": "rest"})
+    assert [json.loads(row["rest"]) for row in without] == rows
+
+
+def _text_of(value: Any) -> str | None:
+    """The text of a JSON value in a column."""
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value, separators=(",", ":"))
+
+
+def test_a_bad_value_in_a_row_with_such_columns_is_an_err(feed: Feed) -> None:
+    columns = {"id": "int", "op": "int", "deep": {"type": "int", "field": "after.x"}}
+    lines = [
+        {"id": 1, "op": "t", "__op": "u"},
+        {"id": 2, "after": "text", "__op": "u"},
+        {"id": 3, "op": 4, "__op": "x"},
+    ]
+    rows = read(feed, lines, columns)
+    assert [(row["id"], row[ERR_KIND]) for row in rows] == [(1, "value"), (2, "value"), (3, "op")]
+    assert "MongoDB" not in rows[1][ERR_MESSAGE]
+
+
+def test_a_message_key_that_is_the_text_null_is_none(feed: Feed) -> None:
+    lines = [
+        {"key": "null", "value": envelope("d", {"id": 4})},
+        {"key": "null", "value": envelope("c", None, {"id": 5})},
+    ]
+    assert told(read(feed, lines)) == [("d", 4, None, None), ("u", 5, None, None)]
 
 
 def test_damaged_envelopes_are_errs_of_their_key(feed: Feed) -> None:

@@ -154,6 +154,37 @@ BROKEN_LINES = [
 ]
 
 
+@pytest.mark.parametrize("infinite", ["NaN", "Infinity", "-Infinity", "-INF"])
+def test_numbers_behind_an_infinite_one_keep_their_digits(feed: Feed, infinite: str) -> None:
+    columns = {"id": "int", "f": "double", "d": "decimal(38,30)", "s": "string"}
+    line = f'{{"x":{{"y":[{infinite}]}},"f":{infinite},"id":1,"d":0.1234567890123456789012,"s":1.10}}'
+    (row,) = feed.lines("json", [line], columns)
+    assert (row[ERR_KIND], row["d"], row["s"]) == (None, Decimal("0.1234567890123456789012"), "1.10")
+    assert str(row["f"]) == str(float(infinite))
+
+
+def test_a_line_with_a_noncharacter_is_an_err(feed: Feed) -> None:
+    """They are marks of the decoder. Escaped ones are characters, too; an escaped backslash is not."""
+    texts = [chr(each) for each in range(0xFDD0, 0xFDD4)]
+    texts += [form for text in texts for form in (f"\\u{ord(text):x}", f"\\u{ord(text):X}", f"\\\\\\u{ord(text):04x}")]
+    lines = [f'{{"id":{at},"s":"a{text}1","j":[1.50,"{text}"]}}' for at, text in enumerate(texts)]
+    lines += [f'{{"id":1,"j":{{"{text}end":"x"}}}},{{"{text}end":"x"}}],"junk":[{{"a":1}}' for text in texts]
+    columns = {"id": "int", "s": "string", "j": "json", "rest": "json"}
+    for kind in ("json", "debezium-json", "message"):
+        made = lines
+        if kind != "json":
+            made = [f'{{"op":"c","after":{line}}}' for line in lines]
+        if kind == "message":
+            made = [json.dumps({"value": line}, ensure_ascii=False) for line in made]
+        kept = "debezium-json" if kind == "message" else kind
+        rows = feed.lines(kept, made, columns, source={"rest": "rest"})
+        assert [row[ERR_KIND] for row in rows] == ["key"] * len(made)
+        assert [bytes(row[ERR_PAYLOAD]).decode() for row in rows] == made
+    for text in ("\\\\ufdd0", "\ufdcf", "\ufdd4", "\ufdfa", "\\ufdcf", "\\uFDFD"):
+        (row,) = feed.lines("json", [f'{{"id":1,"s":"{text}"}}'], columns)
+        assert (row[ERR_KIND], row["s"]) == (None, json.loads(f'"{text}"'))
+
+
 def test_a_line_that_is_no_object_is_an_err_with_its_bytes(feed: Feed) -> None:
     feed.write("1.jsonl", b"\n".join(BROKEN_LINES))
     rows = feed.records("json", {"id": "int", "a": "string"})

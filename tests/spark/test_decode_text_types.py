@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -88,6 +89,40 @@ def test_each_type_takes_what_has_one_reading(feed: Feed, kind: str) -> None:
     rows = [row.asDict() for row in frame.selectExpr("id", ERR_KIND, *shown).orderBy("id").collect()]
     assert [row[f"c{row['id']}"] for row in rows] == [expected for _, _, expected in TEXTS]
     assert [row[ERR_KIND] for row in rows] == [None if expected else "value" for _, _, expected in TEXTS]
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+@pytest.mark.parametrize("at", sample(["\0{}", "{}\0", " {}\x01", "\x1f{}", "{}\x7f", "{}\x08 "], 2, "controls"))
+def test_a_control_character_beside_a_value_is_an_err(feed: Feed, kind: str, at: str) -> None:
+    values = {
+        "int": "1",
+        "bigint": "-5",
+        "decimal(9,2)": "1.5",
+        "double": "1.5",
+        "boolean": "true",
+        "date": "2026-01-02",
+    }
+    values |= {"timestamp": "2026-01-02T03:04:05"}
+    columns = {"id": "int"} | {f"c{place}": type_name for place, type_name in enumerate(values)}
+    counts = {"n": {"type": "timestamp", "unit": "us"}, "m": {"type": "date", "unit": "days"}}
+    texts = dict(zip([*list(columns)[1:], *counts], [*values.values(), "5", "5"], strict=True))
+    for is_bad in (True, False):
+        form = at if is_bad else " {}\t"
+        rows = [{"id": str(place), name: form.format(text)} for place, (name, text) in enumerate(texts.items())]
+        rows += [{"id": form.format(9)}]
+        lines = [json.dumps(row) for row in rows]
+        if kind == "csv":
+            lines = [
+                ",".join(columns | counts),
+                *[",".join(row.get(name, "") for name in columns | counts) for row in rows],
+            ]
+        feed.write("1.txt", "\n".join(lines))
+        found = {row["id"]: row[ERR_KIND] for row in feed.records(kind, columns | counts)}
+        dates = {place for place, type_name in enumerate(values) if type_name in ("date", "timestamp")}
+        bad = range(len(texts)) if is_bad else dates
+        assert found == {place: "value" if place in bad else None for place in range(len(texts))} | (
+            {None: "key"} if is_bad else {9: None}
+        )
 
 
 def test_dms_writes_bytes_in_hex(feed: Feed) -> None:

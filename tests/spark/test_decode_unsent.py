@@ -98,6 +98,16 @@ def test_a_missing_field_is_unchanged_and_null_is_null(feed: Feed) -> None:
     assert INHERITED not in rows[0]
 
 
+def test_the_last_field_of_a_name_says_what_is_missing(feed: Feed) -> None:
+    nested = '"o":{},"a":1,"o":{"b":"x"}'
+    lines = [f'{{"id":1,{nested}}}', '{"id":1,"o":{"b":"x"},"o":{},"a":1}', '{"id":1,"o":{"b":"x"},"o":null,"a":1}']
+    assert unsent(feed.lines("json", lines, NESTED, source=UNCHANGED)) == [(None, None), (None, [1]), (None, None)]
+    for envelope in ('{"op":"u","after":{"id":1},"after":ROW}', '{"payload":{},"payload":{"op":"u","after":ROW}}'):
+        rows = feed.lines("debezium-json", [envelope.replace("ROW", line) for line in lines], NESTED, source=UNCHANGED)
+        assert unsent(rows) == [(None, None), (None, [1]), (None, None)]
+        assert [(row["a"], row["b"]) for row in rows] == [(1, "x"), (1, None), (1, None)]
+
+
 def test_only_null_deletes_if_a_missing_field_is_unchanged(feed: Feed) -> None:
     lines = ['{"id":1}', '{"id":1,"a":null}', '{"id":1,"a":null,"o":{"b":null}}']
     rows = feed.lines("json", lines, NESTED, source=UNCHANGED, delete={"null_value": True})

@@ -29,6 +29,7 @@ from persist_core.spark_job.launch import Ended, run_items
 from persist_core.spark_job.spec import JobSpec, stored
 from persist_spark import __main__ as job
 from persist_spark import session
+from persist_spark.decode.plain import NOT_JSON
 from persist_spark.read.frames import snapshot
 from persist_spark.upsert.job import run_write_job
 
@@ -187,7 +188,7 @@ def test_failed_job_says_why(
     assert "limits.max_errors" in failure["message"]
     samples = [(each["kind"], each["payload"], each["position"]) for each in failure["samples"]]
     assert samples == [("key", "bad", "a.jsonl, line 1"), ("key", "worse", "a.jsonl, line 2")]
-    assert "\n  2 key: the line is not one JSON object; the first: a.jsonl, line 1, 'bad'" in failure["message"]
+    assert f"\n  2 key: {NOT_JSON}; the first: a.jsonl, line 1, 'bad'" in failure["message"]
     refused = newest_rejected(collection.client, "things")
     assert refused is not None
     assert (refused.attempt, [asdict(each) for each in refused.samples]) == (spec.attempt, failure["samples"])

@@ -14,6 +14,8 @@ null if the column is not a string. The text `null_value` is null, also in quote
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
+
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -29,9 +31,10 @@ from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, row_op
 from persist_spark.decode.records import FAULT, FAULT_KIND, RawRecords, fields_of, line_columns
 from persist_spark.decode.rest import read_paths, rest_of_cells
 
-_NO_NULL = "\ufdd2"  # a text that no field has: only an empty field is null
+_NO_NULL = "\ufdd2"  # only an empty field is null; a line that has this text is not read
 UNBALANCED = "an odd number of quotes: a field is not closed, here or in a line that follows"
 CONTINUED = 'a quoted field goes on behind its closing quote; double a quote within quotes ("")'
+NONCHARACTER = "the line holds the noncharacter U+FDD2"
 MISCOUNTED = "the line does not have as many fields as its file's first line"
 
 
@@ -61,7 +64,9 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
         "emptyValue": "",
         "maxCharsPerColumn": "-1",
     }
-    kept = lines if layout.header is None else lines.where(F.col(LINE).cast("binary") != F.lit(layout.header))
+    kept = lines
+    if layout.header is not None:  # again where files were joined to one, behind a BOM of its own
+        kept = lines.where(~F.col(LINE).cast("binary").isin(layout.header, BOM_UTF8 + layout.header))
     row = F.from_csv(F.col(LINE), row_type.simpleString(), options)
     # Spark keeps a field such as "x"y with its quotes, others read xy. A second reading skips such fields; only a line
     # with a quote between two other characters needs it.
@@ -118,4 +123,5 @@ def _fault(layout: Layout, row: SparkColumn, wanted: dict[str, str]) -> tuple[Sp
     is_trusted = row.getField(f"c{follower}").isNotNull() & ~first.contains('"') if is_first else F.lit(False)
     fault = F.when(has_odd_quotes(LINE), F.lit(UNBALANCED)).when(is_odd, F.lit(MISCOUNTED))
     fault = fault.when(F.col("goes_on"), F.lit(CONTINUED)).otherwise(F.lit(None).cast("string"))
-    return fault.isNull() | is_trusted, fault
+    looks_null = F.when(F.col(LINE).contains(_NO_NULL), F.lit(NONCHARACTER))  # a field may be; all are in their places
+    return fault.isNull() | is_trusted, F.coalesce(fault, looks_null)

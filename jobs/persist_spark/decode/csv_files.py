@@ -1,6 +1,6 @@
 """CSV files before Spark reads them: the names of their fields, and each record in one line.
 
-    files --first MiB--> header, is a field open over a line end? --yes--> a copy, one line, one record
+    files --first MiB--> first record, is a field open over a line end? --yes--> a copy, one line, one record
                                     '--too long to know: Spark looks
 
 A record that has line breaks within quotes has a mark in the place of each (`BREAK`) in the copy. As many blank lines
@@ -29,7 +29,7 @@ from persist_spark.decode.long_records import text_without
 from persist_spark.decode.plain import DMS_OP, LOAD_OPS, OPS, check_op
 from persist_spark.decode.unreadable import of_each
 
-_LOOKED_BYTES = 1 << 20  # at the start of each file, in which its first record must end
+_LOOKED_BYTES = 1 << 20  # at the start of each file; more if its first record does not end there
 _UNNAMED = "\ufdd2"  # before the number of a field without a name
 _SHOWN_CHARS = 200  # of a header, in a message
 BREAK = "\ufdd3"  # in place of a line break within quotes; no text has it
@@ -88,21 +88,32 @@ def _look(config: CollectionConfig, file: ReadableFile, copies: Copies) -> tuple
 
     The start of a header that is too long is taken, as `readable` has it.
     """
-    start, is_whole = b"", True
+    start, wanted, first, is_odd = b"", _LOOKED_BYTES, None, None
     for piece in text_without(copies.feed, file.file, file.lost, keeps_first=config.source.header):
         start += piece
-        if len(start) >= _LOOKED_BYTES:
-            is_whole = False
-            break
-    lines = start.removeprefix(BOM_UTF8).split(b"\n")
-    opens = re.compile(open_field(config.source.delimiter).encode())
-    is_odd = any(line.count(b'"') % 2 and opens.search(line) for line in lines) if is_whole else None
-    for line in whole_records(lines, config.source.delimiter, max_bytes=_LOOKED_BYTES):
-        if line.strip():
-            first = line.removesuffix(b"\r")
-            names = _names(config, file.file, first.decode("utf-8", "replace"))
-            return Layout(names, first if config.source.header else None), is_odd
-    return None, is_odd
+        if len(start) >= wanted:
+            first = _first_record(config, start.rpartition(b"\n")[0], is_cut=True)
+            if first is not None:
+                break
+            if not start.strip():  # blank lines
+                start = start.rpartition(b"\n")[2]
+            wanted = max(_LOOKED_BYTES, 2 * len(start))
+    else:
+        first = _first_record(config, start, is_cut=False)
+        opens = re.compile(open_field(config.source.delimiter).encode())
+        lines = start.removeprefix(BOM_UTF8).split(b"\n")
+        is_odd = any(line.count(b'"') % 2 and opens.search(line) for line in lines)
+    if first is None:
+        return None, is_odd
+    names = _names(config, file.file, first.decode("utf-8", "replace"))
+    return Layout(names, first if config.source.header else None), is_odd
+
+
+def _first_record(config: CollectionConfig, text: bytes, *, is_cut: bool) -> bytes | None:
+    """The first record of a text. `is_cut`: the text goes on, and so may the record."""
+    lines, limit = text.removeprefix(BOM_UTF8).split(b"\n"), config.limits.max_record_bytes
+    records = whole_records(lines, config.source.delimiter, max_bytes=limit, is_cut=is_cut)
+    return next((line.removesuffix(b"\r") for line in records if line.strip()), None)
 
 
 def has_odd_quotes(line: str) -> SparkColumn:

@@ -30,7 +30,7 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.config.order import AUTO_ORDERS, BESIDE
 from persist_core.errors import InvalidInput
 from persist_core.schema import Column, decimal_of
-from persist_spark.decode.debezium_order import SOURCE_FIELDS, UNORDERED, auto_order, with_order_texts
+from persist_spark.decode.debezium_order import FLAT_FIELDS, SOURCE_FIELDS, UNORDERED, auto_order, with_order_texts
 from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.files import LINE
 from persist_spark.decode.json import (
@@ -39,6 +39,8 @@ from persist_spark.decode.json import (
     Shape,
     document_text,
     envelope,
+    exact_numbers,
+    has_noncharacters,
     parse_text,
     parsed,
     unmarked,
@@ -71,7 +73,10 @@ _UNWRAPPED = ("__op", "__deleted")
 _UPSERTS = ("c", "r", "u")
 _OPS = (*_UPSERTS, "d", "t", "m")
 _NULL = r'"\s*:\s*null\s*'
-_TOMBSTONE = rf'^\s*(?:null|\{{\s*(?:(?:"schema{_NULL},\s*)?"payload{_NULL}|"key{_NULL},\s*"value{_NULL})\}})\s*$'
+# What sinks write beside the key and the value of a message.
+_FACT = r'"(?:topic|partition|offset|timestamp|timestampType|headers)"\s*:\s*(?:"[^"]*+"|\[[^\]]*+\]|[^",\[\]{}]++)\s*'
+_NO_MESSAGE = rf'(?:{_FACT},\s*)*+"(?:key|value){_NULL},\s*(?:{_FACT},\s*)*+"(?:key|value){_NULL}(?:,\s*{_FACT})*+'
+_TOMBSTONE = rf'^\s*(?:null|\{{\s*(?:(?:"schema{_NULL},\s*)?"payload{_NULL}|{_NO_MESSAGE})\}})\s*$'
 _HEARTBEAT = rf'(?:^|"payload"\s*+:)\s*+\{{\s*+"ts_ms"\s*+:\s*+"?{MARK}?\d++"?\s*+\}}\s*+\}}?\s*+$'
 _TEXT_AFTER = r'"after"\s*:\s*"'
 _DOCUMENT = (
@@ -106,9 +111,9 @@ class _Wanted:
     config: CollectionConfig
     fields: Fields
     paths: dict[str, Path]  # of each raw field, within a row
-    flat: frozenset[str]  # raw names of the fields that an unwrapped record can hold without a clash
     free: dict[str, Path]  # other texts needed, by their raw name: paths from the envelope
     row: Shape
+    flat: Shape  # an unwrapped record: a row, and fields beside it
     key_row: Shape
     source: Shape
     body: Shape
@@ -123,7 +128,6 @@ class _Wanted:
 def _wanted(config: CollectionConfig) -> _Wanted:
     fields = fields_of(config, lambda column: _needs_hint(config, column))
     paths = read_paths(config, fields)
-    flat = frozenset(raw for raw, path in paths.items() if path[0] not in _STRUCTURE)
     named = {f"o{index}": config.order_name(name) for index, name in enumerate(config.order.fields)}
     if config.time.field is not None:
         named[RAW_TIME] = config.time.field
@@ -132,16 +136,16 @@ def _wanted(config: CollectionConfig) -> _Wanted:
         if len(path) == 1 and path[0] in _STRUCTURE:
             raise InvalidInput(f"field {path[0]!r} of order or time is an object; name a field of it: {path[0]}.ts_ms")
 
-    row, key_row, source, body = Shape(), Shape(), Shape(), Shape()
+    row, flat, key_row, source, body = Shape(), Shape(), Shape(), Shape(), Shape()
     row.need_all(paths.values())
     key_row.need_all([paths[key.raw] for key in fields.keys])
     is_auto = config.order.by == "auto"
+    flat.need_all([*paths.values(), *free.values(), *[(name,) for name in FLAT_FIELDS if is_auto]])
     source.need_all([(name,) for name in (SOURCE_FIELDS if is_auto else ("connector",))])
     body.put("before", key_row)
     body.put("after", row)
     body.put("source", source)
     body.need_all([(name,) for name in ("op", *_CONTROL, *_UNWRAPPED)])
-    body.need_all([paths[raw] for raw in sorted(flat)])
     body.need_all(list(free.values()))
 
     document = Shape(dict(body.fields))
@@ -149,7 +153,7 @@ def _wanted(config: CollectionConfig) -> _Wanted:
     document.need_all([("key",), ("value",)])
     key_document = Shape(dict(key_row.fields))
     key_document.put("payload", key_row)
-    wanted = _Wanted(config, fields, paths, flat, free, row, key_row, source, body, document, key_document)
+    wanted = _Wanted(config, fields, paths, free, row, flat, key_row, source, body, document, key_document)
     if wanted.is_hinted:
         document.put("schema", _SCHEMA)
         key_document.put("schema", _SCHEMA)
@@ -191,13 +195,14 @@ def _opened(wanted: _Wanted, lines: DataFrame) -> DataFrame:
         "row",
         "odd",
         F.when(is_message, F.coalesce(value, F.lit("null"))).alias("value"),
-        F.when(is_message, key).alias("key"),
+        F.when(is_message & (key != "null"), key).alias("key"),
     )
     text = F.coalesce(F.col("value"), F.col(LINE))
     is_tombstone = text.rlike(_TOMBSTONE)
+    is_read = F.col("value").isNotNull() & ~is_tombstone & ~has_noncharacters(F.col("value"))
     inner = split.select(
         "*",
-        F.when(F.col("value").isNotNull() & ~is_tombstone, envelope(F.col("value"), document)).alias("inner"),
+        F.when(is_read, envelope(F.col("value"), document)).alias("inner"),
         F.when(F.col("key").startswith("{"), parse_text(F.col("key"), wanted.key_document)).alias("message_key"),
     )
     nested = parsed(F.col("inner"), document)
@@ -214,14 +219,27 @@ def _opened(wanted: _Wanted, lines: DataFrame) -> DataFrame:
 
 
 def _with_body(wanted: _Wanted, opened: DataFrame) -> DataFrame:
-    """The envelope of each document, in a `payload` or not, and what its schema says of the row's fields."""
+    """The envelope of each document, in a `payload` or not, and what its schema says of the row's fields.
+
+    A row may have columns called as the parts of an envelope. So an unwrapped record is read once more, as a row.
+    """
+    document, text = F.col("document"), F.col("text")
     names = ("op", "before", "after", "source", *_CONTROL, *_UNWRAPPED)
-    found = opened.select("*", *[_body(wanted, (name,)).alias(name) for name in names])
+    own = F.coalesce(*[wanted.document.get(document, (name,)) for name in _UNWRAPPED])
+    is_wrapped = own.isNull() & wanted.document.object(document, "payload").isNotNull()
+    found = opened.withColumn("is_wrapped", is_wrapped)
+    found = found.select("*", *[_body(wanted, (name,)).alias(name) for name in names])
+    row = F.when(F.col("is_wrapped"), _member(exact_numbers(text), "payload")).otherwise(text)
+    found = found.withColumns(
+        {"op": F.when(~_is_flat(), F.col("op")), "flat": F.when(_is_flat(), envelope(row, wanted.flat))}
+    )
+    flat = parsed(F.col("flat"), wanted.flat)
+    found = found.withColumns({"flat": flat.row, "odd": F.when(_is_flat(), flat.is_odd).otherwise(F.col("odd"))})
     if wanted.config.order.by == "auto":
-        found = with_order_texts(found, wanted.source, is_flat=_is_flat())
+        found = with_order_texts(found, wanted.source, wanted.flat, is_flat=_is_flat())
     if not wanted.is_hinted:
         return found
-    fields = wanted.document.object(F.col("document"), "schema").getField("fields")
+    fields = wanted.document.object(document, "schema").getField("fields")
     of_key = wanted.key_document.object(F.col("message_key"), "schema").getField("fields")
     return found.select(
         "*",
@@ -234,9 +252,13 @@ def _with_body(wanted: _Wanted, opened: DataFrame) -> DataFrame:
 
 def _body(wanted: _Wanted, path: Path) -> SparkColumn:
     document = F.col("document")
-    payload = wanted.document.object(document, "payload")
-    inner = F.when(payload.isNotNull(), wanted.body.get(payload, path))
+    inner = F.when(F.col("is_wrapped"), wanted.body.get(wanted.document.object(document, "payload"), path))
     return inner.otherwise(wanted.document.get(document, path))
+
+
+def _member(text: SparkColumn, name: str) -> SparkColumn:
+    """The text of a field of an object in JSON text; the last one of those with this name."""
+    return F.from_json(text, T.StructType([T.StructField(name, T.StringType())])).getField(name)
 
 
 def _is_envelope() -> SparkColumn:
@@ -244,7 +266,8 @@ def _is_envelope() -> SparkColumn:
 
 
 def _is_flat() -> SparkColumn:
-    return F.col("op").isNull() & (F.col("__op").isNotNull() | F.col("__deleted").isNotNull())
+    """True for an unwrapped record, which may have a column `op`: no envelope has one of these fields beside `op`."""
+    return F.coalesce("__op", "__deleted").isNotNull()
 
 
 def _is_control() -> SparkColumn:
@@ -271,10 +294,9 @@ def _raw(wanted: _Wanted, opened: DataFrame) -> DataFrame:
         field.raw: _row_text(wanted, field.raw, "after") for field in wanted.fields.values if field.raw in wanted.paths
     }
     texts |= _key_texts(wanted)
-    texts |= {
-        raw: _body(wanted, path) if raw == RAW_TIME or is_sequence(wanted.config) else unmarked(_body(wanted, path))
-        for raw, path in wanted.free.items()
-    }
+    for raw, path in wanted.free.items():
+        text = F.when(_is_flat(), wanted.flat.get(F.col("flat"), path)).otherwise(_body(wanted, path))
+        texts[raw] = text if raw == RAW_TIME or is_sequence(wanted.config) else unmarked(text)
     time_field = wanted.fields.named(wanted.config.time.field or "")
     if time_field is not None:
         texts[RAW_TIME] = texts[time_field.raw]
@@ -296,8 +318,8 @@ def _raw(wanted: _Wanted, opened: DataFrame) -> DataFrame:
 
 def _row_json(text: SparkColumn) -> SparkColumn:
     """The row of a message, as JSON text."""
-    body = F.coalesce(fields_in(text)["payload"], text)
-    return F.when(_is_envelope(), fields_in(body)["after"]).otherwise(body)
+    body = F.when(F.col("is_wrapped"), _member(text, "payload")).otherwise(text)
+    return F.when(_is_envelope(), _member(body, "after")).otherwise(body)
 
 
 def _op(config: CollectionConfig) -> SparkColumn:
@@ -313,7 +335,7 @@ def _op(config: CollectionConfig) -> SparkColumn:
         .when(_is_flat() & ((F.col("__deleted") == "true") | (flat_op == "d")), DELETE)
         .when(_is_flat() & (flat_op == "t"), TRUNCATE)
         .when(_is_flat() & (flat_op.isNull() | flat_op.isin(*_UPSERTS)), UPSERT)
-        .when(op.isNull() & _is_control(), SKIP)
+        .when(~_is_flat() & op.isNull() & _is_control(), SKIP)
     )
 
 
@@ -331,7 +353,7 @@ def _faults() -> tuple[SparkColumn, SparkColumn]:
             F.lit("op"),
             F.concat(F.lit("__deleted is "), shown_text("__deleted"), F.lit("; expected true or false")),
         ),
-        (F.col("odd") & F.col("text").rlike(_TEXT_AFTER), F.lit("value"), F.lit(_DOCUMENT)),
+        (_is_envelope() & F.col("odd") & F.col("text").rlike(_TEXT_AFTER), F.lit("value"), F.lit(_DOCUMENT)),
         (F.col("odd"), F.lit("value"), F.lit(ODD_JSON)),
         (
             F.col("op").isin(*_UPSERTS) & F.col("after").isNull(),
@@ -344,8 +366,8 @@ def _faults() -> tuple[SparkColumn, SparkColumn]:
 
 def _row_text(wanted: _Wanted, raw: str, part: str) -> SparkColumn:
     shape = wanted.row if part == "after" else wanted.key_row
-    text = F.when(_is_envelope(), shape.get(F.col(part), wanted.paths[raw]))
-    return text.when(_is_flat(), _body(wanted, wanted.paths[raw])) if raw in wanted.flat else text
+    path = wanted.paths[raw]
+    return F.when(_is_envelope(), shape.get(F.col(part), path)).when(_is_flat(), wanted.flat.get(F.col("flat"), path))
 
 
 def _key_texts(wanted: _Wanted) -> dict[str, SparkColumn]:

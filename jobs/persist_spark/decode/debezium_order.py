@@ -31,7 +31,7 @@ from pyspark.sql import functions as F
 from persist_core.config.order import ERA, SEEN_MS, SERVER, SOURCE_MS
 from persist_spark.compat import try_cast
 from persist_spark.decode.exact import bounded
-from persist_spark.decode.json import Shape, parse_text, without_mark
+from persist_spark.decode.json import Shape, without_mark
 from persist_spark.decode.records import NO_PLACE, ORDER_AUTO
 
 UNORDERED = "unordered"  # why the record has no order, or null
@@ -42,8 +42,8 @@ _TEXTS = ("connector", "server_id", "ts_ms", *_PARTS)
 SOURCE_FIELDS = (*_NUMBERS, *_TEXTS)
 _SEEN = "seen"
 _PLACES = "order_texts"  # a struct of the texts of `SOURCE_FIELDS`, and `_SEEN`
-_FLAT = "order_flat"  # what `ExtractNewRecordState` adds to an unwrapped record (`add.fields`)
 _FLAT_STARTS = ("__source_", "__")
+FLAT_FIELDS = tuple(f"{start}{name}" for start in _FLAT_STARTS for name in SOURCE_FIELDS)  # of `add.fields`
 _TOO_LARGE = f"'; {ORDER_AUTO} takes whole numbers below 2^63"
 _BINLOG = r"(\d{1,18})$"
 _COMMIT_BEFORE = r'^\["(\d{1,19})"'  # of PostgreSQL's `sequence`, a text: ["28830616","28830672"]
@@ -51,28 +51,19 @@ _LSN = r'"(\d{1,19})"\]$'  # of the same text
 _GTID = r"^(\d{1,10})-\d{1,10}-(\d{1,18})$"  # MariaDB's; MySQL's is a UUID and a number
 
 
-def with_order_texts(opened: DataFrame, source_shape: Shape, *, is_flat: SparkColumn) -> DataFrame:
-    """Add the texts that `auto_order` reads, of an envelope (columns `op`, `source`, `ts_ms`) or an unwrapped record.
-
-    Only unwrapped records are parsed once more (column `text`).
-    """
-    inner, outer = Shape(), Shape()
-    for shape in (inner, outer):
-        shape.need_all([(f"{start}{name}",) for start in _FLAT_STARTS for name in SOURCE_FIELDS])
-    outer.put("payload", inner)
+def with_order_texts(opened: DataFrame, source_shape: Shape, flat_shape: Shape, *, is_flat: SparkColumn) -> DataFrame:
+    """Add the texts that `auto_order` reads, of an envelope (columns `op`, `source`, `ts_ms`) or an unwrapped record
+    (column `flat`)."""
 
     def flat(name: str) -> SparkColumn:
-        document = F.col(_FLAT)
-        return F.coalesce(inner.get(outer.object(document, "payload"), (name,)), outer.get(document, (name,)))
+        return flat_shape.get(F.col("flat"), (name,))
 
     texts = {name: F.coalesce(*[flat(f"{start}{name}") for start in _FLAT_STARTS]) for name in SOURCE_FIELDS}
     texts |= {"ts_ms": flat("__source_ts_ms"), _SEEN: flat("__ts_ms")}
     enveloped = {name: source_shape.get(F.col("source"), (name,)) for name in SOURCE_FIELDS} | {_SEEN: F.col("ts_ms")}
     both = [F.when(is_flat, text).otherwise(enveloped[name]) for name, text in texts.items()]
     named = [without_mark(text).alias(name) for name, text in zip(texts, both, strict=True)]
-    return opened.withColumn(_FLAT, F.when(is_flat, parse_text(F.col("text"), outer))).withColumn(
-        _PLACES, F.struct(*named)
-    )
+    return opened.withColumn(_PLACES, F.struct(*named))
 
 
 def auto_order() -> dict[str, SparkColumn]:

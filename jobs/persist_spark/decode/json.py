@@ -29,8 +29,8 @@ from persist_spark.compat import HAS_TRIM_CHARACTERS
 
 Path = tuple[str, ...]
 
-MARK = "\ufdd0"  # a noncharacter: never in interchanged text, and no JSON writer escapes it
-_NUMBER = r"-?(?:(?:0|[1-9]\d*+)(?:\.\d++)?+(?:[eE][+-]?\d++)?+|NaN|Infinity)"
+MARK = "\ufdd0"  # a noncharacter, as other marks to U+FDD3 are: a line that has one of them is not read
+_NUMBER = r"(?:-?(?:(?:0|[1-9]\d*+)(?:\.\d++)?+(?:[eE][+-]?\d++)?+|NaN|Infinity)|-INF)"
 _WHOLE_NUMBER = rf"^{_NUMBER}$"
 # What stands between two numbers: anything but the start of a number, strings whole.
 _BETWEEN = r'\G((?:[^"\d\-NI]++|"(?:[^"\\]++|\\.)*+")*+)'
@@ -39,7 +39,10 @@ _EXACT = _BETWEEN + "(" + _NUMBER + r")(?=\s*+[,\]}])"
 # An escaped half of a surrogate pair without its other half: Spark would silently write "?" for it.
 _HEX = "[0-9a-fA-F]"
 _HIGH, _LOW = rf"\\u[dD][89abAB]{_HEX}{{2}}", rf"\\u[dD][c-fC-F]{_HEX}{{2}}"
-_HALF = rf"(?<!\\)(?:\\\\)*+(?:{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW})"
+_ESCAPE = r"(?=\\)(?<!\\)(?:\\\\)*+"  # what stands before a backslash that is not escaped itself
+_HALF = rf"{_ESCAPE}(?:{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW})"
+_NONCHARACTER = rf"[\ufdd0-\ufdd3]|{_ESCAPE}\\u[fF][dD][dD][0-3]"
+_NONCHARACTER_BYTES = b"\xef\xb7"  # the first two of U+FDC0 to U+FDFF
 _OPTIONS = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": "odd",
@@ -158,6 +161,12 @@ def document_text(text: SparkColumn) -> SparkColumn:
 def has_half_surrogates(line: SparkColumn) -> SparkColumn:
     """True if a text in the line is not Unicode: half a surrogate pair, escaped, which JSON allows."""
     return (line.contains("\\ud") | line.contains("\\uD")) & line.rlike(_HALF)
+
+
+def has_noncharacters(line: SparkColumn) -> SparkColumn:
+    """True if the line holds U+FDD0 to U+FDD3, which are marks here, as they are or escaped."""
+    is_suspect = line.cast("binary").contains(F.lit(_NONCHARACTER_BYTES))
+    return (is_suspect | line.contains("\\uf") | line.contains("\\uF")) & line.rlike(_NONCHARACTER)
 
 
 def envelope_type(shape: Shape) -> T.StructType:

@@ -18,7 +18,7 @@ from persist_spark.decode.dms_names import is_full_load, is_of_dms
 from persist_spark.decode.encoding import Encoding
 from persist_spark.decode.exact import bounded, exact_decimal, is_number
 from persist_spark.decode.files import BROKEN, LINE
-from persist_spark.decode.json import Path, Shape, envelope, has_half_surrogates, parsed, unmarked
+from persist_spark.decode.json import Path, Shape, envelope, has_half_surrogates, has_noncharacters, parsed, unmarked
 from persist_spark.decode.orders import order_of
 from persist_spark.decode.records import (
     FAULT,
@@ -38,7 +38,7 @@ from persist_spark.decode.rest import all_marked, read_paths, rest_of_json
 from persist_spark.decode.unsent import ROW_FIELDS, fields_in, unsent
 from persist_spark.frame import DELETE, UPSERT
 
-NOT_JSON = "the line is not one JSON object"
+NOT_JSON = "the line is not one JSON object, or holds a noncharacter (U+FDD0 to U+FDD3)"
 ODD_JSON = "a field holds another kind of JSON value than the object expected"
 MARKER = "marker"  # text of the field that marks a row as an upsert or a delete
 DMS_OP = "Op"
@@ -87,9 +87,10 @@ def parsed_lines(config: CollectionConfig, lines: DataFrame, shape: Shape) -> Da
     """
     others = [name for name in line_columns(config) if name != BROKEN]
     broken = (F.col(BROKEN) | has_half_surrogates(F.col(LINE))).alias(BROKEN)
-    opened = lines.select(*others, broken, envelope(F.col(LINE), shape).alias("envelope"))
-    found = parsed(F.col("envelope"), shape)
-    return opened.select(*line_columns(config), found.row.alias("row"), found.is_odd.alias("odd"))
+    found = F.when(~has_noncharacters(F.col(LINE)), envelope(F.col(LINE), shape))
+    opened = lines.select(*others, broken, found.alias("envelope"))
+    whole = parsed(F.col("envelope"), shape)
+    return opened.select(*line_columns(config), whole.row.alias("row"), whole.is_odd.alias("odd"))
 
 
 def check_op(config: CollectionConfig, names: Collection[str]) -> None:

@@ -99,4 +99,10 @@ def is_absent(fields: SparkColumn, path: Path) -> SparkColumn:
     """True if there is no field at `path`; false if it, or something on the way, is null."""
     name, rest = path[0], path[1:]
     absent = ~F.map_contains_key(fields, name)
-    return absent | F.coalesce(is_absent(fields_in(fields[name]), rest), F.lit(False)) if rest else absent
+    return absent | F.coalesce(is_absent(fields_in(_last(fields, name)), rest), F.lit(False)) if rest else absent
+
+
+def _last(fields: SparkColumn, name: str) -> SparkColumn:
+    """The text of a field: the last one of those with this name, as `persist_spark.decode.json` has it."""
+    place = F.nullif(F.array_position(F.reverse(F.map_keys(fields)), name).cast("int"), F.lit(0))
+    return F.element_at(F.map_values(fields), -place)

@@ -17,7 +17,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F
 
 from persist_core.time_text import UTC_ZONE
-from persist_spark.compat import try_cast, try_cast_integer
+from persist_spark.compat import WHOLE, try_cast
 from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.exact import MAX_CHARS, bits_text, bounded, exact_decimal, signed_text
 from persist_spark.decode.json import is_number, without_mark
@@ -25,6 +25,7 @@ from persist_spark.decode.times import date_of, finite, instant_of, is_computabl
 
 _FLOAT = r"(?i)^\s*+[+-]?(?:(?:\d++\.?\d*+|\.\d++)(?:e[+-]?\d++)?+|nan|inf|infinity)\s*+$"
 _INFINITE = r"(?i)inf"
+_WORD = r"^\s*+\w++\s*+$"  # of a boolean: a cast takes control characters for blanks
 _BASE64 = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _HEX = r"^(?:0[xX]|\\x)?((?:[0-9a-fA-F]{2})*)$"  # DMS and Postgres write a prefix
 _TRUE = "true"  # a boolean as a text leaf, and base64 of three bytes
@@ -116,9 +117,9 @@ def value(field: Field, encoding: Encoding) -> SparkColumn:
         by_construction = F.col(f"hex_{field.raw}").isNotNull() & number.endswith(f"E{-field.decimal[1]}")
         return F.when(by_construction, try_cast(number, column.type)).otherwise(exact)
     if field.is_integer:
-        # 5.0 and 2.0E10 are whole numbers too: doubles are written so.
-        rare = F.when(number.rlike("[.eE]"), try_cast_integer(exact_decimal(number, 38, 0), column.type))
-        return F.coalesce(try_cast_integer(number, column.type), rare)
+        # 5.0 and 2.0E10 are whole numbers too: doubles are written so. A cast from a decimal wraps around on 3.5.
+        rare = exact_decimal(number, 38, 0).cast("string")
+        return F.when(number.rlike(WHOLE), try_cast(number, column.type)).otherwise(try_cast(rare, column.type))
     if column.type in ("float", "double"):
         return _float(text, column.type)
     if column.type == "date":
@@ -126,7 +127,7 @@ def value(field: Field, encoding: Encoding) -> SparkColumn:
     if column.type == "timestamp":
         found = timestamp_of(text, F.col(field.iso), field.unit, field.hint, encoding.zone)
         return instant_of(found, encoding.zone) if field.is_local and encoding.zone != UTC_ZONE else found
-    return try_cast(text, column.type)
+    return try_cast(F.when(text.rlike(_WORD), text), column.type)
 
 
 def _text(field: Field, encoding: Encoding) -> SparkColumn:

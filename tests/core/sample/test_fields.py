@@ -101,6 +101,17 @@ def test_records_of_several_tables_are_a_warning(
     assert found == ([BatchWarning(TABLES, 0, tables)] if tables else [])
 
 
+def test_a_row_may_have_columns_named_as_an_envelopes_parts(tmp_path: Path) -> None:
+    parts = {"op": "t", "before": {"y": 1}, "after": {"y": 2}, "source": "web", "payload": {"op": "c"}}
+    for row in ({"id": 1, **parts, "__op": "u", "__deleted": "false"}, {"id": 1, **parts, "__deleted": "false"}):
+        for line in (row, {"schema": None, "payload": row}, {"key": {"id": 1}, "value": row}):
+            assert found_in(config_of(tmp_path, "debezium-json"), tmp_path, line).warnings()[0].samples == tuple(parts)
+    lone = {"op": "c", "after": {"id": 1, "__op": "x", "__table": "t"}, "source": {"db": "a", "table": "b"}}
+    other = {**lone, "source": {"db": "a", "table": "c"}}
+    warnings = found_in(config_of(tmp_path, "debezium-json"), tmp_path, lone, other).warnings()
+    assert [each.samples for each in warnings if each.name == TABLES] == [("a.b", "a.c")]
+
+
 def test_unwrapped_records_that_mark_no_deletes_are_a_warning(tmp_path: Path) -> None:
     put, delete = {"id": 1, "__op": "u", "__lsn": 5}, {"id": 1, "__op": "d"}
     config = config_of(tmp_path, "debezium-json")

@@ -1,0 +1,53 @@
+"""The starts of CSV files: blank lines, headers, long records. And fields that look like the decoder's marks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from persist_core.schema import ERR_KIND
+from tests.spark.decode_feed import Feed
+
+if TYPE_CHECKING:
+    pass
+
+MIB = 1 << 20
+
+
+def test_a_csv_field_that_looks_like_null_is_an_err(feed: Feed) -> None:
+    feed.write("1.csv", "id,name,more\n1,\ufdd2,x\n2,a\ufdd2,x\n\ufdd2,a,x\n4,\ufdd1,x\n")
+    rows = feed.records("csv", {"id": "bigint", "name": "string", "more": "string"})
+    assert [(row["id"], row[ERR_KIND]) for row in rows] == [(1, "value"), (2, "value"), (None, "key"), (4, None)]
+    assert rows[3]["name"] == "\ufdd1"
+
+
+@pytest.mark.parametrize("blank", ["\n", "\r\n", " \n", "\ufeff\n\n", "\t \r\n"])
+def test_a_csv_file_may_start_with_many_blank_lines(feed: Feed, blank: str) -> None:
+    for lines in (3, MIB, MIB + 1):
+        feed.write("1.csv", blank + blank.strip("\ufeff") * lines + "id,name\n1,a\n" + "x" * 5 + ",b\n")
+        rows = feed.records("csv", {"id": "bigint", "name": "string"})
+        assert [(row["id"], row["name"], row[ERR_KIND]) for row in rows if row["name"]] == [(1, "a", None)]
+        assert [row[ERR_KIND] for row in rows] == [None, "key"]
+
+
+@pytest.mark.parametrize("size", [MIB - 5, MIB, 3 * MIB])
+@pytest.mark.parametrize("header", [True, False])
+def test_a_first_csv_record_may_be_long(feed: Feed, header: bool, size: int) -> None:
+    columns = {"id": "bigint", "name": "string", "more": "string"}
+    for text in ("x" * size, "x\n" * (size // 2)):
+        field = f'"{text}"' if "\n" in text else text
+        first = f"id,name,{field}\n1,a,z\n" if header else f"1,a,{field}\n"
+        feed.write("1.csv", f"{first}2,b,y\n")
+        rows = feed.records("csv", columns, source={"header": header})
+        assert [(row["id"], row["name"], row[ERR_KIND]) for row in rows] == [(1, "a", None), (2, "b", None)]
+        assert [row["more"] for row in rows] == ([None, None] if header else [text, "y"])
+
+
+def test_csv_files_that_were_joined_have_many_headers(feed: Feed) -> None:
+    text = "\ufeffid,name\r\n{0},a\r\n"
+    feed.write("1.csv", "".join(text.format(at) for at in range(3)))
+    feed.write("2.csv", text.format(3) + "id,name\r\n4,a\r\n")
+    feed.write("3.csv", "id,name\n5,a\n" + text.format(6).replace("\r", ""))
+    rows = feed.records("csv", {"id": "bigint", "name": "string"})
+    assert [(row["id"], row[ERR_KIND]) for row in rows] == [(at, None) for at in range(7)]
