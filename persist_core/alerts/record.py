@@ -144,6 +144,11 @@ class WatchRecord(Sealed):
         new = [each for each in notices if each.notice_id not in known]
         return replace(self, unsent=_bounded((*self.unsent, *new))) if new else self
 
+    def with_moved(self, shard: str, before: WatchRecord) -> WatchRecord:
+        """The record with what the record of the place that the shard was moved from has of it, unsent notices too."""
+        after = self.with_shard(shard, before.of(shard)) if self.of(shard).is_empty else self
+        return after.with_notices(*(each for each in before.unsent if each.shard == shard))
+
     def without_shard(self, shard: str) -> WatchRecord:
         """The record without the shard: its alerts, its last fsck and what is not sent of them."""
         unsent = tuple(each for each in self.unsent if each.shard != shard)

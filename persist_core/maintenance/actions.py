@@ -12,14 +12,15 @@ from typing import Any
 from persist_core.alerts.board import WatchBoard
 from persist_core.alerts.facts import facts_of
 from persist_core.checkpoint import pins
+from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.contents.batch import BatchCounts
 from persist_core.contents.erased import key_texts
 from persist_core.contents.key_range import Key, parse_key
 from persist_core.contents.stats import show_bytes
-from persist_core.errors import CheckpointNotFound, InvalidInput, RunFailed, StorageError
+from persist_core.errors import InvalidInput, RunFailed, StorageError
 from persist_core.handles.client import PersistClient
 from persist_core.inspection import holders
-from persist_core.keys import CheckpointLayout, check_checkpoint_id, check_shard_name
+from persist_core.keys import check_checkpoint_id, check_shard_name
 from persist_core.maintenance import drop as dropping
 from persist_core.maintenance import erase as erasing
 from persist_core.maintenance import fsck
@@ -204,11 +205,7 @@ def unpin(client: PersistClient, shard: str, checkpoint_id: str) -> Done:
 
 def _check_known(client: PersistClient, shard: str, checkpoint_id: str) -> None:
     check_checkpoint_id(checkpoint_id)
-    client.state(shard)
-    if client.blob.get(CheckpointLayout(shard).manifest(checkpoint_id)) is None:
-        raise CheckpointNotFound(
-            f"shard {shard} has no checkpoint {checkpoint_id}; `persist checkpoints {shard}` lists them"
-        )
+    Checkpointer(client.blob, shard, client.state(shard).origin.life).check_known(checkpoint_id)
 
 
 def _pinned(shard: str, checkpoint_id: str, said: str, *, is_pinned: bool) -> Done:

@@ -355,8 +355,8 @@ class Copier:
     def _move_alerts(self, shard: str) -> None:
         """Open alerts and who has acknowledged them go along, so that the new place does not send them again."""
         here, there = WatchBoard(self.source), WatchBoard(self.target)
-        watch = here.read().of(shard)
-        there.apply(lambda record: (record.with_shard(shard, watch) if record.of(shard).is_empty else record, None))
+        known = here.read()
+        there.apply(lambda record: (record.with_moved(shard, known), None))
         here.forget(shard)
 
     def _check_apart(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from persist_core.alerts.board import WatchBoard
+from persist_core.alerts.record import Notice
 from persist_core.errors import InvalidInput, ShardMoved
 from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
@@ -131,6 +132,8 @@ def test_a_move_refuses_appends_and_can_go_back() -> None:
     make_garbage(source, 1)
     board = WatchBoard(source)
     board.record_check(FRUIT, 3, "a part is damaged")
+    unsent = Notice("1", "key", "conflict", FRUIT, "conflict", "warn", False, 0, 0, "an append lost", "", "", "")
+    board.post(unsent)
     copy_all(source, target, is_move=True)
     before = reads_of(source, FRUIT)
     with pytest.raises(ShardMoved, match="was moved to blob mem:, consensus mem:"):
@@ -139,7 +142,8 @@ def test_a_move_refuses_appends_and_can_go_back() -> None:
     merge_all(source, FRUIT)
     collect(source, FRUIT)
     assert fsck(source, FRUIT).is_clean
-    assert WatchBoard(target).read().of(FRUIT).check is not None
+    moved = WatchBoard(target).read()
+    assert (moved.of(FRUIT).check is not None, moved.unsent) == (True, (unsent,))
     assert board.read().of(FRUIT).is_empty
     make_garbage(target, 2)
     third = Client(OpenLocation(MemBlob("move-c"), MemConsensus("move-c")))
