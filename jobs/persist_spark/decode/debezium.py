@@ -40,7 +40,7 @@ from persist_spark.decode.json import (
     document_text,
     envelope,
     exact_numbers,
-    has_noncharacters,
+    has_escaped_noncharacters,
     parse_text,
     parsed,
     unmarked,
@@ -199,7 +199,7 @@ def _opened(wanted: _Wanted, lines: DataFrame) -> DataFrame:
     )
     text = F.coalesce(F.col("value"), F.col(LINE))
     is_tombstone = text.rlike(_TOMBSTONE)
-    is_read = F.col("value").isNotNull() & ~is_tombstone & ~has_noncharacters(F.col("value"))
+    is_read = F.col("value").isNotNull() & ~is_tombstone & ~has_escaped_noncharacters(F.col("value"))
     inner = split.select(
         "*",
         F.when(is_read, envelope(F.col("value"), document)).alias("inner"),

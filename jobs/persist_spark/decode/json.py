@@ -29,7 +29,7 @@ from persist_spark.compat import HAS_TRIM_CHARACTERS
 
 Path = tuple[str, ...]
 
-MARK = "\ufdd0"  # a noncharacter, as other marks to U+FDD3 are: a line that has one of them is not read
+MARK = "\ufdd0"  # a noncharacter, as U+FDD1 is: a line that has one of them is not read
 _NUMBER = r"(?:-?(?:(?:0|[1-9]\d*+)(?:\.\d++)?+(?:[eE][+-]?\d++)?+|NaN|Infinity)|-INF)"
 _WHOLE_NUMBER = rf"^{_NUMBER}$"
 # What stands between two numbers: anything but the start of a number, strings whole.
@@ -41,7 +41,7 @@ _HEX = "[0-9a-fA-F]"
 _HIGH, _LOW = rf"\\u[dD][89abAB]{_HEX}{{2}}", rf"\\u[dD][c-fC-F]{_HEX}{{2}}"
 _ESCAPE = r"(?=\\)(?<!\\)(?:\\\\)*+"  # what stands before a backslash that is not escaped itself
 _HALF = rf"{_ESCAPE}(?:{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW})"
-_NONCHARACTER = rf"[\ufdd0-\ufdd3]|{_ESCAPE}\\u[fF][dD][dD][0-3]"
+_ESCAPED = rf"{_ESCAPE}\\u[fF][dD][dD][01]"
 _NONCHARACTER_BYTES = b"\xef\xb7"  # the first two of U+FDC0 to U+FDFF
 _OPTIONS = {
     "mode": "PERMISSIVE",
@@ -164,9 +164,14 @@ def has_half_surrogates(line: SparkColumn) -> SparkColumn:
 
 
 def has_noncharacters(line: SparkColumn) -> SparkColumn:
-    """True if the line holds U+FDD0 to U+FDD3, which are marks here, as they are or escaped."""
+    """True if the line holds U+FDD0 or U+FDD1, which are marks here, as they are or escaped."""
     is_suspect = line.cast("binary").contains(F.lit(_NONCHARACTER_BYTES))
-    return (is_suspect | line.contains("\\uf") | line.contains("\\uF")) & line.rlike(_NONCHARACTER)
+    return (is_suspect & line.rlike("[\ufdd0\ufdd1]")) | has_escaped_noncharacters(line)
+
+
+def has_escaped_noncharacters(text: SparkColumn) -> SparkColumn:
+    """True if a text, which may be marked already, has one of them as an escape."""
+    return (text.contains("\\uf") | text.contains("\\uF")) & text.rlike(_ESCAPED)
 
 
 def envelope_type(shape: Shape) -> T.StructType:

@@ -38,7 +38,7 @@ from persist_spark.decode.rest import all_marked, read_paths, rest_of_json
 from persist_spark.decode.unsent import ROW_FIELDS, fields_in, unsent
 from persist_spark.frame import DELETE, UPSERT
 
-NOT_JSON = "the line is not one JSON object, or holds a noncharacter (U+FDD0 to U+FDD3)"
+NOT_JSON = "the line is not one JSON object, or holds a noncharacter (U+FDD0, U+FDD1)"
 ODD_JSON = "a field holds another kind of JSON value than the object expected"
 MARKER = "marker"  # text of the field that marks a row as an upsert or a delete
 DMS_OP = "Op"
