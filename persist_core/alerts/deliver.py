@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 class Target:
     """A receiver of notices: a name that stays the same over turns, which notices it takes, and how to send one.
 
-    `service` tells it from others of its name, which other shards have: one that is down says nothing about them.
+    `service` tells it from others of its name, which other shards have: if one is down, the others may not be.
     """
 
     name: str
@@ -55,7 +55,7 @@ def deliver(
     """Send what is unsent, `only` these ids if given. `targets_of` returns `None` for a shard of another watcher.
 
     A target gets the notices of one alert in their order: one that failed keeps the later ones back, for that target.
-    What only targets that are down have not taken costs nothing: no more than `MAX_NOTICES` others are sent.
+    Sends at most `MAX_NOTICES`. Notices that wait only for targets that are down do not count.
     """
     seen: set[str] = set()
     down: Counter[tuple[str, str]] = Counter()

@@ -96,7 +96,9 @@ def _recent_conflicts(client: PersistClient, shard: str) -> int:
     oldest = client.clock.now_ms() - CONFLICTS_MS
     entries = client.blob.list_keys_and_metadata(conflicts_prefix(shard))
     keys = [entry.key for entry in entries if entry.modified_ms >= oldest]
-    return len(keys) if len(keys) > MAX_CONFLICTS else sum(_is_since(client, key, oldest) for key in keys)
+    if len(keys) > MAX_CONFLICTS:
+        return len(keys)
+    return sum(side_by_side(lambda key: _is_since(client, key, oldest), keys, threads=client.fetch_threads))
 
 
 def _is_since(client: PersistClient, key: str, oldest: int) -> bool:

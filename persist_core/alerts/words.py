@@ -75,7 +75,7 @@ _TEXTS = {
         "persist fsck {shard}",
         "damage",
         "{shard} is damaged: {value} findings (limit {limit}).",
-        "{shard}: findings of damage are below the limit again, {value} now.",
+        "{shard}: damage is below the limit again: {value} findings.",
     ),
     FILE: _Texts(
         "its file is wrong",

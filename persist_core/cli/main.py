@@ -67,7 +67,7 @@ _CLOSED = 128 + signal.SIGPIPE
 
 
 class _Commands(click.Group):
-    """Ends as SIGPIPE ends a program if the reader of the output has closed it: what was to be done may not be done."""
+    """If the reader of the output has closed it, ends with the exit code of SIGPIPE: the command may not be done."""
 
     def invoke(self, ctx: click.Context) -> None:
         try:
@@ -251,7 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             stream.reconfigure(encoding="utf-8" if "--json" in given else None, errors="backslashreplace")
     logging.basicConfig(handlers=[_Told()])
     logging.getLogger("persist_core.spark_job").setLevel(logging.INFO)  # a long job says what it does
-    for number in (signal.SIGTERM, signal.SIGHUP):  # so that a running Spark job is ended too, and nothing is left
+    for number in (signal.SIGTERM, signal.SIGHUP):  # so that a Spark job that runs ends too
         if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores SIGHUP
             signal.signal(number, lambda received, _: sys.exit(128 + received))
     sys.exit(run_command(given))

@@ -131,7 +131,7 @@ def _wanted(session: Session, config: ShardConfig, until: str | None, force: boo
 
 def _run_several(session: Session, wanted: list[RunRequest], wrong: list[PersistError], spark: SparkProcess) -> None:
     counts: Counter[str] = Counter()
-    incomplete: list[str] = []
+    incomplete: dict[str, PersistError] = {}
     failed = [str(error).partition(":")[0] for error in wrong]
     for error in wrong:
         output.print_error(error, as_json=session.as_json)
@@ -142,19 +142,21 @@ def _run_several(session: Session, wanted: list[RunRequest], wrong: list[Persist
                 _print_failed(session, config, report)
             else:
                 counts["committed" if report.rounds else "up to date"] += 1
-                incomplete += [config.name] if report.checkpoint_error is not None else []
+                if report.checkpoint_error is not None:
+                    incomplete[config.name] = report.checkpoint_error
                 _print_run(session, config, report)
     counted = ", ".join(
         f"{count} {what}" for what, count in [*sorted(counts.items()), ("failed", len(failed))] if count
     )
-    of = len(wanted) + len(wrong)
-    session.say(f"{of} shards: {counted}")
-    others = ", the others are done" if len(failed) < of else ""
-    problems = [f"{len(failed)} of {of} failed{others}: {', '.join(failed)}"] if failed else []
+    total = len(wanted) + len(wrong)
+    session.say(f"{total} shards: {counted}")
     if incomplete:
-        problems.append(f"committed, and the next run makes the checkpoint, which failed: {', '.join(incomplete)}")
-    if problems:
-        raise RunFailed("; ".join(problems))
+        session.say(f"committed without a checkpoint, which the next run makes: {', '.join(incomplete)}")
+    if failed:
+        others = ", the others are done" if len(failed) < total else ""
+        raise RunFailed(f"{len(failed)} of {total} failed{others}: {', '.join(failed)}")
+    for error in incomplete.values():
+        sys.exit(output.exit_code(error))
 
 
 def _reports(

@@ -130,7 +130,7 @@ class NotifyConfig(ConfigModel):
     @classmethod
     def _check_on(cls, on: tuple[str, ...]) -> tuple[str, ...]:
         if not on:
-            raise refuse(None, "one of its notices at least", "remove the field, or the notifier")
+            raise refuse(None, "at least one of alerts, failures and conflicts", "remove the field, or the notifier")
         return on
 
     @property

@@ -153,7 +153,7 @@ def start_date(text: str, zone: str) -> None:
 def expand_variables(text: str, environment: Mapping[str, str]) -> str:
     """`${VAR}` and `${VAR:-default}` from the environment. An unknown variable without a default is an error.
 
-    As in a shell, the default is also for a variable that is empty.
+    As in a shell, the default also applies if the variable is empty.
     Only `HOME` and `PERSIST_PATH_*`: paths are in messages, logs and states, and other variables may hold secrets.
     """
     for name, default in _VARIABLE.findall(text):

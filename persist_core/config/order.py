@@ -127,7 +127,7 @@ class OrderConfig(ConfigModel):
         Raises if it has settings of another mode or format.
         """
         if self.by == "auto" and format not in AUTO_ORDERS and self.mode is None and "by" in self.model_fields_set:
-            raise refuse("auto", f"fields or position: {format} has no order of its own", "remove it, or name fields")
+            raise refuse("auto", f"position, or a list of fields: {format} has no order of its own", "remove it")
         is_ordered = self.by == "fields" or (self.by == "auto" and format in AUTO_ORDERS)
         order = self.model_copy(update={"mode": self.mode or ("sequence" if is_ordered else "log")})
         if order.mode == "log":

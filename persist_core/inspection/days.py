@@ -9,7 +9,7 @@ the source has no dates in its paths, the commits of the day have read them. Wha
     corrected   a restore has changed the shard on this day
     late        a file of the day came after a commit had covered the day
     loaded      commits cover the day
-    unknown     commits cover the day, and they are older than the given ones
+    unknown     only commits older than the given ones cover the day
     open        the day is not over, or its run is not due yet
 """
 

@@ -261,25 +261,21 @@ def recreate(client: PersistClient, shard: str, *, is_forced: bool = False, next
     """Drop the shard and begin it again, empty: its next run takes in all its input. Its history is lost.
 
     Does nothing to a shard that is empty, or in which `next_writer`, that next run, has committed: so a second call
-    completes one that died, and undoes none; one that another call has overtaken raises `RunFailed`. Raises what `drop`
-    does: `InvalidInput` if others need the shard, unless `is_forced`.
+    completes one that died, and undoes none. Raises what `drop` does: `InvalidInput` if others need the shard, unless
+    `is_forced`, and `RunFailed` if another call was faster.
     """
     state = client.state(shard)
 
     def has_begun(found: ShardState) -> bool:
         return any(each.writer == next_writer for each in found.commits)
 
-    is_done, is_new = has_begun(state), state.is_dropped
-    if state.newest_commit is not None and not is_done and not is_new:
-        is_new = True
-        life = state.origin.life
-        dropping.drop(
-            client,
-            shard,
-            is_forced=is_forced,
-            is_meant=lambda found: found.origin.life == life and not has_begun(found),
-        )
+    def is_meant(found: ShardState) -> bool:
+        return found.origin.life == state.origin.life and (found.is_dropped or not has_begun(found))
+
+    is_done = not state.is_dropped and has_begun(state)
+    is_new = state.is_dropped or (state.newest_commit is not None and not is_done)
     if is_new:
+        dropping.drop(client, shard, is_forced=is_forced, is_meant=is_meant)
         dropping.create_again(client, shard)
     facts = {"shard": shard, "status": "emptied" if is_new else "up_to_date"}
     said = "was dropped and begun again" if is_new else "has begun again" if is_done else "is empty already"

@@ -306,7 +306,7 @@ class Copier:
             if shared is not None and shared.oldest_era > era:
                 raise _Again(f"GC of {owner} at the target may have deleted what {task.shard} shares with it")
         if task.state.origin.moved_to == moving_to:
-            moving_to = None  # the source accepts no commits already: this state is the last one
+            moving_to = None  # the source already accepts no commits: this state is the last one
         _, task.result = self.target.machine.apply(
             task.shard,
             lambda state: receive(state, task.state, era=task.era, erased=task.erased, moving_to=moving_to),

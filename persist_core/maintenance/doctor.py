@@ -23,6 +23,7 @@ from persist_core.keys import PROBES, doctor_probe_key
 from persist_core.location.blob import Blob
 from persist_core.location.consensus import CaSResult, Consensus, VersionedData
 from persist_core.location.finding import Erasable, Examinable, Finding, Grade, grade_if
+from persist_core.time_text import DAY_MS
 
 RACERS = 4
 RACE_ROUNDS = 12
@@ -34,7 +35,7 @@ COMMIT_BODY_BYTES = 2_000  # a shard's state is a few kB
 SLOW_COMMIT_MS = 500.0  # a dag run makes about five commits one after the other
 BLOB_BYTES = 8 << 20
 SMALL_BLOBS = 20
-LEFTOVER_AGE_MS = 24 * 3_600_000  # a probe's keys of this age: it was killed
+LEFTOVER_AGE_MS = DAY_MS  # a probe's keys of this age: it was killed
 
 Timer = Callable[[], float]
 

@@ -46,9 +46,9 @@ def drop(
 
     Raises `InvalidInput` if someone needs it, unless `is_forced`: views and readers of it then fail, and forks keep the
     files that they share. A view that is dropped releases its holds on its inputs. Alerts of the shard end silently.
-    Raises `RunFailed` if the shard, as it is then, is not the one that is meant.
+    Raises `RunFailed` if `is_meant` is false for the shard at that time. A second call completes one that died.
     """
-    users = users_of(client, shard)
+    users = () if client.state(shard).is_dropped else users_of(client, shard)
     if users and not is_forced:
         raise InvalidInput(
             f"shard {shard} is needed by {', '.join(users)}. Drop the views first; `persist holds {shard}` says what"
@@ -60,7 +60,7 @@ def drop(
         if is_meant is not None and not is_meant(state):
             raise RunFailed(f"shard {shard} was begun again by another call meanwhile: nothing was dropped")
         new = sorted({*state.holds, *state.leases} - {user.partition(" ")[2] for user in users})
-        if new and not is_forced:
+        if new and not is_forced and not state.is_dropped:
             raise InvalidInput(f"shard {shard} is now in use by {', '.join(new)}; retry")
         return transitions.drop(state)
 

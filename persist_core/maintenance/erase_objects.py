@@ -34,6 +34,7 @@ from persist_core.shard.replace import Replacements
 from persist_core.shard.replace import erase as replace_manifests
 from persist_core.shard.state import ShardState
 
+KILLED_MS = 3_600_000  # an upload that was begun before that is of a killed writer
 MAX_ROUNDS = 20  # each but the first because an append, a merge or another erasure has come in between
 
 
@@ -56,11 +57,13 @@ def delete(
 
     Raises `RunFailed` if a fork still reads one of them.
     """
-    names = (shard, *hidden_shards(client, shard))
-    for name in names:  # what killed writers left; a batch of those still at work would be refused
-        list(abort_uploads(client.blob, name, begun_before_ms=client.clock.now_ms()))
-    shared = _shared(client, shard)
+    names, shared = (shard, *hidden_shards(client, shard)), _shared(client, shard)
     found = {name: _unneeded(client, name, sought, set(replaced) - shared, shared) for name in names}
+    begun_before_ms = client.clock.now_ms()
+    if not any(found.values()):  # else batches of writers that are still at work are refused
+        begun_before_ms -= KILLED_MS
+    for name in names:
+        list(abort_uploads(client.blob, name, begun_before_ms=begun_before_ms))
     if not any(found.values()):
         return 0, (), ()
     doomed = tuple(key for name, keys in found.items() if keys or name == shard for key in _refused(client, name, keys))

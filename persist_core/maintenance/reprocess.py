@@ -270,7 +270,7 @@ def _reported(
     ours, theirs = (files.consumed(each, like=replayed) for each in (began, replayed))
     new = {name: theirs[name][2] for name in theirs.keys() - ours.keys()}
     _check_end(new, request)
-    replaced = sorted(name for name in ours.keys() & theirs.keys() if ours[name][:2] != theirs[name][:2])
+    replaced = files.replaced(began, replayed)
     gone = sorted(ours.keys() - theirs.keys())
     if gone and not request.takes_back_gone:  # they were there before the replay
         raise RunFailed(

@@ -147,7 +147,7 @@ def replay_config(config: CollectionConfig, hidden: str | None = None) -> Collec
     update: dict[str, object] = {"name": hidden or hidden_shard(config.name, PURPOSE), "history": "all"}
     if config.time.source != "path":
         update["limits"] = config.limits.model_copy(update={"max_files": NO_LIMIT, "max_bytes": None})
-    if config.source.is_on_s3:
+    if config.source.is_on_s3 and config.source_pattern().date_format is not None:
         update["source"] = config.source.model_copy(update={"look_back": "all"})
     return config.model_copy(update=update)
 

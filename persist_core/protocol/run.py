@@ -244,7 +244,7 @@ def _run_of(
             try:
                 published = stages.checkpoint(client, config)
             except PersistError as error:
-                if done:
+                if isinstance(step, Round):
                     raise _NoCheckpointError(error) from error
                 raise
             for warning in published.warnings if published else ():

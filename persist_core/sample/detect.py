@@ -160,7 +160,7 @@ def _of_csv(lines: Sequence[str]) -> Detected:
     rows = list(csv_rows(lines, delimiter))
     names = rows[0] if rows else []
     named = names[1:] if names[:1] == [""] else names  # the index of pandas has no name
-    header = all(map(_NAME.fullmatch, named)) and len({*names}) == len(names) > 0 and names[0] not in {*"IUD"}
+    header = all(map(_NAME.fullmatch, named)) and len({*names}) == len(names) > 0 and names[0] not in ("I", "U", "D")
     is_dms = names[:1] == [DMS_OP] if header else {row[0] for row in rows if row} <= {"I", "U", "D"}
     told = "a header line" if header else "no header line"
     if is_dms:

@@ -172,6 +172,8 @@ def an_erasure_changes_only_manifests(before: ShardState, after: ShardState) -> 
     """Batches and commits keep all but their manifests and counts, ended holders all but the reason. Leases aside,
     which the machine expires."""
     bounds = [[(each.lower, each.upper, each.changed_at) for each in state.batches] for state in (before, after)]
+    if (len(before.commits), len(before.released)) != (len(after.commits), len(after.released)):
+        return False
     commits = tuple(
         replace(new, manifest_key=old.manifest_key, manifest_sha256=old.manifest_sha256)
         for old, new in zip(before.commits, after.commits, strict=True)

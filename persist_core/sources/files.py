@@ -154,7 +154,7 @@ class FileSource:
         for file in found.found:
             relative = naming.relative(file.below_root)
             facts = known.get(relative)
-            is_changed = facts is not None and not _is_same(facts, file, by_size=is_move)
+            is_changed = facts is not None and _differs(facts, file.size_bytes, file.mtime_ms, is_move=is_move)
             if facts is not None and not (is_changed and (facts[3] or (file.size_bytes and not facts[0]))):
                 if is_move and not is_changed:
                     moved[relative] = file.mtime_ms
@@ -260,6 +260,13 @@ class FileSource:
             return known
         return {relative_to(join(place.base, name), base): facts for name, facts in known.items()}
 
+    def replaced(self, before: SourceFrontier | None, after: SourceFrontier | None) -> list[str]:
+        """The files of which the two progresses have consumed different versions, by their names in `after`."""
+        ours, theirs = (self.consumed(each, like=after) for each in (before, after))
+        is_move = self._known(before)[2] or self._known(after)[2]
+        both = sorted(ours.keys() & theirs.keys())
+        return [name for name in both if _differs(ours[name], *theirs[name][:2], is_move=is_move)]
+
     def inputs_now(self, progress: SourceFrontier | None, earlier: SourceFrontier | None) -> InputsNow:
         """Compare files that `progress` has consumed, and `earlier` has not, with what is there. Lists all."""
         place, known, is_move = self._known(progress)
@@ -269,12 +276,14 @@ class FileSource:
         since = {
             name: facts
             for name, facts in known.items()
-            if name not in before or _compared(before[name], is_earlier_root) != _compared(facts, is_earlier_root)
+            if name not in before
+            or before[name][2:] != facts[2:]
+            or _differs(before[name], *facts[:2], is_move=is_earlier_root)
         }
         replaced = {
             name: facts[2]
             for name, facts in since.items()
-            if name in found and not _is_same(facts, found[name], by_size=is_move)
+            if name in found and _differs(facts, found[name].size_bytes, found[name].mtime_ms, is_move=is_move)
         }
         gone = {name: facts[2] for name, facts in since.items() if name not in found}
         return InputsNow(replaced, gone, {name: found[name].date_ms for name in found.keys() - known.keys()})
@@ -366,12 +375,10 @@ class _Naming:
         return relative_to(join(self._root, below_root), self._base)
 
 
-def _is_same(facts: Facts, file: FoundFile, *, by_size: bool) -> bool:
-    return facts[0] == file.size_bytes and (by_size or facts[1] == file.mtime_ms)
-
-
-def _compared(facts: Facts, by_size: bool) -> tuple[int | bool | None, ...]:
-    return (facts[0], *facts[2:]) if by_size else facts
+def _differs(facts: Facts, size_bytes: int, mtime_ms: int, *, is_move: bool) -> bool:
+    """True if a file is another one than the consumed file of its name. `is_move`: it may be a copy, with its own time;
+    of a file that was set aside the copy may be a corrected one."""
+    return facts[0] != size_bytes or (facts[1] != mtime_ms and (facts[3] or not is_move))
 
 
 def _input_file(file: FoundFile, relative: str, base: str, *, is_corrected: bool) -> InputFile:

@@ -262,7 +262,8 @@ class FileBlob:
                     os.rename(staged, name, dst_dir_fd=parent)
                 except FileNotFoundError:
                     if not staged.exists():
-                        raise Determinate(f"{self.uri}: set of {key!r}: GC or an erasure ended it; retry") from None
+                        said = "GC or an erasure has deleted its temporary file; try again"
+                        raise Determinate(f"{self.uri}: set of {key!r}: {said}") from None
                     continue
                 except IsADirectoryError as error:
                     raise InvalidName(

@@ -152,7 +152,8 @@ class S3Logs:
         def delete() -> None:
             answer = self.client.api.delete_objects(Bucket=self._settings.bucket, Delete=doomed)
             for refused in answer.get("Errors", ()):  # in an answer whose status is 200
-                raise error_within(refused.get("Code", "?"), "DeleteObjects")
+                if refused.get("Code") != "NoSuchKey":
+                    raise error_within(refused.get("Code", "?"), "DeleteObjects")
 
         if names:
             self._read(action, delete)

@@ -21,11 +21,12 @@ from persist_core.errors import Determinate, StorageError, UnfitStore
 from persist_core.ids import Ids, time_of_uuid7
 from persist_core.location.s3.client import S3Client, Verdict, described, failures, verdict_on
 from persist_core.location.s3.uri import S3Settings
+from persist_core.time_text import DAY_MS
 
 PROBE_FOLDER = "=probe"  # beside the logs; no key's folder is called so
 RACERS = 6
 ROUNDS = 4
-LEFTOVER_AGE_MS = 24 * 3_600_000  # an object of this age is a killed probe's
+LEFTOVER_AGE_MS = DAY_MS  # an object of this age is a killed probe's
 MAX_INCONCLUSIVE = 3  # rounds without an answer because of network or server errors
 # How long a racer holds its body for the others, in seconds. A server may decide a request before its
 # body arrives; then that racer never comes, and each round waits this long.
@@ -62,8 +63,7 @@ os.register_at_fork(after_in_child=_forget_locks)
 
 
 def probe(client: S3Client, root: str, ids: Ids) -> None:
-    """Probe, even if it was done before. Leaves nothing behind unless it is killed; a day later the next one deletes
-    that."""
+    """Probe, even if it was done before. What a killed probe leaves, one at least a day later deletes."""
     inconclusive = 0
     rounds = 0
     while rounds < ROUNDS:

@@ -119,14 +119,17 @@ def test_a_commit_whose_checkpoint_fails_is_a_commit(
     assert run_command([*command[:-1], str(UNTIL + 1), "a", "b", "c"]) == 5
     printed = capsys.readouterr()
     assert "3 shards: 2 committed, 1 failed" in printed.err
-    assert "persist: 1 of 3 failed, the others are done: c; committed, " in printed.err
-    assert printed.err.rstrip().endswith("the next run makes the checkpoint, which failed: a, b")
+    assert "committed without a checkpoint, which the next run makes: a, b" in printed.err
+    assert printed.err.rstrip().endswith("persist: 1 of 3 failed, the others are done: c")
     assert ids(world, "a") == ids(world, "b") == [1, 2]
     assert not has_checkpoint(world, "b")
-    broken.clear()
+    world.drop("z.txt", 3)
     monkeypatch.delenv("STAND_IN_OF")
-    assert run_command([*command[:-1], str(UNTIL + 1), "--all"]) == 0
-    assert "3 shards: 1 committed, 2 up to date" in capsys.readouterr().err
+    assert run_command([*command[:-1], str(UNTIL + 2), "a", "b", "c"]) == code, "of the checkpoints: all have committed"
+    world.drop("zz.txt", 4)
+    broken.clear()
+    assert run_command([*command[:-1], str(UNTIL + 3), "--all"]) == 0
+    assert "3 shards: 3 committed" in capsys.readouterr().err
     assert has_checkpoint(world, "a")
     assert has_checkpoint(world, "b")
 

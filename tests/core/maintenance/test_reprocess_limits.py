@@ -23,7 +23,7 @@ from persist_core.protocol import stages
 from persist_core.protocol.delta import BEGINNING, delta_since, net_of
 from persist_core.protocol.difference import Differences
 from persist_core.protocol.fork import fork
-from persist_core.protocol.replay import PURPOSE, Start, restores
+from persist_core.protocol.replay import PURPOSE, Start, replay_config, restores
 from persist_core.protocol.resolve import plan_resolve, resolve
 from persist_core.shard.state import Committed
 from persist_core.sources.collection import CollectionSource
@@ -282,3 +282,13 @@ def test_describe_says_where_a_correction_can_begin(tmp_path: Path, capsys: pyte
     assert json.loads(capsys.readouterr().out)["reprocess_from"] == 10
     assert run_command(["describe", SHARD, *options]) == 0
     assert "replays days from 10 on; earlier ones by all input" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "path", ["in/*.txt", "in/{date:%Y-%m-%d}.txt", "s3://feed/*.txt", "s3://feed/{date:%Y/%m/%d}/*"]
+)
+def test_a_replays_collection_is_a_valid_one(tmp_path: Path, path: str) -> None:
+    """Its job reads it from JSON."""
+    body = Collection(tmp_path).config.model_dump(mode="json") | {"source": {"path": path, "format": "json"}}
+    replayed = replay_config(CollectionConfig.model_validate(body))
+    assert CollectionConfig.model_validate_json(replayed.model_dump_json()) == replayed

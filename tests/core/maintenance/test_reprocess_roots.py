@@ -66,6 +66,17 @@ def test_a_replay_names_files_as_the_shard_does(shard: Collection, change: str) 
     shard.check()
 
 
+def test_copies_in_a_new_folder_differ_in_nothing(shard: Collection) -> None:
+    """Before a run has read there, and afterwards."""
+    os.utime(shard.folder / "old/1.txt", (1, 1))
+    shard.run(15)
+    read_from(shard, "new/*.txt", moved_from="old")
+    put(shard, "new/1.txt", 1, "old")
+    for until in (20, 30):
+        assert not corrected(shard, 0).is_needed
+        shard.run(until)
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_rebuild_reads_all_files_of_a_new_folder(shard: Collection, change: str) -> None:
     path, replaces, _, gone = CHANGES[change]
