@@ -70,9 +70,10 @@ def in_another_process(location: PersistLocation) -> None:
 
 
 def turn(page: Page) -> None:
-    """Half a minute later the page reads the facts again."""
-    with page.expect_response("**/api/days*"):
-        page.clock.fast_forward(31_000)
+    """Half a minute later the page has read the facts again."""
+    page.evaluate("document.querySelector('.seen').dataset.before = ''")
+    page.clock.fast_forward(31_000)
+    page.locator(".seen:not([data-before])").wait_for()
 
 
 def wait_for(page: Page, tab: str, commits: int) -> None:
@@ -89,6 +90,7 @@ def test_each_tab_shows_newer_facts(page: Page, url: str, place: tuple[str, Grow
     for commits in (2, 3):
         if commits > 2:
             page.get_by_role("tab", name=opened).click()
+            turn(page)  # nothing is new
             grow()
             turn(page)
             wait_for(page, opened, commits)
@@ -134,6 +136,58 @@ def test_what_a_user_has_chosen_stays(page: Page, url: str, place: tuple[str, Gr
     page.keyboard.press("End")
     page.clock.run_for(300)
     rows.get_by_role("status").filter(has_text=slider.get_attribute("aria-valuetext") or "").wait_for()
+
+
+@pytest.mark.parametrize("opened", ["History", "Storage", "Definition"])
+def test_details_that_a_user_opened_wait(page: Page, url: str, place: tuple[str, Grow], opened: str) -> None:
+    """The panel is made again once they are closed."""
+    address, grow = place
+    page.clock.install()
+    page.goto(f"{url}{address}#{opened.lower()}")
+    wait_for(page, opened, 2)
+    panel = page.locator(f"#panel-{opened.lower()}")
+    panel.evaluate("(panel) => panel.insertAdjacentHTML('beforeend', '<details open>of a user</details>')")
+    grow()
+    for _ in range(2):
+        turn(page)
+        wait_for(page, opened, 2)
+        assert panel.locator("details[open]").count() == 1
+    panel.evaluate("(panel) => { panel.lastElementChild.open = false; }")
+    turn(page)
+    wait_for(page, opened, 3)
+
+
+def test_a_panel_that_failed_is_made_again(page: Page, url: str, place: tuple[str, Grow]) -> None:
+    page.route("**/api/storage*", lambda route: route.fulfill(json={}))
+    page.clock.install()
+    page.goto(f"{url}{place[0]}#storage")
+    page.locator("#panel-storage > [role=alert]").wait_for()
+    page.unroute("**/api/storage*")
+    turn(page)
+    wait_for(page, "Storage", 2)
+
+
+@pytest.mark.parametrize("from_tab", ["Overview", "History"])
+@pytest.mark.parametrize("opened", [(), ("Rows",)], ids=["rows unopened", "rows opened"])
+def test_rows_of_a_time_after_a_new_commit(
+    page: Page, url: str, place: tuple[str, Grow], from_tab: str, opened: tuple[str, ...]
+) -> None:
+    address, grow = place
+    page.clock.install()
+    page.goto(f"{url}{address}")
+    for tab in (*opened, from_tab):
+        page.get_by_role("tab", name=tab).click()
+        wait_for(page, tab, 2)
+    grow()
+    turn(page)
+    wait_for(page, from_tab, 3)
+    if from_tab == "History":
+        page.locator("#commits tr:last-child").get_by_role("button").click()
+    else:
+        page.locator("#days button.day.loaded").first.click()
+        page.get_by_role("button", name="Rows at the end of this day").click()
+    page.locator("#rows").get_by_text("1 to 1 of 1 rows").wait_for()
+    assert page.locator("#rows").get_by_label("Commit").input_value() == "0"
 
 
 def test_an_older_answer_replaces_no_newer_one(page: Page, url: str, place: tuple[str, Grow]) -> None:

@@ -37,8 +37,10 @@ export async function showShard(connId, name) {
   };
   let wanted = null; // the time of the rows that a chart or the calendar has asked for
   const pick = (asOf) => {
-    if (panels.rows) panels.rows.pick(asOf); else wanted = asOf;
-    open("rows");
+    wanted = asOf;
+    open("rows"); // makes the panel if there is none, or if it is older than the newest commit
+    if (wanted !== null) panels.rows?.pick(wanted);
+    wanted = null;
   };
   const pickOrNull = () => (facts.shard.shows_rows && facts.shard.schema ? pick : null);
   const showOverview = () => {

@@ -14,17 +14,18 @@ export function tabs(label, list) {
       notes[i].textContent = text ? ` ${text}` : "";
     }
   };
-  const made = new Set(), turns = list.map(() => 0);
+  const made = new Set(), stale = new Set(), turns = list.map(() => 0); // stale: to be made again by itself
   const show = async (i) => {
     if (made.has(i)) return;
     made.add(i);
+    stale.delete(i);
     const mine = ++turns[i];
     panels[i].setAttribute("aria-busy", "true");
     let parts;
     try {
       parts = await list[i].make();
     } catch (error) {
-      if (mine === turns[i]) made.delete(i);
+      if (mine === turns[i]) { made.delete(i); stale.add(i); }
       parts = [h("div", { class: "alert", role: "alert" }, error.message)];
     }
     if (mine !== turns[i]) return; // a newer answer is on its way, or has come first
@@ -54,11 +55,14 @@ export function tabs(label, list) {
   return {
     element: [h("div", { class: "tabs", role: "tablist", "aria-label": label }, buttons), panels],
     open: (id) => open(Math.max(find(id), 0)),
-    // The facts have changed: a hidden panel is made again when it is opened. The open one is made again now if `atOnce`,
-    // and if no user is at work in it; else when it is opened again.
-    refresh: (id, atOnce) => {
+    // The facts were read again: a panel is made again when it is opened. If they have changed (`isNew`), or if it could not
+    // be made, the open one is made again by itself, as soon as no user is at work in it.
+    refresh: (id, isNew) => {
       const i = find(id);
-      if (made.delete(i) && !panels[i].hidden && atOnce && !isUsed(panels[i])) show(i);
+      if (!turns[i]) return; // it was never opened
+      made.delete(i);
+      if (isNew) stale.add(i);
+      if (stale.has(i) && !panels[i].hidden && !isUsed(panels[i])) show(i);
     },
     drawNotes,
   };
