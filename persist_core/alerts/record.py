@@ -112,8 +112,8 @@ class Notice:
 
 @dataclass(frozen=True)
 class WatchRecord(Sealed):
-    """Everything that is remembered about a location. `unsent`: what was not tried yet, oldest first, then what was not
-    taken, and the notices of one key in their order. `write_id` makes the bytes of every version unique."""
+    """Everything that is remembered about a location. `unsent`: in the order in which they are tried. One that was not
+    taken goes to the end, with all of its key in their order. `write_id` makes the bytes of every version unique."""
 
     KIND = "watch"
 

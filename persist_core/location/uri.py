@@ -89,7 +89,8 @@ def place_of(uri: str) -> tuple[str, ...]:
         path = re.sub(r"^//(localhost)?(?=/)", "", path)
     if scheme == "postgresql":
         authority, _, database = path.removeprefix("//").partition("/")
-        authority = re.sub(r":5432(?=,|$)", "", authority or named.pop("host", ""))
+        port = f":{named.pop('port')}" if "port" in named and ":" not in authority else ""
+        authority = re.sub(r":5432(?=,|$)", "", f"{authority or named.pop('host', '')}{port}")
         path = f"//{authority}/{named.pop('dbname', database)}"
         named = {name: value for name, value in named.items() if POSTGRES_DEFAULTS.get(name) != value}
     return scheme, path, *sorted(f"{name}={value}" for name, value in named.items() if name in _PLACE_PARAMETERS)

@@ -343,7 +343,8 @@ def build_actions_dag(
     package's factories: `run` and `recreate` may start them too, and no others. `collections`: the folder of collection
     files, which `reprocess`, `fill` and `rebuild` need, and `run` and `recreate` look at. `spark`: more arguments for
     the provider's SparkSubmitOperator. `dag_args` go over the factory's arguments for the DAG; give a `dag_id` to build
-    a second one, for another location or team, or with fewer actions. Raises `InvalidInput` for an action that does not exist.
+    a second one, for another location or team, or with fewer actions. Raises `InvalidInput` for an action that does not
+    exist.
     """
     names = tuple(actions) or tuple(ACTIONS)
     wrong = [name for name in names if name not in ACTIONS]

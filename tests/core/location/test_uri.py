@@ -49,6 +49,8 @@ def test_redacted_uris(uri: str, shown: str) -> None:
         ("Postgres://u:p?w@host/db?sslmode=require&user=me", ("postgresql", "//host/db")),
         ("postgresql://host/db?table=a&connect_timeout=3&schema=b", ("postgresql", "//host/db", "schema=b", "table=a")),
         ("postgresql://host:5433/db", ("postgresql", "//host:5433/db")),
+        ("postgresql://host/db?port=5433", ("postgresql", "//host:5433/db")),
+        ("postgresql:///db?host=host&port=5433", ("postgresql", "//host:5433/db")),
         ("s3://b/p/?region=eu&endpoint=http%3A//h&profile=me&access_key_id=A", ("s3", "//b/p", "endpoint=http://h")),
         ("s3://b/p?endpoint=http://h:9000/", ("s3", "//b/p", "endpoint=http://h:9000")),
         ("postgresql://host:5432/db?schema=persist&table=consensus&port=5432", ("postgresql", "//host/db")),
