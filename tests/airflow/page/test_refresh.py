@@ -190,6 +190,61 @@ def test_rows_of_a_time_after_a_new_commit(
     assert page.locator("#rows").get_by_label("Commit").input_value() == "0"
 
 
+@pytest.mark.parametrize("opened", ["Rows", "History"])
+def test_a_broken_chart_leaves_all_else_alone(page: Page, url: str, place: tuple[str, Grow], opened: str) -> None:
+    def without_facts_of_airflow(route: Any) -> None:
+        body = route.fetch().json()
+        del body["airflow"]
+        route.fulfill(json=body)
+
+    address, grow = place
+    page.clock.install()
+    page.goto(f"{url}{address}")
+    for tab in ("Overview", opened):
+        page.get_by_role("tab", name=tab).click()
+        wait_for(page, tab, 2)
+    page.route("**/api/commits*", without_facts_of_airflow)
+    grow()
+    turn(page)
+    wait_for(page, opened, 3)
+    page.locator("#facts").get_by_text("version").wait_for(state="attached")
+    assert page.locator("#panel-overview > div > div > [role=alert]").count() == 1
+    assert page.locator("#days button.day.loaded").count() == 3
+    page.unroute("**/api/commits*")
+    turn(page)
+    wait_for(page, "Overview", 3)
+
+
+@pytest.mark.parametrize("failing", [{0}, {1}, {0, 1}], ids=["first", "later", "both"])
+def test_commits_that_fail_move_no_slider(page: Page, url: str, place: tuple[str, Grow], failing: set[int]) -> None:
+    """The commits are read when the page opens, half a minute later, and then with one more."""
+    address, grow = place
+    reads: list[bool] = []
+
+    def some_fail(route: Route) -> None:
+        reads.append(len(reads) in failing)
+        if reads[-1]:
+            route.fulfill(status=503, json={"error": {"kind": "unavailable", "message": "try again"}})
+        else:
+            route.continue_()
+
+    page.route("**/api/commits*", some_fail)
+    page.clock.install()
+    page.goto(f"{url}{address}")
+    page.locator("#days button.day.loaded").first.click()
+    page.get_by_role("button", name="Rows at the end of this day").click()
+    rows = page.locator("#rows")
+    rows.get_by_text("1 to 1 of 1 rows").wait_for()
+    slider = rows.locator("input[type=range]")
+    turn(page)
+    assert slider.input_value() == "0"
+    assert slider.is_visible() == (failing != {0, 1})
+    grow()
+    turn(page)
+    assert reads == [0 in failing, 1 in failing, False]
+    assert (slider.get_attribute("max"), slider.input_value()) == ("2", "0")
+
+
 def test_an_older_answer_replaces_no_newer_one(page: Page, url: str, place: tuple[str, Grow]) -> None:
     address, grow = place
     held: list[Route] = []

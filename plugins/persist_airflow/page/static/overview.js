@@ -8,7 +8,8 @@ import { bytes, count, duration, seconds, time, timeElement } from "./words.js";
 
 const STAGES = [["mint_batch_descriptions", "--c1"], ["write_batches", "--c2"], ["append_batches", "--c3"], ["checkpoint_manifest", "--c5"]];
 
-// `update` shows newer facts. A part is made again only if what it shows has changed, so that a zoom stays.
+// `update` shows newer facts. A part is made again only if what it shows has changed, so that a zoom stays. One that cannot
+// be made shows the error, and the others are made.
 export function overview() {
   const element = h("div"), shown = [], view = {};
   const update = ({ shard, commits, days }, pick) => {
@@ -21,8 +22,15 @@ export function overview() {
     if (!shown.length) element.append(...parts.map(() => h("div")));
     for (const [i, [given, make]] of parts.entries()) {
       const text = JSON.stringify(given);
-      if (shown[i] !== text) element.children[i].replaceChildren(...[make()].flat().filter(Boolean));
+      if (shown[i] === text) continue;
       shown[i] = text;
+      let made;
+      try {
+        made = make();
+      } catch (error) {
+        made = orAlert({ failed: error.message });
+      }
+      element.children[i].replaceChildren(...[made].flat().filter(Boolean));
     }
   };
   return { element, update };

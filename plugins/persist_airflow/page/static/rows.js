@@ -29,10 +29,11 @@ export function rowsPanel(shard, commits, what) {
   const inputs = what === "errors" || isDiff ? [] : keys.map((column) => h("input", { type: "text", size: 14, "aria-label": `key column ${column.name}` }));
   const result = h("div", { "aria-live": "polite" });
   const keyFields = h("span", { class: "keys" }, "Key ", keys.map((column, i) => h("label", {}, `${column.name} `, inputs[i])));
-  let offset = 0, reading = 0, isUsed = false;
+  let offset = 0, reading = 0, isUsed = false, shownAt;
 
   // The slider goes to the last commit that is not after the time.
   const slideTo = (at) => {
+    shownAt = at;
     slider.max = Math.max(times.length - 1, 0);
     slider.value = Math.max(times.filter((each) => each <= at).length - 1, 0);
     withSlider.hidden = times.length < 2;
@@ -58,7 +59,8 @@ export function rowsPanel(shard, commits, what) {
   const fresh = () => { offset = 0; return load(); };
   let waiting = 0;
   slider.addEventListener("input", () => {
-    asOf.value = time(times[slider.value]);
+    shownAt = times[slider.value];
+    asOf.value = time(shownAt);
     after.value = slider.value > 0 ? time(times[slider.value - 1]) : time(Math.max(shard.since ?? 0, 0));
     say();
     clearTimeout(waiting);
@@ -72,7 +74,7 @@ export function rowsPanel(shard, commits, what) {
     inputs.length > 0 && keyFields,
     isChanges && h("label", {}, ofErrors, " of errors"),
     h("button", { type: "submit" }, "Read"));
-  slideTo(Infinity);
+  slideTo(shard.upper === null ? Infinity : shard.upper - 1);
   return {
     element: h("section", { id: what, "aria-label": what }, isDiff && h("p", { class: "muted" }, "Each is a time, a checkpoint, a fork, or an earlier generation: ", h("code", {}, `persist generations ${shard.shard}`)), form, result),
     load: fresh,
@@ -85,11 +87,12 @@ export function rowsPanel(shard, commits, what) {
     },
     // True once a user has chosen what it shows, or is about to.
     isUsed: () => isUsed || form.contains(document.activeElement),
-    // Newer facts: what the user has chosen stays, and the slider leads to the new commits too.
+    // Newer facts: what the user has chosen stays, and the slider leads to the new commits too. It stays as it is if they
+    // could not be read.
     update: (newer, newerCommits) => {
-      const at = times[slider.value] ?? Infinity;
-      [shard, times] = [newer, timesOf(newer, newerCommits)];
-      slideTo(at);
+      shard = newer;
+      if (newerCommits) times = timesOf(newer, newerCommits);
+      slideTo(shownAt);
     },
   };
 }

@@ -69,7 +69,7 @@ export async function showShard(connId, name) {
     drawNotes();
     panels.overview?.update(facts, pickOrNull());
     for (const what of READS) {
-      if (panels[what]?.isUsed()) panels[what].update(facts.shard, facts.commits.commits ?? []);
+      if (panels[what]?.isUsed()) panels[what].update(facts.shard, facts.commits.commits);
       else if (isNew) refresh(what, true);
     }
     for (const what of ["history", "storage", "definition"]) refresh(what, isNew);
