@@ -103,7 +103,7 @@ def read_records(path: str) -> list[Record]:
 
 @lru_cache(maxsize=100)
 def _config(snapshot_every: int, keep_last: int, max_files: int, *, in_sequence: bool) -> CollectionConfig:
-    order = {"mode": "sequence", "by": {"seq": "bigint"}, "keep_deleted": "all"} if in_sequence else "auto"
+    order = {"mode": "sequence", "by": {"seq": "bigint"}, "keep_deleted": "all"} if in_sequence else "log"
     return CollectionConfig.model_validate(
         {
             "order": order,
