@@ -14,6 +14,7 @@ from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 
 DMS_NULL = "NULL"  # unless its endpoint's setting `CsvNullValue` says another text
+_MAX_LINES = 4_000_000  # of a record
 csv.field_size_limit(1 << 30)  # Python's own limit, 128 KiB, would end the program at a longer field
 
 
@@ -31,7 +32,8 @@ def whole_records(lines: Iterable[bytes], delimiter: str, *, max_bytes: int, is_
     """The records of a file's lines (without LF): lines, some of them joined by LF.
 
     Lines are joined if the first one leaves a quoted field open, the next one with an odd number of quotes ends the
-    record, all of them have at most `max_bytes`, and there are as many fields as in the file's first record.
+    record, they are four million at most and have at most `max_bytes` together, and there are as many fields as in the
+    file's first record.
     `is_cut`: a field that is open at the end goes on in lines that are not here; its lines are left out.
     """
     opens = re.compile(open_field(delimiter).encode())
@@ -48,7 +50,7 @@ def whole_records(lines: Iterable[bytes], delimiter: str, *, max_bytes: int, is_
                 yield record
                 held, count = [], found
                 continue
-            if not is_odd and held_bytes <= max_bytes:
+            if not is_odd and held_bytes <= max_bytes and len(held) < _MAX_LINES:
                 continue
             yield from held[:-1]
             held = []

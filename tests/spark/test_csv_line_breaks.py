@@ -24,7 +24,7 @@ COLUMNS = {"id": "bigint", "text": "string", "note": "string"}
 @pytest.mark.parametrize("seed", sample(range(12), 3, "csv with line breaks"))
 def test_texts_with_line_breaks_come_back(feed: Feed, seed: int) -> None:
     rng = random.Random(seed)
-    letters = ["a", "ü", "\n", "\r\n", '"', ",", "2,b,c", " ", "\t"]
+    letters = ["a", "ü", "\n", "\r\n", '"', ",", "2,b,c", " ", "\t", *"\ufdd3\ufdd4\ufdd5"]
     ending, number, expected = rng.choice(["\n", "\r\n"]), 0, []
     has_header = rng.random() < 0.5
     for name in ("1.csv", "2.csv.gz", "3.csv"):
@@ -55,6 +55,17 @@ def test_lines_within_a_record_change_no_other_row(feed: Feed) -> None:
     assert [(row[ERR_KIND], row[ERR_POSITION], row[ERR_PAYLOAD]) for row in rows if row[ERR_KIND]] == [
         ("value", "1.csv, line 5", bytearray(b'3,\xff"'))
     ]
+
+
+def test_a_text_may_hold_what_marks_a_line_break(feed: Feed) -> None:
+    texts = ["\ufdd3", "\ufdd3\ufdd4", "\ufdd3\ufdd5\ufdd4", "\ufdd3\ufdd3\ufdd5"]
+    lines = "".join(f'{at},{text},"{text}{{0}}{text}"\n' for at, text in enumerate(texts))
+    for name, between in (("1.csv", "\n"), ("2.csv", "")):
+        feed.write(name, "id,text,note\n" + lines.format(between) + f'x,"{texts[1]}{between}",\n')
+    rows = feed.records("csv", COLUMNS, order="position")
+    for between, found in (("\n", rows[:5]), ("", rows[5:])):
+        assert [(row["text"], row["note"]) for row in found[:4]] == [(text, text + between + text) for text in texts]
+        assert found[4][ERR_PAYLOAD].decode() == f'x,"{texts[1]}{between}",'
 
 
 def test_an_err_holds_its_record_with_its_line_breaks(feed: Feed) -> None:

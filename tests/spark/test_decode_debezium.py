@@ -273,6 +273,30 @@ def test_a_message_key_that_is_the_text_null_is_none(feed: Feed) -> None:
     assert told(read(feed, lines)) == [("d", 4, None, None), ("u", 5, None, None)]
 
 
+@pytest.mark.parametrize("escaped", [r"\ufdd0", r"\ufDD1", r"\\\uFDD0"])
+def test_a_message_key_with_an_escaped_mark_is_an_err(feed: Feed, escaped: str) -> None:
+    keys = [f'{{"id":"{escaped}5"}}', f'{{"schema":null,"payload":{{"id":"{escaped}5"}}}}', f'{{"id":5,"{escaped}":1}}']
+    row = {"id": 5, "name": "a"}
+    values = (None, "null", envelope("c", None, row), json.dumps(envelope("d", row)))
+    lines = [{"key": key, "value": value} for key in keys for value in values]
+    rows = read(feed, lines)
+    assert told(rows) == [("u", None, None, "key")] * len(lines)
+    assert all("noncharacter" in row[ERR_MESSAGE] for row in rows)
+    (whole,) = read(feed, [{"key": escaped, "value": None}], {"id": "string", "name": "string"})
+    assert told([whole]) == [("d", escaped, None, None)], "a text that is no JSON has no escapes"
+
+
+def test_a_column_named_schema_says_no_types(feed: Feed) -> None:
+    fields = [{"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal", "field": "n"}]
+    fields.append({"type": "int64", "name": "io.debezium.time.Timestamp", "field": "t"})
+    row = {"id": 1, "n": "1234", "t": 5, "__op": "u"}
+    columns = {"id": "int", "n": "decimal(10,2)", "t": {"type": "timestamp", "unit": "us"}}
+    lines = [{**row, "schema": {"fields": fields}}, {"schema": {"fields": fields}, "payload": row}, row]
+    own, described, plain = read(feed, lines, columns, source={"decimals": "string"})
+    assert [own[name] for name in columns] == [plain[name] for name in columns], own[ERR_MESSAGE]
+    assert described["t"] != plain["t"]
+
+
 def test_damaged_envelopes_are_errs_of_their_key(feed: Feed) -> None:
     messages = [
         {"op": "c", "before": {"id": 1}, "after": None},

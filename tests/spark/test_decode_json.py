@@ -154,7 +154,7 @@ BROKEN_LINES = [
 ]
 
 
-@pytest.mark.parametrize("infinite", ["NaN", "Infinity", "-Infinity", "-INF"])
+@pytest.mark.parametrize("infinite", ["NaN", "Infinity", "+Infinity", "-Infinity", "+INF", "-INF"])
 def test_numbers_behind_an_infinite_one_keep_their_digits(feed: Feed, infinite: str) -> None:
     columns = {"id": "int", "f": "double", "d": "decimal(38,30)", "s": "string"}
     line = f'{{"x":{{"y":[{infinite}]}},"f":{infinite},"id":1,"d":0.1234567890123456789012,"s":1.10}}'
@@ -180,6 +180,7 @@ def test_a_line_with_a_noncharacter_is_an_err(feed: Feed) -> None:
         rows = feed.lines(kept, made, columns, source={"rest": "rest"})
         assert [row[ERR_KIND] for row in rows] == ["key"] * len(made)
         assert [bytes(row[ERR_PAYLOAD]).decode() for row in rows] == made
+        assert all("noncharacter" in row[ERR_MESSAGE] for row in rows)
     for text in ("\\\\ufdd0", "\ufdcf", "\ufdd2", "\ufdd3", "\ufdfa", "\\ufdcf", "\\uFDFD"):
         (row,) = feed.lines("json", [f'{{"id":1,"s":"{text}"}}'], columns)
         assert (row[ERR_KIND], row["s"]) == (None, json.loads(f'"{text}"'))
@@ -191,7 +192,8 @@ def test_a_line_that_is_no_object_is_an_err_with_its_bytes(feed: Feed) -> None:
     assert [row[ERR_PAYLOAD] and bytes(row[ERR_PAYLOAD]) for row in rows] == BROKEN_LINES
     assert set(kinds(rows)) == {"key"}
     assert all(row[BAD_KEY] == row[ERR_PAYLOAD] == row[ERR_KEY] for row in rows)
-    assert all(row["id"] is None and row[OP] == UPSERT and row[ERR_MESSAGE] for row in rows)
+    assert all(row["id"] is None and row[OP] == UPSERT for row in rows)
+    assert all("is not one JSON object" in row[ERR_MESSAGE] for row in rows)
 
 
 def test_a_bad_key_is_its_own_slot(feed: Feed) -> None:

@@ -69,6 +69,20 @@ def test_no_text_takes_more_time_than_its_length_explains(feed: Feed, kind: str,
         assert large < 8 * small + 3, f"{kind} {names}: {small:.1f} s, four times the size {large:.1f} s"
 
 
+STARTS = ('{"offset"', '{"offset":', '{"key":null,"topic":', '{"schema":null', '{"payload":', "null", "")
+
+
+def test_blanks_in_a_damaged_message_take_little_time(feed: Feed) -> None:
+    """Each line is compared with the forms of a tombstone."""
+    gateway: Any = feed.spark.sparkContext._gateway
+    pid = gateway.proc.pid
+    feed.lines("debezium-json", ["{"], {"id": "int"})
+    start = processor_s(pid)
+    rows = feed.lines("debezium-json", [first + " " * 100_000 + "x" for first in STARTS], {"id": "int"})
+    assert [row[ERR_KIND] for row in rows] == ["key"] * len(STARTS)
+    assert processor_s(pid) - start < 30
+
+
 def test_a_number_is_right_up_to_the_bound_and_an_err_beyond(feed: Feed) -> None:
     zeros = "0" * (MAX_CHARS - 3)
     lines = [f'{{"id":1,"n":{start}}}' for start in (f'"{zeros}1.5"', f'"0{zeros}1.5"', f"0.5{zeros}", f"0.50{zeros}")]

@@ -170,6 +170,11 @@ def test_rest_keeps_a_field_with_the_name_of_a_mark(feed: Feed) -> None:
         "json", ['{"id": 1, "name": "a", "Op": "D", "x": ["\ufdd3b", "say \\"\ufdd3"]}'], COLUMNS, **REST
     )
     assert json.loads(found["more"]) == {"Op": "D", "x": ["\ufdd3b", 'say "\ufdd3']}
+    names = {"\ufdd3b": {"\ufdd3": "\ufdd3\ufdd3", '\ufdd3"\\': [1, "\ufdd3:"], '"\ufdd3': None}, "\ufdd3": "\ufdd3"}
+    for is_ascii in (True, False):
+        text = json.dumps({"id": 1, "name": "a", "x": [names], **names}, ensure_ascii=is_ascii)
+        (found,) = feed.lines("json", [text], COLUMNS, **REST)
+        assert json.loads(found["more"]) == {"x": [names], **names}
 
 
 def test_a_run_reports_fields_without_a_column(spark: SparkSession, tmp_path: Path) -> None:

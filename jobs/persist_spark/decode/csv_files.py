@@ -9,6 +9,7 @@ follow it, so that line numbers stay. `persist_core.sample.csv_records` says whi
 
 from __future__ import annotations
 
+import io
 import re
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,14 +33,14 @@ from persist_spark.decode.unreadable import of_each
 _LOOKED_BYTES = 1 << 20  # at the start of each file; more if its first record does not end there
 _UNNAMED = "\ufdd2"  # before the number of a field without a name
 _SHOWN_CHARS = 200  # of a header, in a message
-BREAK = "\ufdd3"  # in place of a line break within quotes; no text has it
+BREAK, MARK = "\ufdd3\ufdd4", "\ufdd3\ufdd5"  # in copies: a line break within quotes, a U+FDD3
 
 
 @dataclass(frozen=True)
 class Layout:
     """The layout of the lines of some files: the names of their fields in order, and the header line to drop.
 
-    A header is bytes, as it may be no UTF-8: then no text equals it. `is_joined`: `BREAK` stands for a line break.
+    A header is bytes, as it may be no UTF-8: then no text equals it. `is_joined`: the files are copies, with `BREAK`.
     """
 
     names: tuple[str, ...]
@@ -71,15 +72,13 @@ def layouts(
     odd |= files_with(spark, large, copies.options, lambda line: has_odd_quotes(line) & F.col(line).rlike(opens))
     found: dict[Layout, list[ReadableFile]] = {}
     for file, (layout, _) in looked:
-        if layout is not None:
-            found.setdefault(layout, []).append(file)
-    groups = []
-    for layout, members in found.items():
-        joined = [_joined(config, each, copies) if each.file in odd else each for each in members]
-        if joined != members:
+        if layout is None:
+            continue
+        if file.file in odd:
+            file = _joined(config, file, copies)
             layout = replace(layout, header=layout.header and _in_a_line(layout.header), is_joined=True)
-        groups.append((layout, joined))
-    return groups or [(Layout(("",), None), [])]
+        found.setdefault(layout, []).append(file)
+    return list(found.items()) or [(Layout(("",), None), [])]
 
 
 def _look(config: CollectionConfig, file: ReadableFile, copies: Copies) -> tuple[Layout | None, bool | None]:
@@ -101,8 +100,7 @@ def _look(config: CollectionConfig, file: ReadableFile, copies: Copies) -> tuple
     else:
         first = _first_record(config, start, is_cut=False)
         opens = re.compile(open_field(config.source.delimiter).encode())
-        lines = start.removeprefix(BOM_UTF8).split(b"\n")
-        is_odd = any(line.count(b'"') % 2 and opens.search(line) for line in lines)
+        is_odd = any(line.count(b'"') % 2 and opens.search(line) for line in _lines_of(start))
     if first is None:
         return None, is_odd
     names = _names(config, file.file, first.decode("utf-8", "replace"))
@@ -111,9 +109,14 @@ def _look(config: CollectionConfig, file: ReadableFile, copies: Copies) -> tuple
 
 def _first_record(config: CollectionConfig, text: bytes, *, is_cut: bool) -> bytes | None:
     """The first record of a text. `is_cut`: the text goes on, and so may the record."""
-    lines, limit = text.removeprefix(BOM_UTF8).split(b"\n"), config.limits.max_record_bytes
-    records = whole_records(lines, config.source.delimiter, max_bytes=limit, is_cut=is_cut)
+    limit = config.limits.max_record_bytes
+    records = whole_records(_lines_of(text), config.source.delimiter, max_bytes=limit, is_cut=is_cut)
     return next((line.removesuffix(b"\r") for line in records if line.strip()), None)
+
+
+def _lines_of(text: bytes) -> Iterator[bytes]:
+    """The lines of a text, one at a time: all of them together may take many times its memory."""
+    return (line.removesuffix(b"\n") for line in io.BytesIO(text.removeprefix(BOM_UTF8)))
 
 
 def has_odd_quotes(line: str) -> SparkColumn:
@@ -130,7 +133,7 @@ def _joined(config: CollectionConfig, file: ReadableFile, copies: Copies) -> Rea
 
 
 def _in_a_line(record: bytes) -> bytes:
-    return record.replace(b"\n", BREAK.encode())
+    return record.replace(MARK[0].encode(), MARK.encode()).replace(b"\n", BREAK.encode())
 
 
 def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -46,7 +46,7 @@ from persist_spark.decode.json import (
     unmarked,
 )
 from persist_spark.decode.orders import field_orders
-from persist_spark.decode.plain import NOT_JSON, ODD_JSON, parsed_lines
+from persist_spark.decode.plain import ODD_JSON, not_read, parsed_lines
 from persist_spark.decode.records import (
     FAULT,
     FAULT_KIND,
@@ -72,11 +72,11 @@ _CONTROL = ("status", "ddl", "tableChanges", "databaseName", "ts_ms")
 _UNWRAPPED = ("__op", "__deleted")
 _UPSERTS = ("c", "r", "u")
 _OPS = (*_UPSERTS, "d", "t", "m")
-_NULL = r'"\s*:\s*null\s*'
+_NULL = r'"\s*+:\s*+null\s*+'
 # What sinks write beside the key and the value of a message.
-_FACT = r'"(?:topic|partition|offset|timestamp|timestampType|headers)"\s*:\s*(?:"[^"]*+"|\[[^\]]*+\]|[^",\[\]{}]++)\s*'
-_NO_MESSAGE = rf'(?:{_FACT},\s*)*+"(?:key|value){_NULL},\s*(?:{_FACT},\s*)*+"(?:key|value){_NULL}(?:,\s*{_FACT})*+'
-_TOMBSTONE = rf'^\s*(?:null|\{{\s*(?:(?:"schema{_NULL},\s*)?"payload{_NULL}|{_NO_MESSAGE})\}})\s*$'
+_FACT = r'"(?:topic|partition|offset|timestamp(?:Type)?|headers)"\s*+:\s*+(?:"[^"]*+"|\[[^\]]*+\]|[^",\[\]{}]++)\s*+'
+_NO_MESSAGE = rf'(?:{_FACT},\s*+)*+"(?:key|value){_NULL},\s*+(?:{_FACT},\s*+)*+"(?:key|value){_NULL}(?:,\s*+{_FACT})*+'
+_TOMBSTONE = rf'^\s*+(?:null|\{{\s*+(?:(?:"schema{_NULL},\s*+)?+"payload{_NULL}|{_NO_MESSAGE})\}})\s*+$'
 _HEARTBEAT = rf'(?:^|"payload"\s*+:)\s*+\{{\s*+"ts_ms"\s*+:\s*+"?{MARK}?\d++"?\s*+\}}\s*+\}}?\s*+$'
 _TEXT_AFTER = r'"after"\s*:\s*"'
 _DOCUMENT = (
@@ -190,12 +190,13 @@ def _opened(wanted: _Wanted, lines: DataFrame) -> DataFrame:
     is_message = key.isNotNull() | value.isNotNull()
     for name in ("op", *_UNWRAPPED, *_BODY_OBJECTS):
         is_message = is_message & document.object(row, name).isNull()
+    is_odd = key.startswith("{") & has_escaped_noncharacters(key)  # then the key stands for the value: it is not read
     split = rows.select(
         *line_columns(wanted.config),
         "row",
         "odd",
-        F.when(is_message, F.coalesce(value, F.lit("null"))).alias("value"),
-        F.when(is_message & (key != "null"), key).alias("key"),
+        F.when(is_message, F.when(is_odd, key).otherwise(F.coalesce(value, F.lit("null")))).alias("value"),
+        F.when(is_message & (key != "null") & ~is_odd, key).alias("key"),
     )
     text = F.coalesce(F.col("value"), F.col(LINE))
     is_tombstone = text.rlike(_TOMBSTONE)
@@ -240,6 +241,7 @@ def _with_body(wanted: _Wanted, opened: DataFrame) -> DataFrame:
     if not wanted.is_hinted:
         return found
     fields = wanted.document.object(document, "schema").getField("fields")
+    fields = F.when(~_is_flat() | F.col("is_wrapped"), fields)  # else it is a column of the row
     of_key = wanted.key_document.object(F.col("message_key"), "schema").getField("fields")
     return found.select(
         "*",
@@ -345,7 +347,7 @@ def _faults() -> tuple[SparkColumn, SparkColumn]:
     without_key = F.when(F.col("key").isNull(), F.lit("key")).otherwise(F.lit("value"))
     is_value = ~F.col("is_tombstone")
     faults = [
-        (is_value & F.col("document").isNull(), without_key, F.lit(NOT_JSON)),
+        (is_value & F.col("document").isNull(), without_key, not_read("text")),
         (is_value & op.isNull() & F.col("__deleted").isNull() & ~_is_control(), without_key, F.lit(NOT_DEBEZIUM)),
         (~op.isin(*_OPS), F.lit("op"), F.concat(F.lit("op is '"), op, F.lit(f"'; expected one of {', '.join(_OPS)}"))),
         (

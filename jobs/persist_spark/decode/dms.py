@@ -18,7 +18,7 @@ from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.files import LINE
 from persist_spark.decode.json import Path, Shape, unmarked
 from persist_spark.decode.orders import field_orders
-from persist_spark.decode.plain import NOT_JSON, ODD_JSON, named_path, parsed_lines
+from persist_spark.decode.plain import ODD_JSON, named_path, not_read, parsed_lines
 from persist_spark.decode.records import (
     FAULT,
     FAULT_KIND,
@@ -80,7 +80,7 @@ def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     is_control = record_type.isNotNull() & (record_type != "data")
     is_strange = ~operation.isin(*_UPSERTS, "delete") & ~is_control
     faults = (
-        (F.col("lost"), F.lit("key"), F.lit(NOT_JSON)),
+        (F.col("lost"), F.lit("key"), not_read()),
         (operation.isNull() & record_type.isNull(), F.lit("value"), F.lit(NOT_DMS)),
         (
             F.coalesce(is_strange, ~F.coalesce(is_control, F.lit(False))),

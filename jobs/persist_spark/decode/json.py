@@ -30,10 +30,10 @@ from persist_spark.compat import HAS_TRIM_CHARACTERS
 Path = tuple[str, ...]
 
 MARK = "\ufdd0"  # a noncharacter, as U+FDD1 is: a line that has one of them is not read
-_NUMBER = r"(?:-?(?:(?:0|[1-9]\d*+)(?:\.\d++)?+(?:[eE][+-]?\d++)?+|NaN|Infinity)|-INF)"
+_NUMBER = r"(?:-?(?:(?:0|[1-9]\d*+)(?:\.\d++)?+(?:[eE][+-]?\d++)?+|NaN)|[+-]?Infinity|[+-]INF)"
 _WHOLE_NUMBER = rf"^{_NUMBER}$"
 # What stands between two numbers: anything but the start of a number, strings whole.
-_BETWEEN = r'\G((?:[^"\d\-NI]++|"(?:[^"\\]++|\\.)*+")*+)'
+_BETWEEN = r'\G((?:[^"\d+\-NI]++|"(?:[^"\\]++|\\.)*+")*+)'
 # Only for a value, never for a name, so that {1:2} stays broken.
 _EXACT = _BETWEEN + "(" + _NUMBER + r")(?=\s*+[,\]}])"
 # An escaped half of a surrogate pair without its other half: Spark would silently write "?" for it.

@@ -18,7 +18,16 @@ from persist_spark.decode.dms_names import is_full_load, is_of_dms
 from persist_spark.decode.encoding import Encoding
 from persist_spark.decode.exact import bounded, exact_decimal, is_number
 from persist_spark.decode.files import BROKEN, LINE
-from persist_spark.decode.json import Path, Shape, envelope, has_half_surrogates, has_noncharacters, parsed, unmarked
+from persist_spark.decode.json import (
+    Path,
+    Shape,
+    envelope,
+    has_escaped_noncharacters,
+    has_half_surrogates,
+    has_noncharacters,
+    parsed,
+    unmarked,
+)
 from persist_spark.decode.orders import order_of
 from persist_spark.decode.records import (
     FAULT,
@@ -38,7 +47,8 @@ from persist_spark.decode.rest import all_marked, read_paths, rest_of_json
 from persist_spark.decode.unsent import ROW_FIELDS, fields_in, unsent
 from persist_spark.frame import DELETE, UPSERT
 
-NOT_JSON = "the line is not one JSON object, or holds a noncharacter (U+FDD0, U+FDD1)"
+NOT_JSON = "the line is not one JSON object"
+NONCHARACTER = "the line holds a noncharacter, U+FDD0 or U+FDD1, as it is or escaped"
 ODD_JSON = "a field holds another kind of JSON value than the object expected"
 MARKER = "marker"  # text of the field that marks a row as an upsert or a delete
 DMS_OP = "Op"
@@ -72,7 +82,7 @@ def json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
         *([fields_in(F.col(LINE)).alias(ROW_FIELDS)] if config.source.missing_field == "unchanged" else []),
         *[text.alias(name) for name, text in rest_of_json(config, fields, all_marked(F.col(LINE))).items()],
         F.when(is_lost, F.lit("key")).when(F.col("odd"), F.lit("value")).alias(FAULT_KIND),
-        F.when(is_lost, F.lit(NOT_JSON)).when(F.col("odd"), F.lit(ODD_JSON)).alias(FAULT),
+        F.when(is_lost, not_read()).when(F.col("odd"), F.lit(ODD_JSON)).alias(FAULT),
     )
     lacking = unsent(config, fields.values, paths)
     op = row_op(config, fields, has_marker=MARKER in free, lacking=lacking)
@@ -91,6 +101,12 @@ def parsed_lines(config: CollectionConfig, lines: DataFrame, shape: Shape) -> Da
     opened = lines.select(*others, broken, found.alias("envelope"))
     whole = parsed(F.col("envelope"), shape)
     return opened.select(*line_columns(config), whole.row.alias("row"), whole.is_odd.alias("odd"))
+
+
+def not_read(inner: str = LINE) -> SparkColumn:
+    """The fault of a line that is not read, or of a text within it, which is JSON too."""
+    is_marked = has_noncharacters(F.col(LINE)) | has_escaped_noncharacters(F.col(inner))
+    return F.when(is_marked, NONCHARACTER).otherwise(NOT_JSON)
 
 
 def check_op(config: CollectionConfig, names: Collection[str]) -> None:

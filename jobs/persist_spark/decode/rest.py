@@ -27,7 +27,8 @@ _TEXT = "\ufdd3"  # before a string: a noncharacter, as `MARK` is
 _BETWEEN = r'\G((?:[^"]++|"(?:[^"\\]++|\\.)*+"\s*+:)*+)'
 _STRING = _BETWEEN + r'"((?:[^"\\]++|\\.)*+)"'
 _NUMBER = f'"{_TEXT}{MARK}([^"]*)"'
-_MARKED = rf'(?<!\\)"{_TEXT}'  # a quote within a string has a backslash before it
+# A quote within a string has a backslash before it. A name, which a colon follows, may start so itself.
+_MARKED = rf'(?<!\\)"{_TEXT}(?=(?:[^"\\]++|\\.)*+"(?!:))'
 # All digits of a time, in UTC: two values must not become one text.
 _EXACT = {
     "timeZone": "UTC",

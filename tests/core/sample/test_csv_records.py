@@ -6,6 +6,7 @@ import csv
 import io
 import random
 from collections.abc import Sequence
+from itertools import chain, repeat
 from typing import Literal
 
 import pytest
@@ -90,6 +91,13 @@ def test_lines_and_their_records(case: str) -> None:
 def test_a_record_above_the_limit_stays_lines() -> None:
     text = b'a,b\n1,"x\ny\nz"\n2,"v\nw"'
     assert joined(text, max_bytes=8) == [b"a,b", b'1,"x', b"y", b'z"', b'2,"v\nw"']
+
+
+def test_a_record_of_too_many_lines_stays_lines() -> None:
+    """They are not held: a text of short lines takes many times its memory."""
+    lines = chain([b'1,"x'], repeat(b"", 9_000_000))
+    assert next(whole_records(lines, ",", max_bytes=1 << 30, is_cut=True)) == b'1,"x'
+    assert len(list(lines)) >= 5_000_000, "those behind the limit are not read for the first record"
 
 
 def test_a_record_that_a_sample_cuts_is_left_out() -> None:
