@@ -23,7 +23,7 @@ from pyspark.sql import types as T
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.sample.csv_records import null_text
-from persist_spark.decode.csv_files import BREAK, MARK, Layout, has_odd_quotes
+from persist_spark.decode.csv_files import BREAK, ESCAPES, Layout, has_odd_quotes
 from persist_spark.decode.encoding import Encoding
 from persist_spark.decode.files import LINE
 from persist_spark.decode.orders import order_of
@@ -79,7 +79,10 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
     def broken(found: SparkColumn) -> SparkColumn:
         if not layout.is_joined:
             return found
-        return F.replace(F.replace(found, F.lit(BREAK), F.lit("\n")), F.lit(MARK), F.lit(MARK[0]))
+        found = F.replace(found, F.lit(BREAK), F.lit("\n"))
+        for char, escape in reversed(ESCAPES.items()):
+            found = F.replace(found, F.lit(escape), F.lit(char))
+        return found
 
     def text(raw: str, name: str) -> SparkColumn:
         if name not in at:

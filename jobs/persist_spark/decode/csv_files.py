@@ -33,7 +33,8 @@ from persist_spark.decode.unreadable import of_each
 _LOOKED_BYTES = 1 << 20  # at the start of each file; more if its first record does not end there
 _UNNAMED = "\ufdd2"  # before the number of a field without a name
 _SHOWN_CHARS = 200  # of a header, in a message
-BREAK, MARK = "\ufdd3\ufdd4", "\ufdd3\ufdd5"  # in copies: a line break within quotes, a U+FDD3
+BREAK = "\ufdd3"  # in copies, in place of a line break within quotes
+ESCAPES = {"\ufdd4": "\ufdd4\ufdd6", BREAK: "\ufdd4\ufdd5"}  # in copies, of characters of a text
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,9 @@ def _joined(config: CollectionConfig, file: ReadableFile, copies: Copies) -> Rea
 
 
 def _in_a_line(record: bytes) -> bytes:
-    return record.replace(MARK[0].encode(), MARK.encode()).replace(b"\n", BREAK.encode())
+    for char, escape in ESCAPES.items():
+        record = record.replace(char.encode(), escape.encode())
+    return record.replace(b"\n", BREAK.encode())
 
 
 def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
