@@ -152,11 +152,11 @@ def test_a_run_that_is_ended_takes_its_job_with_it(world: World, number: signal.
     world.drop("a.txt", 1)
     world.spark_will("hang")
     arguments = ["run", str(world.write_config()), "--until", str(UNTIL)]
-    run = subprocess.Popen([sys.executable, "-c", "from persist_core.cli.main import main; main()", *arguments])
+    code = f"import signal; signal.signal({number}, signal.SIG_DFL); from persist_core.cli.main import main; main()"
+    run = subprocess.Popen([sys.executable, "-c", code, *arguments])  # `nohup` of the tests is not the command's
     wait_for(lambda: bool(world.calls()))
     run.send_signal(number)
-    assert run.wait(60) == 128 + number
-    assert alive_in_group(world.calls()[0]["pid"]) == []
+    assert (run.wait(60), alive_in_group(world.calls()[0]["pid"])) == (128 + number, [])
 
 
 def test_output_of_a_long_job_is_immediate_and_harmless(world: World) -> None:
@@ -361,7 +361,7 @@ def test_by_default_the_input_is_final_up_to_the_current_period(world: World) ->
         "%Y": "2026-01-01",
     }
     for date_format, wanted in periods.items():
-        source = {"path": f"in/{{date:{date_format}}}.txt", "format": "debezium-json"}
+        source = {"path": f"in/{{date:{date_format}}}.txt", "format": "json"}
         assert world.config(source=source, time="path").default_until(now) == parse_time(wanted)
         assert world.config(source=source).default_until(now) == now
 
@@ -376,7 +376,7 @@ def test_by_default_the_input_is_final_up_to_the_current_period(world: World) ->
     ],
 )
 def test_a_day_is_over_when_the_clocks_of_its_zone_say_so(world: World, now: str, wanted: str) -> None:
-    source = {"path": "in/{date:%Y-%m-%d}.txt", "format": "debezium-json"}
+    source = {"path": "in/{date:%Y-%m-%d}.txt", "format": "json"}
     config = world.config(source=source, time="path", timezone="Europe/Berlin")
     assert config.default_until(parse_time(now)) == parse_time(wanted)
     assert config.source_pattern().date_ms(f"{wanted[:10]}.txt") != parse_time(wanted)
