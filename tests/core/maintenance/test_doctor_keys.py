@@ -13,7 +13,7 @@ from tests.virtual import SeededIds
 
 CLOCK = SystemClock()
 EXAMINER = Examiner(CLOCK, SeededIds(1, CLOCK), commits=3)
-OLD, NEW = (uuid7_of(CLOCK.now_ms() - age_ms, "a") for age_ms in (LEFTOVER_AGE_MS + 1, LEFTOVER_AGE_MS - 600_000))
+OLD, NEW = (uuid7_of(CLOCK.now_ms() - age_ms, "a") for age_ms in (LEFTOVER_AGE_MS + 1, LEFTOVER_AGE_MS // 2))
 
 
 class WatchedConsensus(MemConsensus):

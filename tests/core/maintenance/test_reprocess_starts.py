@@ -174,7 +174,7 @@ def test_a_day_that_was_not_read_needs_no_correction(shard: Collection) -> None:
     assert numbered(shard) == ["old", "right", "old"]
 
 
-TIMES = {"path": ("{date:%Y-%m-%d}.txt", {"source": "path"}), "records": ("*.txt", {"source": "description"})}
+TIMES = {"path": ("{date:%Y-%m-%d}.txt", {"source": "path"}), "records": ("*.txt", {"field": "at"})}
 
 
 @pytest.mark.parametrize("begin", [3, 4, 5])

@@ -268,7 +268,7 @@ def test_a_file_that_goes_while_it_is_frozen_is_left_out(versitygw: S3Server) ->
 def test_a_feed_moves_from_a_folder_to_a_bucket(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> None:
     """`moved_from`: the same files, read only once; `replaces`: other files, whatever their names."""
     folder, blob = tmp_path_factory.mktemp("in"), MemBlob()
-    drop(folder, "a.jsonl")
+    drop(folder, "a.jsonl", b'{"id":1}\n')
     local = FileSource(collection(folder), blob)
     consumed = local.advance(None, local.freeze(None, until=None).frozen, era=0)
     bucket.put("a.jsonl")
