@@ -76,18 +76,10 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
     rows = kept.select(*line_columns(config), row.alias("row"), goes_on.alias("goes_on"))
     parsed = F.col("row")
 
-    def broken(found: SparkColumn) -> SparkColumn:
-        if not layout.is_joined:
-            return found
-        found = F.replace(found, F.lit(BREAK), F.lit("\n"))
-        for char, escape in reversed(ESCAPES.items()):
-            found = F.replace(found, F.lit(escape), F.lit(char))
-        return found
-
     def text(raw: str, name: str) -> SparkColumn:
         if name not in at:
             return F.lit(None).cast("string")
-        found = broken(parsed.getField(f"c{at[name]}"))
+        found = _broken(layout, parsed.getField(f"c{at[name]}"))
         if null is None:
             return found
         known = F.when(found != null, found)
@@ -108,7 +100,16 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
     )
     op = row_op(config, fields, has_marker=marker is not None and marker in at)
     encoding = Encoding.of(config, marked=False)
-    return RawRecords(frame, fields, broken(F.col(LINE)), encoding, order_of(config, fields), op.columns)
+    return RawRecords(frame, fields, _broken(layout, F.col(LINE)), encoding, order_of(config, fields), op.columns)
+
+
+def _broken(layout: Layout, found: SparkColumn) -> SparkColumn:
+    """The text with its line breaks, as it was before its file was joined."""
+    if layout.is_joined:
+        found = F.replace(found, F.lit(BREAK), F.lit("\n"))
+        for char, escape in reversed(ESCAPES.items()):
+            found = F.replace(found, F.lit(escape), F.lit(char))
+    return found
 
 
 def _fault(layout: Layout, row: SparkColumn, wanted: dict[str, str]) -> tuple[SparkColumn, SparkColumn]:
