@@ -9,6 +9,8 @@ from typing import Protocol
 
 from persist_core.clock import Clock, SystemClock
 
+LEFTOVER_AGE_MS = 24 * 3_600_000  # see `is_leftover`
+
 
 class Ids(Protocol):
     """The random values that the core uses."""
@@ -43,6 +45,12 @@ def time_of_uuid7(text: str) -> int | None:
     except ValueError:
         return None
     return parsed.int >> 80 if parsed.version == 7 else None
+
+
+def is_leftover(made: str, *, now_ms: int) -> bool:
+    """True if `made` is a UUIDv7 of a day ago or earlier: what a probe has written under it is a killed probe's."""
+    made_ms = time_of_uuid7(made)
+    return made_ms is not None and made_ms < now_ms - LEFTOVER_AGE_MS
 
 
 class RandomIds:

@@ -18,12 +18,11 @@ from dataclasses import dataclass, field
 
 from persist_core.clock import Clock
 from persist_core.errors import Indeterminate, PersistError, StorageError
-from persist_core.ids import Ids, time_of_uuid7
+from persist_core.ids import Ids, is_leftover
 from persist_core.keys import PROBES, doctor_probe_key
 from persist_core.location.blob import Blob
 from persist_core.location.consensus import CaSResult, Consensus, VersionedData
 from persist_core.location.finding import Erasable, Examinable, Finding, Grade, grade_if
-from persist_core.time_text import DAY_MS
 
 RACERS = 4
 RACE_ROUNDS = 12
@@ -35,7 +34,6 @@ COMMIT_BODY_BYTES = 2_000  # a shard's state is a few kB
 SLOW_COMMIT_MS = 500.0  # a dag run makes about five commits one after the other
 BLOB_BYTES = 8 << 20
 SMALL_BLOBS = 20
-LEFTOVER_AGE_MS = DAY_MS  # a probe's keys of this age: it was killed
 
 Timer = Callable[[], float]
 
@@ -201,8 +199,7 @@ class Examiner:
                     blob.delete(key)
 
     def _is_leftover(self, key: str) -> bool:
-        begun_ms = time_of_uuid7(key.split("/")[1]) if key.startswith(PROBES) else None
-        return begun_ms is not None and begun_ms < self.clock.now_ms() - LEFTOVER_AGE_MS
+        return key.startswith(PROBES) and is_leftover(key.split("/")[1], now_ms=self.clock.now_ms())
 
     def _large_blob(self, blob: Blob, key: str, findings: list[Finding]) -> None:
         data = bytes(range(256)) * (BLOB_BYTES // 256)

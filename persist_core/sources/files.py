@@ -254,23 +254,18 @@ class FileSource:
         A progress that began in another folder has other names for the same files. Raises `CorruptArtifact` if the
         ledger is damaged.
         """
-        place, known, _ = self._known(progress)
-        base = place_after(self._config, place_of(like))[0].base
-        if base == place.base:
-            return known
-        return {relative_to(join(place.base, name), base): facts for name, facts in known.items()}
+        return self._named_like(progress, like)[0]
 
     def replaced(self, before: SourceFrontier | None, after: SourceFrontier | None) -> list[str]:
         """The files of which the two progresses have consumed different versions, by their names in `after`."""
-        ours, theirs = (self.consumed(each, like=after) for each in (before, after))
-        is_move = self._known(before)[2] or self._known(after)[2]
-        both = sorted(ours.keys() & theirs.keys())
+        (ours, were_moved), (theirs, are_moved) = (self._named_like(each, after) for each in (before, after))
+        both, is_move = sorted(ours.keys() & theirs.keys()), were_moved or are_moved
         return [name for name in both if _differs(ours[name], *theirs[name][:2], is_move=is_move)]
 
     def inputs_now(self, progress: SourceFrontier | None, earlier: SourceFrontier | None) -> InputsNow:
         """Compare files that `progress` has consumed, and `earlier` has not, with what is there. Lists all."""
         place, known, is_move = self._known(progress)
-        before, is_earlier_root = self.consumed(earlier, like=progress), self._known(earlier)[2]
+        before, is_earlier_root = self._named_like(earlier, progress)
         naming = _Naming(self._pattern.root, place.base)
         found = {naming.relative(each.below_root): each for each in self._feed.scan(Wanted()).found}
         since = {
@@ -302,6 +297,14 @@ class FileSource:
             return place, known, False
         paths = ((move.path(join(before.base, name)), facts) for name, facts in known.items())
         return place, {relative_to(path, place.base): facts for path, facts in paths}, True
+
+    def _named_like(self, progress: SourceFrontier | None, like: SourceFrontier | None) -> tuple[Consumed, bool]:
+        """The consumed files, named as `consumed` says, and whether they have been moved."""
+        place, known, is_move = self._known(progress)
+        base = place_after(self._config, place_of(like))[0].base
+        if base != place.base:
+            known = {relative_to(join(place.base, name), base): facts for name, facts in known.items()}
+        return known, is_move
 
     def _within_limits(
         self, pending: list[InputFile], until: int | None, lower: int

@@ -18,15 +18,13 @@ from contextlib import suppress
 from typing import Any
 
 from persist_core.errors import Determinate, StorageError, UnfitStore
-from persist_core.ids import Ids, time_of_uuid7
+from persist_core.ids import Ids, is_leftover, time_of_uuid7
 from persist_core.location.s3.client import S3Client, Verdict, described, failures, verdict_on
 from persist_core.location.s3.uri import S3Settings
-from persist_core.time_text import DAY_MS
 
 PROBE_FOLDER = "=probe"  # beside the logs; no key's folder is called so
 RACERS = 6
 ROUNDS = 4
-LEFTOVER_AGE_MS = DAY_MS  # an object of this age is a killed probe's
 MAX_INCONCLUSIVE = 3  # rounds without an answer because of network or server errors
 # How long a racer holds its body for the others, in seconds. A server may decide a request before its
 # body arrives; then that racer never comes, and each round waits this long.
@@ -85,15 +83,14 @@ def probe(client: S3Client, root: str, ids: Ids) -> None:
                 f" {MAX_INCONCLUSIVE} races ended in errors of the network or the server; nothing was changed;"
                 " try again"
             )
-    _delete_leftovers(client, f"{root}{PROBE_FOLDER}/", ids.uuid7())
+    _delete_leftovers(client, f"{root}{PROBE_FOLDER}/", time_of_uuid7(ids.uuid7()) or 0)
 
 
-def _delete_leftovers(client: S3Client, folder: str, now: str) -> None:
+def _delete_leftovers(client: S3Client, folder: str, now_ms: int) -> None:
     with suppress(StorageError, *failures()):
         for page in client.pages("probe: list what others have left", Prefix=folder):
             for each in page.get("Contents", ()):
-                begun_ms, now_ms = (time_of_uuid7(made) for made in (each["Key"].removeprefix(folder), now))
-                if begun_ms is not None and now_ms is not None and begun_ms < now_ms - LEFTOVER_AGE_MS:
+                if is_leftover(each["Key"].removeprefix(folder), now_ms=now_ms):
                     client.api.delete_object(Bucket=client.settings.bucket, Key=each["Key"])
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from persist_core.clock import SystemClock
 from persist_core.errors import Determinate, UnfitStore
-from persist_core.ids import RandomIds, uuid7_of
+from persist_core.ids import LEFTOVER_AGE_MS, RandomIds, uuid7_of
 from persist_core.location import CaSResult, S3Consensus, VersionedData, open_consensus
-from persist_core.location.s3.probe import LEFTOVER_AGE_MS, PROBE_FOLDER, ROUNDS, probe
+from persist_core.location.s3.probe import PROBE_FOLDER, ROUNDS, probe
 from tests.core.location.s3_wire import Answer, Wire
 from tests.servers.s3 import S3Server
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from persist_core.clock import SystemClock
 from persist_core.errors import Determinate
-from persist_core.ids import uuid7_of
+from persist_core.ids import LEFTOVER_AGE_MS, uuid7_of
 from persist_core.keys import copy_probe_key, doctor_probe_key, is_shard_name, owner_of
 from persist_core.location import CaSResult, MemBlob, MemConsensus, VersionedData
-from persist_core.maintenance.doctor import LEFTOVER_AGE_MS, Examiner
+from persist_core.maintenance.doctor import Examiner
 from tests.suites.consensus_conformance import fill
 from tests.virtual import SeededIds
 
