@@ -33,7 +33,7 @@ READS_ZSTD_TEXT = SPARK_VERSION >= (4, 3)
 WRITES_TO_S3 = SPARK_VERSION >= (4, 0)  # on 3.5 the magic committer leaves no report of what it has committed
 
 _ANSI = "spark.sql.ansi.enabled"
-WHOLE = r"^\s*+[+-]?\d++\s*+$"  # the text of an integer
+_WHOLE = r"^\s*+[+-]?\d++\s*+$"  # the text of an integer
 ENGINE_ERRORS: tuple[type[Exception], ...] = (PySparkException,)
 if importlib.util.find_spec("py4j"):
     ENGINE_ERRORS = (PySparkException, importlib.import_module("py4j.protocol").Py4JJavaError)
@@ -71,8 +71,9 @@ def try_cast(value: SparkColumn, type_name: str) -> SparkColumn:
 
 def try_cast_integer(text: SparkColumn, type_name: str) -> SparkColumn:
     """Text as an integer, null if it is not one: a plain cast takes control characters for blanks, and on 3.5 would
-    truncate 5.5 to 5."""
-    return F.when(text.rlike(WHOLE), try_cast(text, type_name))
+    truncate 5.5 to 5. Usual spellings need no regular expression."""
+    found = try_cast(text, type_name)
+    return F.when((found.cast("string") == text) | text.rlike(_WHOLE), found)
 
 
 def whole_to_bigint(value: SparkColumn) -> SparkColumn:

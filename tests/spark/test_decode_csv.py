@@ -15,11 +15,14 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
-def test_a_csv_field_that_looks_like_null_is_an_err(feed: Feed) -> None:
-    feed.write("1.csv", "id,name,more\n1,\ufdd2,x\n2,a\ufdd2,x\n\ufdd2,a,x\n4,\ufdd1,x\n")
-    rows = feed.records("csv", {"id": "bigint", "name": "string", "more": "string"})
-    assert [(row["id"], row[ERR_KIND]) for row in rows] == [(1, "value"), (2, "value"), (None, "key"), (4, None)]
-    assert rows[3]["name"] == "\ufdd1"
+@pytest.mark.parametrize("text", ["\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3", "\ufdd4", "\\n", "\\u000a", "null", "\x00"])
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_only_an_empty_csv_field_is_null(feed: Feed, is_joined: bool, text: str) -> None:
+    broken = '"x\ny"' if is_joined else "x"
+    feed.write("1.csv", f'id,name,more\n1,{text},{broken}\n2,"{text}",x\n3,,x\n4,"",x\n{text},a,x\n')
+    rows = feed.records("csv", {"id": "string", "name": "string", "more": "string"})
+    assert [(row["id"], row["name"]) for row in rows] == [("1", text), ("2", text), ("3", None), ("4", ""), (text, "a")]
+    assert [row[ERR_KIND] for row in rows] == [None] * 5
 
 
 @pytest.mark.parametrize("blank", ["\n", "\r\n", " \n", "\ufeff\n\n", "\t \r\n"])

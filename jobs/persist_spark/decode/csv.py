@@ -31,10 +31,9 @@ from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, row_op
 from persist_spark.decode.records import FAULT, FAULT_KIND, RawRecords, fields_of, line_columns
 from persist_spark.decode.rest import read_paths, rest_of_cells
 
-_NO_NULL = "\ufdd2"  # only an empty field is null; a line that has this text is not read
+_NO_FIELD = "\n"  # what no field of one line is: only an empty field is null
 UNBALANCED = "an odd number of quotes: a field is not closed, here or in a line that follows"
 CONTINUED = 'a quoted field goes on behind its closing quote; double a quote within quotes ("")'
-NONCHARACTER = "the line holds the noncharacter U+FDD2"
 MISCOUNTED = "the line does not have as many fields as its file's first line"
 
 
@@ -60,13 +59,15 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
         "escape": '"',
         "mode": "PERMISSIVE",
         "columnNameOfCorruptRecord": "odd",
-        "nullValue": _NO_NULL,  # an unquoted empty field; we interpret any other text
+        "nullValue": _NO_FIELD,  # an unquoted empty field; we interpret any other text
         "emptyValue": "",
         "maxCharsPerColumn": "-1",
     }
     kept = lines
     if layout.header is not None:  # again where files were joined to one, behind a BOM of its own
-        kept = lines.where(~F.col(LINE).cast("binary").isin(layout.header, BOM_UTF8 + layout.header))
+        headers = [layout.header, BOM_UTF8 + layout.header]
+        is_as_long = F.octet_length(F.col(LINE)).isin([len(header) for header in headers])  # of most lines all it takes
+        kept = lines.where(~(is_as_long & F.col(LINE).cast("binary").isin(headers)))
     row = F.from_csv(F.col(LINE), row_type.simpleString(), options)
     # Spark keeps a field such as "x"y with its quotes, others read xy. A second reading skips such fields; only a line
     # with a quote between two other characters needs it.
@@ -129,5 +130,4 @@ def _fault(layout: Layout, row: SparkColumn, wanted: dict[str, str]) -> tuple[Sp
     is_trusted = row.getField(f"c{follower}").isNotNull() & ~first.contains('"') if is_first else F.lit(False)
     fault = F.when(has_odd_quotes(LINE), F.lit(UNBALANCED)).when(is_odd, F.lit(MISCOUNTED))
     fault = fault.when(F.col("goes_on"), F.lit(CONTINUED)).otherwise(F.lit(None).cast("string"))
-    looks_null = F.when(F.col(LINE).contains(_NO_NULL), F.lit(NONCHARACTER))  # a field may be; all are in their places
-    return fault.isNull() | is_trusted, F.coalesce(fault, looks_null)
+    return fault.isNull() | is_trusted, fault

@@ -42,7 +42,6 @@ _HIGH, _LOW = rf"\\u[dD][89abAB]{_HEX}{{2}}", rf"\\u[dD][c-fC-F]{_HEX}{{2}}"
 _ESCAPE = r"(?=\\)(?<!\\)(?:\\\\)*+"  # what stands before a backslash that is not escaped itself
 _HALF = rf"{_ESCAPE}(?:{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW})"
 _ESCAPED = rf"{_ESCAPE}\\u[fF][dD][dD][01]"
-_NONCHARACTER_BYTES = b"\xef\xb7"  # the first two of U+FDC0 to U+FDFF
 _OPTIONS = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": "odd",
@@ -160,18 +159,17 @@ def document_text(text: SparkColumn) -> SparkColumn:
 
 def has_half_surrogates(line: SparkColumn) -> SparkColumn:
     """True if a text in the line is not Unicode: half a surrogate pair, escaped, which JSON allows."""
-    return (line.contains("\\ud") | line.contains("\\uD")) & line.rlike(_HALF)
+    return line.contains("\\u") & (line.contains("\\ud") | line.contains("\\uD")) & line.rlike(_HALF)
 
 
 def has_noncharacters(line: SparkColumn) -> SparkColumn:
     """True if the line holds U+FDD0 or U+FDD1, which are marks here, as they are or escaped."""
-    is_suspect = line.cast("binary").contains(F.lit(_NONCHARACTER_BYTES))
-    return (is_suspect & line.rlike("[\ufdd0\ufdd1]")) | has_escaped_noncharacters(line)
+    return line.contains("\ufdd0") | line.contains("\ufdd1") | has_escaped_noncharacters(line)
 
 
 def has_escaped_noncharacters(text: SparkColumn) -> SparkColumn:
     """True if a text, which may be marked already, has one of them as an escape."""
-    return (text.contains("\\uf") | text.contains("\\uF")) & text.rlike(_ESCAPED)
+    return text.contains("\\u") & (text.contains("\\uf") | text.contains("\\uF")) & text.rlike(_ESCAPED)
 
 
 def envelope_type(shape: Shape) -> T.StructType:

@@ -17,7 +17,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F
 
 from persist_core.time_text import UTC_ZONE
-from persist_spark.compat import WHOLE, try_cast
+from persist_spark.compat import try_cast, try_cast_integer
 from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.exact import MAX_CHARS, bits_text, bounded, exact_decimal, signed_text
 from persist_spark.decode.json import is_number, without_mark
@@ -119,7 +119,7 @@ def value(field: Field, encoding: Encoding) -> SparkColumn:
     if field.is_integer:
         # 5.0 and 2.0E10 are whole numbers too: doubles are written so. A cast from a decimal wraps around on 3.5.
         rare = exact_decimal(number, 38, 0).cast("string")
-        return F.when(number.rlike(WHOLE), try_cast(number, column.type)).otherwise(try_cast(rare, column.type))
+        return F.coalesce(try_cast_integer(number, column.type), try_cast(rare, column.type))
     if column.type in ("float", "double"):
         return _float(text, column.type)
     if column.type == "date":
