@@ -23,12 +23,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import click
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from persist_core.compaction.merge import Merge
@@ -124,7 +125,10 @@ class Driver:
         tracker = self._context.statusTracker()
         jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
         store = self._context._jsc.sc().statusStore()
-        found = [store.lastStageAttempt(stage) for stage in sorted({s for job in jobs if job for s in job.stageIds})]
+        found: list[Any] = []
+        for stage in sorted({stage for job in jobs if job for stage in job.stageIds}):
+            with suppress(Py4JJavaError):  # a stage that never ran is not in the store
+                found.append(store.lastStageAttempt(stage))
         return [stage for stage in found if stage.numCompleteTasks()]
 
 
