@@ -29,7 +29,6 @@ from typing import Any
 from unittest import mock
 
 import click
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from persist_core.compaction.merge import Merge
@@ -49,6 +48,7 @@ from persist_core.spark_job.jars import s3a_jars
 from persist_core.spark_job.launch import Ended, merge_by_job
 from persist_core.spark_job.spec import JobSpec
 from persist_core.time_text import DAY_MS, format_time, parse_time
+from persist_spark.compat import ENGINE_ERRORS
 from persist_spark.merge.merging import run_merge_job
 from persist_spark.upsert.job import run_write_job
 from tests.benchmarks.sessions import session
@@ -127,7 +127,7 @@ class Driver:
         store = self._context._jsc.sc().statusStore()
         found: list[Any] = []
         for stage in sorted({stage for job in jobs if job for stage in job.stageIds}):
-            with suppress(Py4JJavaError):  # a stage that never ran is not in the store
+            with suppress(*ENGINE_ERRORS):  # a stage that never ran is not in the store
                 found.append(store.lastStageAttempt(stage))
         return [stage for stage in found if stage.numCompleteTasks()]
 
