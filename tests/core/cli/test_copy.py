@@ -7,6 +7,7 @@ import re
 import shlex
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,7 @@ def test_data_for_a_test(laptop: PersistClient, places: Places, monkeypatch: pyt
 def test_a_damaged_state_stops_only_the_copy_of_its_shard(
     damaged: str, laptop: PersistClient, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with sqlite3.connect(tmp_path / "consensus.db") as database:
+    with closing(sqlite3.connect(tmp_path / "consensus.db")) as database, database:
         database.execute("UPDATE consensus SET data = x'00' WHERE key = ?", (damaged,))
     to = ["--to-blob-uri", f"file://{tmp_path}/b", "--to-consensus-uri", f"sqlite:///{tmp_path}/b.db"]
     assert run_command(["copy", *to, "--json"]) == 4
