@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
@@ -41,7 +40,7 @@ from persist_spark.frame import order_type, quoted, slot_names, with_texts
 from persist_spark.order_memory import Memory
 from persist_spark.read.parts import scan
 from persist_spark.session import stage_settings, use
-from persist_spark.stage import StateRows, artifacts_of, stage_files
+from persist_spark.stage import Planned, StateRows, Written, artifacts_of, stage_files
 from persist_spark.upsert.eras import Eras
 from persist_spark.upsert.seen import literal
 from persist_spark.upsert.stash import frontier_of, live
@@ -114,7 +113,14 @@ class Fold:
 
     def _staged(self, operator: str, rows: DataFrame) -> list[StateArtifact]:
         """Under an attempt of its own, which the batch's manifest names."""
-        planned = _Planned.of(rows, operator)
+        counting = Counting("folded")
+        updates = counting.of(rows, {"rows": "count(1)"}).withColumn(PART, F.lit(operator))
+
+        def outcome(written: DataFrame) -> Written:
+            count = int(counting.found(written)["rows"])
+            return Written(counts=BatchCounts(), state_rows={operator: StateRows(count, count)})
+
+        planned = Planned(updates, updates.columns, outcome)
         blob, attempt = self.client.blob, self.client.ids.uuid7()
         files, _, _ = stage_files(
             blob, self.description.shard, attempt, self.schema, lambda _: planned, check=lambda _: None
@@ -193,34 +199,3 @@ class Fold:
     @property
     def _type(self) -> T.StructType:
         return self.types[ORDER_INDEX_OPERATOR]
-
-
-@dataclass(frozen=True)
-class _Counted:
-    """Counts of the action that wrote the files."""
-
-    state_rows: Mapping[str, StateRows]
-    counts: ClassVar[BatchCounts] = BatchCounts()
-    is_discarded: ClassVar[bool] = False
-
-
-@dataclass(frozen=True)
-class _Planned:
-    """Rows of one operator's state, for one action."""
-
-    updates: DataFrame
-    operator: str
-    counting: Counting
-
-    @classmethod
-    def of(cls, rows: DataFrame, operator: str) -> _Planned:
-        counting = Counting("folded")
-        return cls(counting.of(rows, {"rows": "count(1)"}).withColumn(PART, F.lit(operator)), operator, counting)
-
-    @property
-    def columns(self) -> Sequence[str]:
-        return self.updates.columns
-
-    def outcome(self, written: DataFrame) -> _Counted:
-        count = int(self.counting.found(written)["rows"])
-        return _Counted({self.operator: StateRows(count, count)})
