@@ -10,9 +10,8 @@ byte is read back once, `THREADS` files at a time (figures: docs/benchmarks.md),
 from __future__ import annotations
 
 import hashlib
-import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,11 +51,11 @@ _ERR_COLUMNS = (ERR_KIND, ERR_MESSAGE, ERR_POSITION, ERR_KEY, ERR_PAYLOAD, TIME,
 
 @dataclass(frozen=True)
 class Footer:
-    """A footer's facts: the number of rows, `None` if it could not be read; the range of their keys; the latest time,
+    """A footer's facts: the number of rows; the range of their keys; the latest time,
     of a version the time of its end; the earliest time; whether a row may have inherited values; the bytes behind its
     pages, and their digest."""
 
-    rows: int | None = None
+    rows: int
     keys: KeyRange = EVERYTHING
     last_time: int | None = None
     first_time: int | None = None
@@ -65,39 +64,39 @@ class Footer:
 
 
 def footers_of(blob: Blob, files: Sequence[BlobMetadata], schema: CollectionSchema) -> list[Footer]:
-    """The footer of each file, in their order; of each nothing is known if the store can only read whole values.
+    """The footer of each file, in their order.
 
     Raises `CorruptArtifact` for a file that is missing, is not Parquet, or has other field ids than `schema`.
     """
-    if blob.uri.startswith("file:"):
-        return [_footer(file, lambda file: blob.uri_of(file.key).removeprefix("file://"), schema) for file in files]
-    if not isinstance(blob, RangeReader):
-        return [Footer()] * len(files)
-    ends: RangeReader = blob
-    return side_by_side(lambda file: _footer(file, lambda file: _opened(ends, file), schema), files, threads=THREADS)
+    threads = 1 if blob.uri.startswith("file:") else THREADS
+    return side_by_side(lambda file: _footer(blob, file, schema), files, threads=threads)
 
 
 def read_rows(blob: Blob, file: BlobMetadata, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
     """These columns of a file that was just staged, at most `rows` rows at a time. Fetches no other columns."""
-    source: str | io.RawIOBase | io.BytesIO
-    if blob.uri.startswith("file:"):
-        source = blob.uri_of(file.key).removeprefix("file://")
-    else:
-        source = _opened(blob, file) if isinstance(blob, RangeReader) else io.BytesIO(blob.get(file.key) or b"")
-    with pq.ParquetFile(source) as opened:
+    with pq.ParquetFile(_opened(blob, file)) as opened:
         for batch in opened.iter_batches(rows, columns=list(columns)):
             yield pa.Table.from_batches([batch])
 
 
-def _footer(
-    file: BlobMetadata, source: Callable[[BlobMetadata], str | io.RawIOBase], schema: CollectionSchema
-) -> Footer:
+def local_path(blob: Blob, key: str) -> Path | None:
+    """The path of a file in a blob store that is a folder."""
+    return Path(blob.uri_of(key).removeprefix("file://")) if blob.uri.startswith("file:") else None
+
+
+def _range(blob: Blob, file: BlobMetadata, start: int, size_bytes: int) -> bytes:
+    """Some bytes of a file on S3, the only other store that Spark reaches; fewer if it is shorter, or gone."""
+    assert isinstance(blob, RangeReader)
+    return blob.get_range(file.key, start, size_bytes) or b""
+
+
+def _footer(blob: Blob, file: BlobMetadata, schema: CollectionSchema) -> Footer:
     try:
-        opened = source(file)
+        opened = _opened(blob, file)
         metadata = pq.read_metadata(opened)
         check_field_ids(metadata.schema.to_arrow_schema(), schema)
         times = (_last_time(metadata), _first_time(metadata))
-        with Path(opened).open("rb") if isinstance(opened, str) else nullcontext(opened) as whole:
+        with opened.open("rb") if isinstance(opened, Path) else nullcontext(opened) as whole:
             index = index_of(metadata, whole)
         return Footer(metadata.num_rows, _keys(metadata, schema.key), *times, _inherits(metadata), index)
     except (OSError, ValueError) as error:
@@ -110,12 +109,10 @@ def end_digests_of(blob: Blob, ends: Sequence[tuple[BlobMetadata, int]]) -> list
 
 
 def _end(blob: Blob, file: BlobMetadata, size_bytes: int) -> bytes:
-    start = file.size_bytes - size_bytes
-    if isinstance(blob, RangeReader):
-        return blob.get_range(file.key, start, size_bytes) or b""
-    if not blob.uri.startswith("file:"):
-        return (blob.get(file.key) or b"")[start:]
-    with Path(blob.uri_of(file.key).removeprefix("file://")).open("rb") as source:
+    start, path = file.size_bytes - size_bytes, local_path(blob, file.key)
+    if path is None:
+        return _range(blob, file, start, size_bytes)
+    with path.open("rb") as source:
         source.seek(start)
         return source.read()
 
@@ -167,11 +164,14 @@ def _inherits(metadata: pq.FileMetaData) -> bool:
     return any(each.statistics is None or each.statistics.null_count != each.num_values for each in found)
 
 
-def _opened(blob: RangeReader, file: BlobMetadata) -> RangeFile:
-    """A file for a Parquet reader. Its end is fetched first, and the rest only if it is read."""
+def _opened(blob: Blob, file: BlobMetadata) -> Path | RangeFile:
+    """A file for a Parquet reader. On S3 its end is fetched first, and the rest only if it is read."""
+    path = local_path(blob, file.key)
+    if path is not None:
+        return path
 
     def fetch(start: int, size_bytes: int) -> bytes:
-        data = blob.get_range(file.key, start, size_bytes) or b""
+        data = _range(blob, file, start, size_bytes)
         if len(data) != size_bytes:
             raise OSError(f"{len(data)} of {size_bytes} bytes at {start} are stored")
         return data
@@ -213,21 +213,17 @@ def check_size(file: BlobMetadata, size_bytes: int) -> None:
 
 def _chunks(blob: Blob, file: BlobMetadata) -> Iterator[bytes]:
     """The bytes of a file, to its listed size at most; nothing for a file that is gone."""
-    if blob.uri.startswith("file:"):
-        try:
-            with Path(blob.uri_of(file.key).removeprefix("file://")).open("rb") as source:
-                while chunk := source.read(_CHUNK_BYTES):
-                    yield chunk
-        except FileNotFoundError:
+    path = local_path(blob, file.key)
+    if path is not None:
+        with suppress(FileNotFoundError), path.open("rb") as source:
+            while chunk := source.read(_CHUNK_BYTES):
+                yield chunk
+        return
+    for start in range(0, file.size_bytes, _CHUNK_BYTES):
+        chunk = _range(blob, file, start, min(_CHUNK_BYTES, file.size_bytes - start))
+        yield chunk
+        if not chunk:
             return
-    elif isinstance(blob, RangeReader):
-        for start in range(0, file.size_bytes, _CHUNK_BYTES):
-            chunk = blob.get_range(file.key, start, min(_CHUNK_BYTES, file.size_bytes - start)) or b""
-            yield chunk
-            if not chunk:
-                return
-    else:
-        yield blob.get(file.key) or b""
 
 
 def inserted_errs(blob: Blob, files: Sequence[BlobMetadata]) -> Iterator[Mapping[str, Any]]:

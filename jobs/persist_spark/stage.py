@@ -241,11 +241,10 @@ def check_rows(files: list[StagedFile], outcome: Written, prefix: str) -> None:
         **{operator: rows.written for operator, rows in outcome.state_rows.items()},
     }
     for kind in sorted({*expected, *(file.kind for file in files)}):
-        counted = [file.footer.rows for file in files if file.kind == kind]
-        known = [rows for rows in counted if rows is not None]
-        if len(known) == len(counted) and sum(known) != expected.get(kind, 0):
+        held, counted = sum(file.footer.rows for file in files if file.kind == kind), expected.get(kind, 0)
+        if held != counted:
             raise InvariantViolation(
-                f"{prefix}: the {kind} files hold {sum(known)} rows; the action counted {expected.get(kind, 0)}."
+                f"{prefix}: the {kind} files hold {held} rows; the action counted {counted}."
                 " Nothing was committed: try again under a new attempt"
             )
 
