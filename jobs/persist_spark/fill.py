@@ -9,7 +9,6 @@ Orders and what rows have inherited stay. Only a batch is staged: it changes not
 from __future__ import annotations
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import types as T
 
 from persist_core.contents.batch import BatchCounts, BatchDescription, BatchManifest, PartKind
 from persist_core.contents.stats import FILLED_COLUMN, LEFT
@@ -17,7 +16,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.keys import PART
 from persist_core.location.open import OpenLocation
 from persist_core.protocol.stages import check_not_outdated, outdated_first
-from persist_core.schema import DIFF, ORDER, TIME
+from persist_core.schema import DIFF, TIME
 from persist_core.spark_job.spec import JobSpec
 from persist_spark import progress
 from persist_spark.counted import Counting, digest_sums, hashes, rows_digest, tally
@@ -25,7 +24,7 @@ from persist_spark.decode.filled import BAD, FAULT, FILLED, IS_CHANGED, WAS, fil
 from persist_spark.decode.records import Fields
 from persist_spark.decode.row_checks import check_texts
 from persist_spark.decode.times import check_zone
-from persist_spark.frame import ERR_COLUMNS, err_type, inherited_fields, order_type, passed, quoted, shown_json
+from persist_spark.frame import beside_fields, no_err, passed, quoted, shown_json
 from persist_spark.read.damage import named_damage
 from persist_spark.read.frames import snapshot
 from persist_spark.session import OUR_PLANS, listing, own_session, stage_settings, use
@@ -53,8 +52,7 @@ def run_fill_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> 
         check_texts(own, config)
         use(own, {**stage_settings(description.input_bytes), **OUR_PLANS, **listing(client.blob)})
         progress.enter("plan")
-        more = [T.StructField(ORDER, order_type(schema))] if schema.order is not None else []
-        more += inherited_fields(schema)
+        more = beside_fields(schema)
         time = description.lower - 1
         rows = snapshot(own, location, description.shard, time, schema=schema.version, more=more)
         names = [field.name for field in more]
@@ -88,7 +86,7 @@ def _planned(description: BatchDescription, rows: DataFrame, fields: Fields, mor
     updates = hashed.selectExpr(
         *[f"{field.raw} AS {quoted(field.column.name)}" for field in fields.all],
         *[f"time AS {TIME}", f"diff AS {DIFF}"],
-        *[f"CAST(NULL AS {err_type(name).simpleString()}) AS {name}" for name in ERR_COLUMNS],
+        *no_err(),
         *[f"IF(diff > 0, {name}, NULL) AS {name}" for name in more],
         f"part AS {PART}",
     )

@@ -117,30 +117,31 @@ def _end(blob: Blob, file: BlobMetadata, size_bytes: int) -> bytes:
         return source.read()
 
 
+def _statistics(metadata: pq.FileMetaData, path: str) -> list[Any] | None:
+    """The statistics of a column, by row groups; `None` if the file does not have it."""
+    place = next((i for i in range(metadata.num_columns) if metadata.schema.column(i).path == path), None)
+    groups = range(metadata.num_row_groups)
+    return None if place is None else [metadata.row_group(number).column(place).statistics for number in groups]
+
+
 def _keys(metadata: pq.FileMetaData, key: Sequence[Column]) -> KeyRange:
     """The range of the keys, by the statistics of the row groups."""
-    places = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
-    if not key or any(column.name not in places for column in key):
+    columns = [found for column in key if (found := _statistics(metadata, column.name)) is not None]
+    if not key or len(columns) < len(key):
         return EVERYTHING
-    ranges = []
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        statistics = [group.column(places[column.name]).statistics for column in key]
-        if any(each is None or not each.has_min_max for each in statistics):
-            return EVERYTHING
-        lowest, highest = [each.min_raw for each in statistics], [each.max_raw for each in statistics]
-        ranges.append(range_of_statistics(lowest, highest, key))
+    groups = list(zip(*columns, strict=True))
+    if any(each is None or not each.has_min_max for group in groups for each in group):
+        return EVERYTHING
+    ranges = [range_of_statistics([e.min_raw for e in group], [e.max_raw for e in group], key) for group in groups]
     return spanning(ranges)
 
 
 def _last_time(metadata: pq.FileMetaData) -> int | None:
-    places = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
+    columns = [found for name in (ENDED, TIME) if (found := _statistics(metadata, name)) is not None]
     latest = []
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        names = [name for name in (ENDED, TIME) if name in places]
-        statistics = [group.column(places[name]).statistics for name in names]
-        while statistics and statistics[0] is not None and statistics[0].null_count == group.num_rows:
+    for number, statistics in enumerate(map(list, zip(*columns, strict=True))):
+        rows = metadata.row_group(number).num_rows
+        while statistics and statistics[0] is not None and statistics[0].null_count == rows:
             statistics.pop(0)  # no version in it has ended
         if not statistics or statistics[0] is None or not statistics[0].has_min_max:
             return None
@@ -149,11 +150,8 @@ def _last_time(metadata: pq.FileMetaData) -> int | None:
 
 
 def _first_time(metadata: pq.FileMetaData) -> int | None:
-    place = next((i for i in range(metadata.num_columns) if metadata.schema.column(i).path == TIME), None)
-    if place is None:
-        return None
-    found = [metadata.row_group(number).column(place).statistics for number in range(metadata.num_row_groups)]
-    if any(each is None or not each.has_min_max or each.null_count for each in found):
+    found = _statistics(metadata, TIME)
+    if found is None or any(each is None or not each.has_min_max or each.null_count for each in found):
         return None
     return min((int(each.min_raw) for each in found), default=None)
 

@@ -45,8 +45,7 @@ from persist_spark.decode.json import (
     parsed,
     unmarked,
 )
-from persist_spark.decode.orders import field_orders
-from persist_spark.decode.plain import ODD_JSON, not_read, parsed_lines
+from persist_spark.decode.plain import ODD_JSON, field_orders, not_read, parsed_lines
 from persist_spark.decode.records import (
     FAULT,
     FAULT_KIND,
@@ -64,7 +63,7 @@ from persist_spark.decode.records import (
 )
 from persist_spark.decode.rest import all_marked, read_paths, rest_of_json
 from persist_spark.decode.unsent import ROW_FIELDS, fields_in, unsent
-from persist_spark.frame import DELETE, SKIP, TRUNCATE, UPSERT
+from persist_spark.frame import DELETE, SKIP, TRUNCATE, UPSERT, struct_of
 
 _STRUCTURE = ("before", "after", "source", "payload", "schema")  # objects of the format itself
 _BODY_OBJECTS = ("payload", "before", "after")
@@ -87,23 +86,11 @@ _NO_ROW = "' but after holds no row; in unwrapped records leave add.fields.prefi
 NOT_DEBEZIUM = (
     "neither a Debezium envelope (op) nor an unwrapped record (__op, __deleted); for plain rows set format: json"
 )
-_CONNECT_FIELD = T.StructType(
-    [
-        T.StructField("field", T.StringType()),
-        T.StructField("type", T.StringType()),
-        T.StructField("name", T.StringType()),
-        T.StructField("parameters", T.StructType([T.StructField("scale", T.StringType())])),
-    ]
-)
+_TEXT = T.StringType()
+_CONNECT_FIELD = {"field": _TEXT, "type": _TEXT, "name": _TEXT, "parameters": struct_of({"scale": _TEXT})}
 # A Connect schema, two levels deep: of an envelope the fields of `after`, of a flat record its own.
-_SCHEMA = T.StructType(
-    [
-        T.StructField(
-            "fields",
-            T.ArrayType(T.StructType([*_CONNECT_FIELD.fields, T.StructField("fields", T.ArrayType(_CONNECT_FIELD))])),
-        )
-    ]
-)
+_FIELDS = T.ArrayType(struct_of(_CONNECT_FIELD))
+_SCHEMA = struct_of({"fields": T.ArrayType(struct_of({**_CONNECT_FIELD, "fields": _FIELDS}))})
 
 
 @dataclass(frozen=True)
@@ -260,7 +247,7 @@ def _body(wanted: _Wanted, path: Path) -> SparkColumn:
 
 def _member(text: SparkColumn, name: str) -> SparkColumn:
     """The text of a field of an object in JSON text; the last one of those with this name."""
-    return F.from_json(text, T.StructType([T.StructField(name, T.StringType())])).getField(name)
+    return F.from_json(text, struct_of({name: _TEXT})).getField(name)
 
 
 def _is_envelope() -> SparkColumn:
@@ -286,8 +273,7 @@ def _pick(fields: SparkColumn, name: str) -> SparkColumn:
 
 def _shallow(fields: SparkColumn) -> SparkColumn:
     """A schema's own fields without the fields within them."""
-    parts = [fields.getField(part.name) for part in _CONNECT_FIELD.fields]
-    return F.arrays_zip(*parts).cast(T.ArrayType(_CONNECT_FIELD))
+    return F.arrays_zip(*map(fields.getField, _CONNECT_FIELD)).cast(_FIELDS)
 
 
 def _raw(wanted: _Wanted, opened: DataFrame) -> DataFrame:

@@ -30,9 +30,8 @@ from persist_core.config.order import order_fields
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, MISSING_ORDER, TIME, Column
 from persist_core.time_text import UTC_ZONE
 from persist_spark.compat import fenced
-from persist_spark.decode.dms_names import is_full_load, is_of_dms
 from persist_spark.decode.encoding import Encoding, Field
-from persist_spark.decode.files import BROKEN, DATE_MS, LINE, NAME
+from persist_spark.decode.files import BROKEN, DATE_MS, LINE, NAME, is_full_load, is_of_dms
 from persist_spark.decode.json import MARK
 from persist_spark.decode.row_checks import check_message, is_strict, marks_of, with_failed_checks
 from persist_spark.decode.times import midnight_ms, time_ms

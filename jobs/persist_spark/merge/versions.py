@@ -24,7 +24,7 @@ from persist_core.keys import PART
 from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
 from persist_spark.counted import Counting
-from persist_spark.frame import ERR_COLUMNS, ORDER, at_or_after, inherited_fields, order_type, part_type, quoted
+from persist_spark.frame import ERR_COLUMNS, at_or_after, beside_fields, part_type, quoted
 from persist_spark.read.parts import File, scan, scan_pieces
 from persist_spark.stage import Planned, Written
 
@@ -97,7 +97,7 @@ def _keyed(merge: Merge, contents: DataFrame | None, history: DataFrame | None, 
         f"{kind} AS {PART}",
         f"{broken} AS {_BROKEN}",
         _IS_OLD,
-        *_orders(merge.schema),
+        *[field.name for field in _beside(merge.schema)],
     )
 
 
@@ -147,13 +147,9 @@ def _columns(schema: CollectionSchema) -> T.StructType:
     return T.StructType([*plain, *_beside(schema)])
 
 
-def _orders(schema: CollectionSchema) -> list[str]:
-    return [field.name for field in _beside(schema)]
-
-
 def _beside(schema: CollectionSchema) -> list[T.StructField]:
     """The columns that say which record made a row in `sequence` order."""
-    return [] if schema.order is None else [T.StructField(ORDER, order_type(schema)), *inherited_fields(schema)]
+    return [] if schema.order is None else beside_fields(schema)
 
 
 def _user_columns(schema: CollectionSchema) -> list[str]:

@@ -46,7 +46,7 @@ from persist_core.location.settings import PersistLocation
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, TIME, CollectionSchema
 from persist_core.shard.state import ShardState
 from persist_spark.compat import READS_ARROW
-from persist_spark.frame import ERR_COLUMNS, fits, named, part_type, text_bytes, user_fields
+from persist_spark.frame import ERR_COLUMNS, fits, named, part_type, struct_of, text_bytes, user_fields
 from persist_spark.read.damage import check_sizes, named_damage, part_sizes, possible_counts
 from persist_spark.read.parts import scan_pieces
 
@@ -218,9 +218,9 @@ class _Reading:
         fields = user_fields(self.schema)[: len(self.schema.key)]
         renamed = [f"_persist_k{place}" for place in range(len(fields))] + [_RETRACTED]
         if _is_small(ends, MAX_LOCAL_RETRACTION_BYTES):
-            types = [T.StructField(name, field.dataType) for name, field in zip(renamed, fields, strict=False)]
             newest = self._newest(ends).rename_columns(renamed)
-            local = T.StructType([*types, T.StructField(_RETRACTED, T.LongType())])
+            types = [*(field.dataType for field in fields), T.LongType()]
+            local = struct_of(dict(zip(renamed, types, strict=True)))
             return self.spark.createDataFrame(newest, local).hint("broadcast")
         found = self.frame(ends, _with_time(T.StructType(fields))).toDF(*renamed)
         return found.hint("broadcast") if self._fits_a_broadcast(found) else found

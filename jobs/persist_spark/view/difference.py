@@ -48,7 +48,7 @@ from persist_core.schema import (
 )
 from persist_spark.compat import is_valid_utf8
 from persist_spark.counted import HASHES, Counting, hashes, limb_sums, tally, whole_sum
-from persist_spark.frame import ERR_COLUMNS, err_type, passed, quoted, sql_type
+from persist_spark.frame import ERR_COLUMNS, no_err, passed, quoted, sql_type
 from persist_spark.stage import Planned, Written
 
 _63_BITS = (1 << 63) - 1
@@ -109,9 +109,8 @@ def install_desired_into_persist(
     summed = oks.repartition(*map(F.col, plain)).groupBy(*plain).agg(*_sums())
     changed, observed = _changed(summed, plain, is_err=False)
     named = [_well_formed(column, F.col(name)) for name, column in zip(plain, schema.columns, strict=True)]
-    no_err = [f"CAST(NULL AS {err_type(name).simpleString()}) AS {name}" for name in ERR_COLUMNS]
     system = [f"{time} AS {TIME}", f"diff AS {DIFF}"]
-    updates = changed.select(*named, *map(F.expr, (*system, *no_err, f"part AS {PART}")))
+    updates = changed.select(*named, *map(F.expr, (*system, *no_err(), f"part AS {PART}")))
     errs = _errs(desired_errs, persisted_errs)
     columns = [*(column.name for column in schema.columns), TIME, DIFF, *ERR_COLUMNS, PART]
     if errs is None:
