@@ -176,7 +176,7 @@ def _opened(wanted: _Wanted, lines: DataFrame) -> DataFrame:
     value, key = document.get(row, ("value",)), document.get(row, ("key",))
     is_message = key.isNotNull() | value.isNotNull()
     for name in ("op", *_UNWRAPPED, *_BODY_OBJECTS):
-        is_message = is_message & document.object(row, name).isNull()
+        is_message = is_message & document.get(row, (name,)).isNull()
     is_odd = key.startswith("{") & has_escaped_noncharacters(key)  # then the key stands for the value: it is not read
     split = rows.select(
         *line_columns(wanted.config),
@@ -214,7 +214,7 @@ def _with_body(wanted: _Wanted, opened: DataFrame) -> DataFrame:
     document, text = F.col("document"), F.col("text")
     names = ("op", "before", "after", "source", *_CONTROL, *_UNWRAPPED)
     own = F.coalesce(*[wanted.document.get(document, (name,)) for name in _UNWRAPPED])
-    is_wrapped = own.isNull() & wanted.document.object(document, "payload").isNotNull()
+    is_wrapped = own.isNull() & wanted.document.get(document, ("payload",)).isNotNull()
     found = opened.withColumn("is_wrapped", is_wrapped)
     found = found.select("*", *[_body(wanted, (name,)).alias(name) for name in names])
     row = F.when(F.col("is_wrapped"), _member(exact_numbers(text), "payload")).otherwise(text)
@@ -227,9 +227,9 @@ def _with_body(wanted: _Wanted, opened: DataFrame) -> DataFrame:
         found = with_order_texts(found, wanted.source, wanted.flat, is_flat=_is_flat())
     if not wanted.is_hinted:
         return found
-    fields = wanted.document.object(document, "schema").getField("fields")
+    fields = wanted.document.get(document, ("schema",)).getField("fields")
     fields = F.when(~_is_flat() | F.col("is_wrapped"), fields)  # else it is a column of the row
-    of_key = wanted.key_document.object(F.col("message_key"), "schema").getField("fields")
+    of_key = wanted.key_document.get(F.col("message_key"), ("schema",)).getField("fields")
     return found.select(
         "*",
         F.when(_is_envelope(), _pick(fields, "after").getField("fields"))
@@ -241,7 +241,7 @@ def _with_body(wanted: _Wanted, opened: DataFrame) -> DataFrame:
 
 def _body(wanted: _Wanted, path: Path) -> SparkColumn:
     document = F.col("document")
-    inner = F.when(F.col("is_wrapped"), wanted.body.get(wanted.document.object(document, "payload"), path))
+    inner = F.when(F.col("is_wrapped"), wanted.body.get(wanted.document.get(document, ("payload",)), path))
     return inner.otherwise(wanted.document.get(document, path))
 
 
@@ -362,7 +362,7 @@ def _key_texts(wanted: _Wanted) -> dict[str, SparkColumn]:
     """The key, from the message key if it has any of the key columns, else from `after`, else from `before`."""
     key, message_key = F.col("key"), F.col("message_key")
     paths = {field.raw: wanted.paths[field.raw] for field in wanted.fields.keys}
-    payload = wanted.key_document.object(message_key, "payload")
+    payload = wanted.key_document.get(message_key, ("payload",))
     inner = {raw: wanted.key_row.get(payload, path) for raw, path in paths.items()}
     outer = {raw: wanted.key_document.get(message_key, path) for raw, path in paths.items()}
     after = [wanted.row.get(F.col("after"), path) for path in paths.values()]

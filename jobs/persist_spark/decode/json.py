@@ -82,7 +82,10 @@ class Shape:
         self.fields[name] = child
 
     def get(self, row: SparkColumn, path: Path) -> SparkColumn:
-        """The text at `path` of a row of this shape: null if it, or anything on the way, is missing or null."""
+        """The text at `path` of a row of this shape: null if it, or anything on the way, is missing or null.
+
+        Or the value that `put` needs there: for a shape a struct, which that shape's `get` reads.
+        """
         name, rest = path[0], path[1:]
         child = self.fields[name]
         found = row.getField(self._inner_name(name))
@@ -93,10 +96,6 @@ class Shape:
         again = Shape()
         again.need(rest)
         return again.get(parse_text(found, again), rest)
-
-    def object(self, row: SparkColumn, name: str) -> SparkColumn:
-        """The value that `put` needs under `name`: for a shape a struct, which that shape's `get` reads."""
-        return row.getField(self._inner_name(name))
 
     def json_type(self) -> T.StructType:
         """The type for `from_json`: the names as in the record."""

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core.contents.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchDescription
-from persist_core.contents.key_range import KeyRange, meets_any
+from persist_core.contents.key_range import EVERYTHING, KeyRange, meets_any
 from persist_core.contents.operator_state import OrderFacts, StateArtifact
 from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import InvariantViolation
 from persist_core.handles.client import PersistClient
 from persist_core.schema import TIME, CollectionSchema
-from persist_spark.frame import OP, SKIP, order_type, records_type
+from persist_spark.frame import OP, SKIP, named, order_type, passed, records_type, slot_names
 from persist_spark.order_memory import Memory
 from persist_spark.read.parts import scan
 from persist_spark.upsert.arguments import SeenBefore
 from persist_spark.upsert.eras import Eras
+from persist_spark.upsert.look import cuts_of, look_at
+from persist_spark.upsert.lookup import of_slots
 from persist_spark.upsert.seen import index_type, late_type
-from persist_spark.upsert.stash import StashBefore, needed_stash, whole_stash
+from persist_spark.upsert.stash import StashBefore, bytes_of, is_large, may_look, waiting
 from persist_spark.upsert.state_files import StateFiles
 
 
@@ -50,14 +53,36 @@ class StateBefore:
         """Their bytes."""
         return sum(each.size_bytes for each in self.index)
 
-    def needed_stash(self, records: DataFrame, *, may_stash: bool) -> StashBefore:
-        """The part of the stash that the batch needs."""
-        meeting = self._meeting(records, may_stash=may_stash)
-        return needed_stash(self.description, self.schema, partial(self.scan, STASH_OPERATOR), meeting)
-
     def whole_stash(self) -> StashBefore:
-        """All of it."""
-        return whole_stash(self.description, partial(self.scan, STASH_OPERATOR))
+        """All of the stash that earlier batches have not processed."""
+        found = waiting(self.description)
+        return StashBefore(self.scan(STASH_OPERATOR, found) if found else None, bytes_of(found))
+
+    def needed_stash(self, records: DataFrame, *, may_stash: bool) -> StashBefore:
+        """The due records of the stash, and the records that the batch's meet there."""
+        description, meeting = self.description, self._meeting(records, may_stash=may_stash)
+        if not (is_large(description) if meeting is None else may_look(description)):
+            return self.whole_stash()
+        assert description.upper is not None
+        found, upper = waiting(description), description.upper
+        due = [each for each in found if each.first_time is None or each.first_time < upper]
+        met, slots = list[StateArtifact](), None
+        if meeting is not None:
+            look = look_at(meeting, self.schema, upper, cuts_of(each.keys for each in found))
+            if not look.fits_a_broadcast:
+                return self.whole_stash()
+            # A truncate has no key, and a record may have one that cannot be decoded.
+            ranges = [EVERYTHING] if look.keyless or look.ranges is None else look.ranges
+            met = [each for each in found if look.rows and meets_any(each.keys, ranges)]
+            slots = meeting.select(*[named(name) for name in slot_names(self.schema)])
+        before_upper = F.col(TIME) < F.expr(passed(upper)[0])
+        frames = [self.scan(STASH_OPERATOR, due).where(before_upper)] if due else []
+        if met:
+            later = self.scan(STASH_OPERATOR, met).where(~before_upper)
+            frames.append(of_slots(later, self.schema, slots, has_bad_keys=True))
+        opened = bytes_of({each.key: each for each in (*due, *met)}.values())
+        rows = functools.reduce(DataFrame.union, frames) if frames else None
+        return StashBefore(rows, opened, description.stash_rows)
 
     def seen(self, ranges: Sequence[KeyRange] | None, slots: DataFrame | None) -> SeenBefore | None:
         """In `sequence` order: what the shard has seen of these slots, whose keys are in the ranges (`None`: all)."""
