@@ -147,7 +147,7 @@ def stage(
     are warnings about no row. `attempt` must be unused. Raises what `check` raises, `InvariantViolation`, and errors of
     Spark (see `persist_spark.read.damage.named_damage`); no manifest is written then.
     """
-    files, _, outcome = stage_files(blob, description.shard, attempt, schema, plan, check=check)
+    files, outcome = stage_files(blob, description.shard, attempt, schema, plan, check=check)
     kinds = {kind.value for kind in PartKind}
     errs = [BlobMetadata(file.key, file.size_bytes) for file in files if file.kind == PartKind.ERRS]
     parts = tuple(file.part() for file in files if file.kind in kinds)
@@ -170,7 +170,7 @@ def stage_files(
     plan: Callable[[W | None], Planned[W]],
     *,
     check: Callable[[W], None],
-) -> tuple[list[StagedFile], Planned[W], W]:
+) -> tuple[list[StagedFile], W]:
     """Write the files of an attempt, without a manifest: what they hold is what the action counted. Arguments and
     errors: as for `stage`."""
     prefix = attempt_prefix(shard, attempt)
@@ -185,7 +185,7 @@ def stage_files(
     files = _described(planned.updates.sparkSession, blob, prefix, listed, schema)
     check_rows(files, outcome, prefix)
     blob.make_durable(f"{prefix}/")
-    return files, planned, outcome
+    return files, outcome
 
 
 def _write(

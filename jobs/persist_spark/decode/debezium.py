@@ -43,9 +43,8 @@ from persist_spark.decode.json import (
     has_escaped_noncharacters,
     parse_text,
     parsed,
-    unmarked,
 )
-from persist_spark.decode.plain import ODD_JSON, field_orders, not_read, parsed_lines
+from persist_spark.decode.plain import ODD_JSON, field_orders, free_paths, free_text, not_read, parsed_lines
 from persist_spark.decode.records import (
     FAULT,
     FAULT_KIND,
@@ -115,10 +114,8 @@ class _Wanted:
 def _wanted(config: CollectionConfig) -> _Wanted:
     fields = fields_of(config, lambda column: _needs_hint(config, column))
     paths = read_paths(config, fields)
-    named = {f"o{index}": config.order_name(name) for index, name in enumerate(config.order.fields)}
-    if config.time.field is not None:
-        named[RAW_TIME] = config.time.field
-    free = {raw: tuple(name.split(".")) for raw, name in named.items() if fields.named(name) is None}
+    free = free_paths(config, lambda _, name: tuple(name.split(".")))
+    free = {raw: path for raw, path in free.items() if fields.named(".".join(path)) is None}
     for path in free.values():
         if len(path) == 1 and path[0] in _STRUCTURE:
             raise InvalidInput(f"field {path[0]!r} of order or time is an object; name a field of it: {path[0]}.ts_ms")
@@ -284,7 +281,7 @@ def _raw(wanted: _Wanted, opened: DataFrame) -> DataFrame:
     texts |= _key_texts(wanted)
     for raw, path in wanted.free.items():
         text = F.when(_is_flat(), wanted.flat.get(F.col("flat"), path)).otherwise(_body(wanted, path))
-        texts[raw] = text if raw == RAW_TIME or is_sequence(wanted.config) else unmarked(text)
+        texts[raw] = free_text(wanted.config, raw, text)
     time_field = wanted.fields.named(wanted.config.time.field or "")
     if time_field is not None:
         texts[RAW_TIME] = texts[time_field.raw]

@@ -63,7 +63,7 @@ def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
         unmarked(shape.get(row, _OPERATION)).alias("operation"),
         unmarked(shape.get(row, _RECORD_TYPE)).alias("record_type"),
         *[shape.get(row, path).alias(name) for name, path in paths.items()],
-        *[free_text(config, shape, row, name, path) for name, path in free.items()],
+        *[free_text(config, name, shape.get(row, path)).alias(name) for name, path in free.items()],
         *([fields_in(F.col(LINE)).alias(ROW_FIELDS)] if config.source.missing_field == "unchanged" else []),
         *[
             text.alias(name)

@@ -77,7 +77,7 @@ def json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     frame = parsed_lines(config, lines, shape).select(
         *line_columns(config),
         *[shape.get(row, path).alias(name) for name, path in paths.items()],
-        *[free_text(config, shape, row, name, path) for name, path in free.items()],
+        *[free_text(config, name, shape.get(row, path)).alias(name) for name, path in free.items()],
         *([fields_in(F.col(LINE)).alias(ROW_FIELDS)] if config.source.missing_field == "unchanged" else []),
         *[text.alias(name) for name, text in rest_of_json(config, fields, all_marked(F.col(LINE))).items()],
         F.when(is_lost, F.lit("key")).when(F.col("odd"), F.lit("value")).alias(FAULT_KIND),
@@ -131,11 +131,10 @@ def free_paths(
     return {**found, RAW_TIME: path_of(config, config.time.field)} if config.time.field else found
 
 
-def free_text(config: CollectionConfig, shape: Shape, row: SparkColumn, name: str, path: Path) -> SparkColumn:
+def free_text(config: CollectionConfig, name: str, text: SparkColumn) -> SparkColumn:
     """The text of one of `free_paths`; `RAW_TIME` keeps its mark, as the columns and typed orders do."""
-    found = shape.get(row, path)
     is_typed = name == RAW_TIME or (is_sequence(config) and name != MARKER)
-    return (found if is_typed else unmarked(found)).alias(name)
+    return text if is_typed else unmarked(text)
 
 
 def order_of(config: CollectionConfig, fields: Fields) -> tuple[OrderField, ...]:

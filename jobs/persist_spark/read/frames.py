@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -101,13 +101,8 @@ def named_failures(location: Location) -> Iterator[None]:
     Raises `ReadTooSlow` if GC has deleted a file meanwhile, `CorruptArtifact` for a damaged or missing one, and
     `InvariantViolation` for a count that is not possible. Other errors of Spark stay what they are.
     """
-    opened = location if isinstance(location, OpenLocation) else open_location(location)
-    try:
-        with named_damage(opened.blob, PersistClient(opened)):
-            yield
-    finally:
-        if opened is not location:
-            opened.close()
+    with _opened(location) as opened, named_damage(opened.blob, PersistClient(opened)):
+        yield
 
 
 def errors(
@@ -256,8 +251,7 @@ def _open(
     schema: int | None = None,
     generation: int | None = None,
 ) -> Iterator[_Reading]:
-    opened = location if isinstance(location, OpenLocation) else open_location(location)
-    try:
+    with _opened(location) as opened:
         client = PersistClient(opened)
         state = in_schema(client.state(shard), schema)
         high = check_as_of(state, through)
@@ -275,9 +269,11 @@ def _open(
             pairs = list(zip(batches, manifests, strict=True))
             with named_damage(opened.blob, client):
                 yield _Reading(spark, client, state, schema_of(state), pairs, low, high)
-    finally:
-        if opened is not location:
-            opened.close()
+
+
+def _opened(location: Location) -> AbstractContextManager[OpenLocation]:
+    """The location, which is closed at the end unless the caller had opened it."""
+    return nullcontext(location) if isinstance(location, OpenLocation) else open_location(location)
 
 
 def _manifests_of(client: PersistClient, batches: Sequence[HollowBatch]) -> list[BatchManifest]:

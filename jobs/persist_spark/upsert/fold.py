@@ -91,7 +91,7 @@ class Fold:
 
         planned = Planned(updates, updates.columns, outcome)
         blob, attempt = self.before.client.blob, self.before.client.ids.uuid7()
-        files, _, _ = stage_files(
+        files, _ = stage_files(
             blob, self.before.description.shard, attempt, self.before.schema, lambda _: planned, check=lambda _: None
         )
         return [replace(each, is_sorted=True) for each in artifacts_of(blob, self.before.schema, files, operator)]

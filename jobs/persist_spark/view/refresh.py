@@ -96,8 +96,7 @@ def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> 
     anything is staged; `RunFailed` (evaluation failed), `TooManyUpdates` after. Nothing is committed in any case.
     """
     config = spec.config
-    if not isinstance(config, ViewConfig):
-        raise InvalidInput(f"job spec of {config.name}: found a {type(config).__name__}, expected a view")
+    assert isinstance(config, ViewConfig)
     client, description = PersistClient(location), spec.description
     if spec.dry_run_as_of is not None:
         frozen = ShardSource(client, config).frozen_at(spec.dry_run_as_of)
