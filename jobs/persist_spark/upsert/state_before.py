@@ -1,4 +1,4 @@
-"""The operator state that a batch starts from: what of it the batch reads, and what its full states keep."""
+"""The operator state that a batch starts from, and what of it the batch reads (`persist_spark.upsert.stash`)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from persist_spark.upsert.state_files import StateFiles
 
 @dataclass(frozen=True)
 class StateBefore:
-    """The operator state that a batch starts from: what of it the batch reads, and what its full states keep."""
+    """The operator state that a batch starts from. `order`: the type of the records' order."""
 
     spark: SparkSession
     client: PersistClient
