@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from persist_core.clock import Clock, SystemClock
+from persist_core.clock import SystemClock
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.spark_job.process import ENV_CONNECT_TIMEOUT
 from persist_spark.compat import CLONES_SESSIONS, ENGINE_ERRORS, HAS_NEW_SESSION, SPARK_VERSION, is_connect
@@ -65,7 +65,7 @@ def connect_timeout_s(environment: Mapping[str, str]) -> float:
     return seconds
 
 
-def wait_for_server(url: str, timeout_s: float, clock: Clock | None = None) -> None:
+def wait_for_server(url: str, timeout_s: float) -> None:
     """Return as soon as the server at `url` (`sc://host:port/...`) accepts connections and speaks its protocol.
 
     Raises `RunFailed` after `timeout_s`. Makes no session in the server.
@@ -73,8 +73,7 @@ def wait_for_server(url: str, timeout_s: float, clock: Clock | None = None) -> N
     import grpc
     from pyspark.sql.connect.client import DefaultChannelBuilder
 
-    clock = clock or SystemClock()
-    address = urlsplit(url).netloc
+    clock, address = SystemClock(), urlsplit(url).netloc
     start_ms = clock.now_ms()
     channel = DefaultChannelBuilder(url).toChannel()
     try:

@@ -10,9 +10,8 @@ byte is read back once, `THREADS` files at a time (figures: docs/benchmarks.md),
 from __future__ import annotations
 
 import hashlib
-import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,11 +51,11 @@ _ERR_COLUMNS = (ERR_KIND, ERR_MESSAGE, ERR_POSITION, ERR_KEY, ERR_PAYLOAD, TIME,
 
 @dataclass(frozen=True)
 class Footer:
-    """A footer's facts: the number of rows, `None` if it could not be read; the range of their keys; the latest time,
+    """A footer's facts: the number of rows; the range of their keys; the latest time,
     of a version the time of its end; the earliest time; whether a row may have inherited values; the bytes behind its
     pages, and their digest."""
 
-    rows: int | None = None
+    rows: int
     keys: KeyRange = EVERYTHING
     last_time: int | None = None
     first_time: int | None = None
@@ -65,39 +64,39 @@ class Footer:
 
 
 def footers_of(blob: Blob, files: Sequence[BlobMetadata], schema: CollectionSchema) -> list[Footer]:
-    """The footer of each file, in their order; of each nothing is known if the store can only read whole values.
+    """The footer of each file, in their order.
 
     Raises `CorruptArtifact` for a file that is missing, is not Parquet, or has other field ids than `schema`.
     """
-    if blob.uri.startswith("file:"):
-        return [_footer(file, lambda file: blob.uri_of(file.key).removeprefix("file://"), schema) for file in files]
-    if not isinstance(blob, RangeReader):
-        return [Footer()] * len(files)
-    ends: RangeReader = blob
-    return side_by_side(lambda file: _footer(file, lambda file: _opened(ends, file), schema), files, threads=THREADS)
+    threads = 1 if blob.uri.startswith("file:") else THREADS
+    return side_by_side(lambda file: _footer(blob, file, schema), files, threads=threads)
 
 
 def read_rows(blob: Blob, file: BlobMetadata, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
     """These columns of a file that was just staged, at most `rows` rows at a time. Fetches no other columns."""
-    source: str | io.RawIOBase | io.BytesIO
-    if blob.uri.startswith("file:"):
-        source = blob.uri_of(file.key).removeprefix("file://")
-    else:
-        source = _opened(blob, file) if isinstance(blob, RangeReader) else io.BytesIO(blob.get(file.key) or b"")
-    with pq.ParquetFile(source) as opened:
+    with pq.ParquetFile(_opened(blob, file)) as opened:
         for batch in opened.iter_batches(rows, columns=list(columns)):
             yield pa.Table.from_batches([batch])
 
 
-def _footer(
-    file: BlobMetadata, source: Callable[[BlobMetadata], str | io.RawIOBase], schema: CollectionSchema
-) -> Footer:
+def local_path(blob: Blob, key: str) -> Path | None:
+    """The path of a file in a blob store that is a folder."""
+    return Path(blob.uri_of(key).removeprefix("file://")) if blob.uri.startswith("file:") else None
+
+
+def _range(blob: Blob, file: BlobMetadata, start: int, size_bytes: int) -> bytes:
+    """Some bytes of a file on S3, the only other store that Spark reaches; fewer if it is shorter, or gone."""
+    assert isinstance(blob, RangeReader)
+    return blob.get_range(file.key, start, size_bytes) or b""
+
+
+def _footer(blob: Blob, file: BlobMetadata, schema: CollectionSchema) -> Footer:
     try:
-        opened = source(file)
+        opened = _opened(blob, file)
         metadata = pq.read_metadata(opened)
         check_field_ids(metadata.schema.to_arrow_schema(), schema)
         times = (_last_time(metadata), _first_time(metadata))
-        with Path(opened).open("rb") if isinstance(opened, str) else nullcontext(opened) as whole:
+        with opened.open("rb") if isinstance(opened, Path) else nullcontext(opened) as whole:
             index = index_of(metadata, whole)
         return Footer(metadata.num_rows, _keys(metadata, schema.key), *times, _inherits(metadata), index)
     except (OSError, ValueError) as error:
@@ -110,40 +109,39 @@ def end_digests_of(blob: Blob, ends: Sequence[tuple[BlobMetadata, int]]) -> list
 
 
 def _end(blob: Blob, file: BlobMetadata, size_bytes: int) -> bytes:
-    start = file.size_bytes - size_bytes
-    if isinstance(blob, RangeReader):
-        return blob.get_range(file.key, start, size_bytes) or b""
-    if not blob.uri.startswith("file:"):
-        return (blob.get(file.key) or b"")[start:]
-    with Path(blob.uri_of(file.key).removeprefix("file://")).open("rb") as source:
+    start, path = file.size_bytes - size_bytes, local_path(blob, file.key)
+    if path is None:
+        return _range(blob, file, start, size_bytes)
+    with path.open("rb") as source:
         source.seek(start)
         return source.read()
 
 
+def _statistics(metadata: pq.FileMetaData, path: str) -> list[Any] | None:
+    """The statistics of a column, by row groups; `None` if the file does not have it."""
+    place = next((i for i in range(metadata.num_columns) if metadata.schema.column(i).path == path), None)
+    groups = range(metadata.num_row_groups)
+    return None if place is None else [metadata.row_group(number).column(place).statistics for number in groups]
+
+
 def _keys(metadata: pq.FileMetaData, key: Sequence[Column]) -> KeyRange:
     """The range of the keys, by the statistics of the row groups."""
-    places = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
-    if not key or any(column.name not in places for column in key):
+    columns = [found for column in key if (found := _statistics(metadata, column.name)) is not None]
+    if not key or len(columns) < len(key):
         return EVERYTHING
-    ranges = []
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        statistics = [group.column(places[column.name]).statistics for column in key]
-        if any(each is None or not each.has_min_max for each in statistics):
-            return EVERYTHING
-        lowest, highest = [each.min_raw for each in statistics], [each.max_raw for each in statistics]
-        ranges.append(range_of_statistics(lowest, highest, key))
+    groups = list(zip(*columns, strict=True))
+    if any(each is None or not each.has_min_max for group in groups for each in group):
+        return EVERYTHING
+    ranges = [range_of_statistics([e.min_raw for e in group], [e.max_raw for e in group], key) for group in groups]
     return spanning(ranges)
 
 
 def _last_time(metadata: pq.FileMetaData) -> int | None:
-    places = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
+    columns = [found for name in (ENDED, TIME) if (found := _statistics(metadata, name)) is not None]
     latest = []
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        names = [name for name in (ENDED, TIME) if name in places]
-        statistics = [group.column(places[name]).statistics for name in names]
-        while statistics and statistics[0] is not None and statistics[0].null_count == group.num_rows:
+    for number, statistics in enumerate(map(list, zip(*columns, strict=True))):
+        rows = metadata.row_group(number).num_rows
+        while statistics and statistics[0] is not None and statistics[0].null_count == rows:
             statistics.pop(0)  # no version in it has ended
         if not statistics or statistics[0] is None or not statistics[0].has_min_max:
             return None
@@ -152,11 +150,8 @@ def _last_time(metadata: pq.FileMetaData) -> int | None:
 
 
 def _first_time(metadata: pq.FileMetaData) -> int | None:
-    place = next((i for i in range(metadata.num_columns) if metadata.schema.column(i).path == TIME), None)
-    if place is None:
-        return None
-    found = [metadata.row_group(number).column(place).statistics for number in range(metadata.num_row_groups)]
-    if any(each is None or not each.has_min_max or each.null_count for each in found):
+    found = _statistics(metadata, TIME)
+    if found is None or any(each is None or not each.has_min_max or each.null_count for each in found):
         return None
     return min((int(each.min_raw) for each in found), default=None)
 
@@ -167,11 +162,14 @@ def _inherits(metadata: pq.FileMetaData) -> bool:
     return any(each.statistics is None or each.statistics.null_count != each.num_values for each in found)
 
 
-def _opened(blob: RangeReader, file: BlobMetadata) -> RangeFile:
-    """A file for a Parquet reader. Its end is fetched first, and the rest only if it is read."""
+def _opened(blob: Blob, file: BlobMetadata) -> Path | RangeFile:
+    """A file for a Parquet reader. On S3 its end is fetched first, and the rest only if it is read."""
+    path = local_path(blob, file.key)
+    if path is not None:
+        return path
 
     def fetch(start: int, size_bytes: int) -> bytes:
-        data = blob.get_range(file.key, start, size_bytes) or b""
+        data = _range(blob, file, start, size_bytes)
         if len(data) != size_bytes:
             raise OSError(f"{len(data)} of {size_bytes} bytes at {start} are stored")
         return data
@@ -213,21 +211,17 @@ def check_size(file: BlobMetadata, size_bytes: int) -> None:
 
 def _chunks(blob: Blob, file: BlobMetadata) -> Iterator[bytes]:
     """The bytes of a file, to its listed size at most; nothing for a file that is gone."""
-    if blob.uri.startswith("file:"):
-        try:
-            with Path(blob.uri_of(file.key).removeprefix("file://")).open("rb") as source:
-                while chunk := source.read(_CHUNK_BYTES):
-                    yield chunk
-        except FileNotFoundError:
+    path = local_path(blob, file.key)
+    if path is not None:
+        with suppress(FileNotFoundError), path.open("rb") as source:
+            while chunk := source.read(_CHUNK_BYTES):
+                yield chunk
+        return
+    for start in range(0, file.size_bytes, _CHUNK_BYTES):
+        chunk = _range(blob, file, start, min(_CHUNK_BYTES, file.size_bytes - start))
+        yield chunk
+        if not chunk:
             return
-    elif isinstance(blob, RangeReader):
-        for start in range(0, file.size_bytes, _CHUNK_BYTES):
-            chunk = blob.get_range(file.key, start, min(_CHUNK_BYTES, file.size_bytes - start)) or b""
-            yield chunk
-            if not chunk:
-                return
-    else:
-        yield blob.get(file.key) or b""
 
 
 def inserted_errs(blob: Blob, files: Sequence[BlobMetadata]) -> Iterator[Mapping[str, Any]]:

@@ -42,7 +42,6 @@ _PLACE = "_persist_place"
 _LIVING = "persist.living"  # of `INHERITED` that is read: the ids of the columns that the shard still has
 FIELD_ID = "parquet.field.id"  # of a column's metadata: Spark writes it as the field id of the Parquet column
 
-ERR_COLUMNS = (ERR_KIND, ERR_MESSAGE, ERR_KEY, ERR_PAYLOAD, ERR_POSITION)
 _ERR_TYPES: dict[str, T.DataType] = {
     ERR_KIND: T.StringType(),
     ERR_MESSAGE: T.StringType(),
@@ -50,6 +49,7 @@ _ERR_TYPES: dict[str, T.DataType] = {
     ERR_PAYLOAD: T.BinaryType(),
     ERR_POSITION: T.StringType(),
 }
+ERR_COLUMNS = tuple(_ERR_TYPES)
 _SIMPLE: dict[str, T.DataType] = {
     "boolean": T.BooleanType(),
     "int": T.IntegerType(),
@@ -70,6 +70,11 @@ def spark_type(type_name: str) -> T.DataType:
     """The Spark type of one of `persist_core.schema.SIMPLE_TYPES` or `decimal(p,s)`."""
     decimal = decimal_of(type_name)
     return T.DecimalType(*decimal) if decimal else _SIMPLE[type_name]
+
+
+def struct_of(kinds: Mapping[str, T.DataType]) -> T.StructType:
+    """Columns, all nullable, by their names."""
+    return T.StructType([T.StructField(name, kind) for name, kind in kinds.items()])
 
 
 def sql_type(type_name: str) -> str:
@@ -188,22 +193,26 @@ def places(fields: T.StructType) -> list[str]:
 
 def part_type(schema: CollectionSchema) -> T.StructType:
     """The columns that a reader sees of any part: the user's columns, time, diff, and the err columns."""
-    system = [T.StructField(TIME, T.LongType()), T.StructField(DIFF, T.LongType())]
-    return T.StructType(user_fields(schema) + system + [T.StructField(n, t) for n, t in _ERR_TYPES.items()])
+    return T.StructType([*user_fields(schema), *struct_of({TIME: T.LongType(), DIFF: T.LongType(), **_ERR_TYPES})])
 
 
 def order_type(schema: CollectionSchema) -> T.StructType:
     """The type of `ORDER` in a shard in `sequence` order, as `persist_core.schema.order_type` has it."""
-    cells = core.order_cells(schema)
-    return T.StructType([T.StructField(name, spark_type(column.type)) for name, column in cells.items()])
+    return struct_of({name: spark_type(column.type) for name, column in core.order_cells(schema).items()})
 
 
 def inherited_fields(schema: CollectionSchema) -> list[T.StructField]:
     """`INHERITED`, as `persist_core.schema.inherited_type` has it, if a column inherits."""
-    ordered = [] if schema.order is None else [T.StructField("ord", order_type(schema))]
-    entry = T.StructType([T.StructField("id", T.IntegerType()), T.StructField("known", T.BooleanType()), *ordered])
+    ordered = {} if schema.order is None else {"ord": order_type(schema)}
+    entry = struct_of({"id": T.IntegerType(), "known": T.BooleanType(), **ordered})
     living = {} if schema.version <= 1 else {_LIVING: [column.id for column in schema.values]}
     return [T.StructField(INHERITED, T.ArrayType(entry), metadata=living)] if schema.inherits else []
+
+
+def beside_fields(schema: CollectionSchema) -> list[T.StructField]:
+    """The columns of a part of oks that `part_type` does not have: the order of a row, and what it has inherited."""
+    ordered = [] if schema.order is None else [T.StructField(ORDER, order_type(schema))]
+    return [*ordered, *inherited_fields(schema)]
 
 
 def entries_sql(schema: CollectionSchema, wanted: Mapping[int | None, tuple[str, str, str]]) -> str:
@@ -224,14 +233,8 @@ def entries_sql(schema: CollectionSchema, wanted: Mapping[int | None, tuple[str,
 
 def records_type(schema: CollectionSchema, order: T.DataType) -> T.StructType:
     """The records frame whose order struct has the type `order`."""
-    system = [
-        T.StructField(OP, T.StringType()),
-        T.StructField(TIME, T.LongType()),
-        T.StructField(ORDER, order),
-        T.StructField(BAD_KEY, T.BinaryType()),
-    ]
-    errs = [T.StructField(n, t) for n, t in _ERR_TYPES.items()]
-    return T.StructType([*user_fields(schema), *system, *errs, *inherited_fields(schema)])
+    system = {OP: T.StringType(), TIME: T.LongType(), ORDER: order, BAD_KEY: T.BinaryType(), **_ERR_TYPES}
+    return T.StructType([*user_fields(schema), *struct_of(system), *inherited_fields(schema)])
 
 
 def known_records(
@@ -241,7 +244,7 @@ def known_records(
 
     `ORDER` is by the names of the fields of `order`, its type. Here any may be null.
     """
-    of_order = T.StructType([T.StructField(each.name, each.dataType) for each in cast(T.StructType, order).fields])
+    of_order = struct_of({each.name: each.dataType for each in cast(T.StructType, order)})
     of_frame = records_type(schema, of_order)
     cells = [{**row, ORDER: tuple(row[ORDER].get(name) for name in of_order.names)} for row in rows]
     return spark.createDataFrame([tuple(row.get(field.name) for field in of_frame.fields) for row in cells], of_frame)
@@ -250,13 +253,14 @@ def known_records(
 def with_texts(fields: T.StructType) -> T.StructType:
     """These fields, dates and timestamps as texts, to be cast: Python has no years before 1 or after 9999."""
     is_text = (T.DateType, T.TimestampType)
-    kinds = [(each.name, T.StringType() if isinstance(each.dataType, is_text) else each.dataType) for each in fields]
-    return T.StructType([T.StructField(name, kind) for name, kind in kinds])
+    return struct_of(
+        {each.name: T.StringType() if isinstance(each.dataType, is_text) else each.dataType for each in fields}
+    )
 
 
-def err_type(name: str) -> T.DataType:
-    """The Spark type of one of `ERR_COLUMNS`."""
-    return _ERR_TYPES[name]
+def no_err() -> list[str]:
+    """SQL: `ERR_COLUMNS` of a row that is not an err."""
+    return [f"CAST(NULL AS {kind.simpleString()}) AS {name}" for name, kind in _ERR_TYPES.items()]
 
 
 def _text(column: Column, value: SparkColumn) -> SparkColumn:

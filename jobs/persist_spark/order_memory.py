@@ -101,13 +101,9 @@ def facts_of(entries: Iterable[pa.Table], schema: CollectionSchema, first_time: 
     return OrderFacts(_highest(found[FLOOR]), _highest(found[FORGOTTEN]), tuple(rising), has_bad_keys)
 
 
-def _order_columns(schema: CollectionSchema) -> Sequence[Column]:
-    return tuple(order_cells(schema).values())
-
-
 def values_of(order: OrderKey, schema: CollectionSchema) -> Order:
     """The order as Python's values; dates and timestamps as texts."""
-    columns = zip(order, _order_columns(schema), strict=True)
+    columns = zip(order, order_cells(schema).values(), strict=True)
     return tuple(None if scalar is None else value_at(scalar, column) for scalar, column in columns)
 
 
@@ -119,7 +115,7 @@ def _highest(orders: Sequence[tuple[OrderKey, int]]) -> tuple[OrderKey, int] | N
 def _highest_row(rows: pa.Table, schema: CollectionSchema) -> list[tuple[OrderKey, int]]:
     if not len(rows):
         return []
-    columns = _order_columns(schema)
+    columns = order_cells(schema).values()
     for place in range(len(columns)):
         rows = _where_highest(rows, pc.struct_field(rows[ORDER], [place]))
     row = _where_highest(rows, rows[TIME]).slice(0, 1)

@@ -24,7 +24,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pyspark
@@ -57,14 +56,6 @@ _PLAIN_KEYS = "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider"
 _TEMPORARY_KEYS = "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider"
 _NEED_AWS_CHAIN = ("AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE")
 _NEEDED_CLASSES = ("org.apache.hadoop.fs.s3a.S3AFileSystem", _COMMITTER_CLASS)
-
-
-@dataclass(frozen=True)
-class Completed:
-    """The files that the driver made visible, as `_SUCCESS` says."""
-
-    files: int
-    size_bytes: int
 
 
 def is_s3(uri: str) -> bool:
@@ -162,18 +153,19 @@ def check_commit(blob: Blob, prefix: str, sizes: Mapping[str, int]) -> None:
         return
     key = f"{prefix}/{SUCCESS}"
     committed = _committed(blob.get(key), key)
-    found = Completed(len(sizes), sum(sizes.values()))
+    found = (len(sizes), sum(sizes.values()))
     if found != committed:
         raise InvariantViolation(
-            f"{prefix}: the folder holds {found.files} files of {found.size_bytes} bytes; the driver committed"
-            f" {committed.files} of {committed.size_bytes} bytes. Nothing was committed to the shard: try again under a"
+            f"{prefix}: the folder holds {found[0]} files of {found[1]} bytes; the driver committed"
+            f" {committed[0]} of {committed[1]} bytes. Nothing was committed to the shard: try again under a"
             " new attempt, and find out what else writes there"
         )
     blob.delete(key)
 
 
-def _committed(data: bytes | None, key: str) -> Completed:
-    """The contents of a `_SUCCESS` of the magic committer; `InvariantViolation` for any other."""
+def _committed(data: bytes | None, key: str) -> tuple[int, int]:
+    """The files that the driver made visible, and their bytes, as a `_SUCCESS` of the magic committer says;
+    `InvariantViolation` for any other."""
     try:
         body: dict[str, Any] = json.loads(data or b"{}")
         committer = body.get("committer")
@@ -188,4 +180,4 @@ def _committed(data: bytes | None, key: str) -> Completed:
             " committed to the shard: no other committer is safe on S3; remove settings that name one"
             " (fs.s3a.committer, spark.sql.sources.commitProtocolClass)"
         )
-    return Completed(files, size_bytes)
+    return files, size_bytes

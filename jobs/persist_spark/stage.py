@@ -17,8 +17,8 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -67,13 +67,6 @@ _WRITE_OPTIONS = {
 }
 
 
-class Stats(Protocol):
-    """The report of a run, for the manifest."""
-
-    def to_json(self) -> dict[str, int]:
-        """Plain numbers by name."""
-
-
 @dataclass(frozen=True)
 class StateRows:
     """How many rows of an operator's state a batch writes, and how many there are after it, earlier deltas included."""
@@ -82,56 +75,38 @@ class StateRows:
     held: int
 
 
-class Written(Protocol):
-    """Counts of the action that wrote files: rows by kind."""
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """Counts of the action that wrote files. `state_rows`: by operator.
 
-    @property
-    def is_discarded(self) -> bool:
-        """True if what was written must be discarded."""
+    Of a batch: `rows_digest`, an order-independent digest of all updates, for `contents.batch.contents_digest`;
+    `report`, plain numbers by name, and `warnings` of the run, for the manifest. `is_discarded`: what was written must
+    be discarded.
+    """
 
-    @property
-    def counts(self) -> BatchCounts:
-        """Updates by kind."""
-
-    @property
-    def state_rows(self) -> Mapping[str, StateRows]:
-        """The rows of each operator's state, by operator."""
-
-
-class Counted(Written, Protocol):
-    """Counts of the action that wrote a batch, with an order-independent digest of all updates."""
-
-    @property
-    def rows_digest(self) -> str:
-        """For `persist_core.contents.batch.contents_digest`."""
-
-    @property
-    def stats(self) -> Stats:
-        """The report of the run."""
-
-    @property
-    def warnings(self) -> tuple[BatchWarning, ...]:
-        """Warnings of the run."""
+    counts: BatchCounts
+    state_rows: Mapping[str, StateRows] = field(default_factory=dict)
+    rows_digest: str = ""
+    report: Mapping[str, int] = field(default_factory=dict)
+    warnings: tuple[BatchWarning, ...] = ()
+    is_discarded: bool = False
 
 
-C = TypeVar("C", bound=Counted)
 W = TypeVar("W", bound=Written)
-Counts = TypeVar("Counts", bound=Written, covariant=True)
 
 
-class Planned(Protocol[Counts]):
-    """A batch as one DataFrame for exactly one action; then `outcome` says what that counted."""
+@dataclass(frozen=True)
+class Planned(Generic[W]):
+    """A batch as one DataFrame for exactly one action.
 
-    @property
-    def updates(self) -> DataFrame:
-        """The part columns, the columns of operators' state, and `PART`."""
+    `updates` has the part columns, the columns of operators' state, and `PART`. `columns`: their names, which a Spark
+    Connect server finds out by analyzing the whole plan. `outcome`: the counts of the action on a frame made of
+    `updates`; call it only after the action has succeeded: it waits for them.
+    """
 
-    @property
-    def columns(self) -> Sequence[str]:
-        """Their names, which a Spark Connect server finds out by analyzing the whole plan."""
-
-    def outcome(self, written: DataFrame) -> Counts:
-        """The counts of the action on `written`, made of `updates`; call it only after the action has succeeded."""
+    updates: DataFrame
+    columns: Sequence[str]
+    outcome: Callable[[DataFrame], W]
 
 
 @dataclass(frozen=True)
@@ -158,9 +133,9 @@ def stage(
     description: BatchDescription,
     schema: CollectionSchema,
     attempt: str,
-    plan: Callable[[C | None], Planned[C]],
+    plan: Callable[[W | None], Planned[W]],
     *,
-    check: Callable[[C], None],
+    check: Callable[[W], None],
     kept: Callable[[], Mapping[str, tuple[StateArtifact, ...]]] = dict,
     noticed: tuple[BatchWarning, ...] = (),
 ) -> BatchManifest:
@@ -172,14 +147,14 @@ def stage(
     are warnings about no row. `attempt` must be unused. Raises what `check` raises, `InvariantViolation`, and errors of
     Spark (see `persist_spark.read.damage.named_damage`); no manifest is written then.
     """
-    files, _, outcome = stage_files(blob, description.shard, attempt, schema, plan, check=check)
+    files, outcome = stage_files(blob, description.shard, attempt, schema, plan, check=check)
     kinds = {kind.value for kind in PartKind}
     errs = [BlobMetadata(file.key, file.size_bytes) for file in files if file.kind == PartKind.ERRS]
     parts = tuple(file.part() for file in files if file.kind in kinds)
     manifest = replace(
         manifest_for(description, schema, parts, outcome.counts, rows=outcome.rows_digest),
         operators=dict(_states(blob, description, schema, files, outcome, kept())),
-        stats=outcome.stats.to_json(),
+        stats=outcome.report,
         warnings=(*outcome.warnings, *noticed),
         err_groups=grouped(inserted_errs(blob, errs), MAX_GROUPS),
     )
@@ -195,7 +170,7 @@ def stage_files(
     plan: Callable[[W | None], Planned[W]],
     *,
     check: Callable[[W], None],
-) -> tuple[list[StagedFile], Planned[W], W]:
+) -> tuple[list[StagedFile], W]:
     """Write the files of an attempt, without a manifest: what they hold is what the action counted. Arguments and
     errors: as for `stage`."""
     prefix = attempt_prefix(shard, attempt)
@@ -210,7 +185,7 @@ def stage_files(
     files = _described(planned.updates.sparkSession, blob, prefix, listed, schema)
     check_rows(files, outcome, prefix)
     blob.make_durable(f"{prefix}/")
-    return files, planned, outcome
+    return files, outcome
 
 
 def _write(
@@ -266,11 +241,10 @@ def check_rows(files: list[StagedFile], outcome: Written, prefix: str) -> None:
         **{operator: rows.written for operator, rows in outcome.state_rows.items()},
     }
     for kind in sorted({*expected, *(file.kind for file in files)}):
-        counted = [file.footer.rows for file in files if file.kind == kind]
-        known = [rows for rows in counted if rows is not None]
-        if len(known) == len(counted) and sum(known) != expected.get(kind, 0):
+        held, counted = sum(file.footer.rows for file in files if file.kind == kind), expected.get(kind, 0)
+        if held != counted:
             raise InvariantViolation(
-                f"{prefix}: the {kind} files hold {sum(known)} rows; the action counted {expected.get(kind, 0)}."
+                f"{prefix}: the {kind} files hold {held} rows; the action counted {counted}."
                 " Nothing was committed: try again under a new attempt"
             )
 
@@ -307,7 +281,7 @@ def _states(
     description: BatchDescription,
     schema: CollectionSchema,
     files: list[StagedFile],
-    outcome: Counted,
+    outcome: Written,
     kept: Mapping[str, tuple[StateArtifact, ...]],
 ) -> Iterator[tuple[str, OperatorState]]:
     """The state of each operator that has any after the batch: in full, or what the batch adds to it."""

@@ -151,7 +151,7 @@ class NeverMaintained:
         }
 
     def _records(self, events: Path) -> DataFrame:
-        err = [F.lit(None).cast(frame.err_type(name)).alias(name) for name in frame.ERR_COLUMNS]
+        err = [F.expr(sql) for sql in frame.no_err()]
         order = F.struct(
             F.lit(events.name).alias("file"),
             F.lit(0).cast("bigint").alias("block"),

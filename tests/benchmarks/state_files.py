@@ -35,7 +35,7 @@ def records(spark: SparkSession, schema: CollectionSchema, first: int, count: in
     block = F.lit(0).cast("bigint").alias("block")
     order = F.struct(*[F.col("id").alias(n) for n in names], F.lit("f").alias("file"), block, F.col("id").alias("row"))
     at = F.lit(None) if not ahead else F.lit(ahead) + F.pmod(F.xxhash64("id"), F.lit(DAYS)) * DAY
-    err = [F.lit(None).cast(frame.err_type(name)).alias(name) for name in frame.ERR_COLUMNS]
+    err = [F.expr(sql) for sql in frame.no_err()]
     cells = [F.lit(op).alias(frame.OP), at.cast("bigint").alias(TIME), order.alias(frame.ORDER)]
     value = F.concat(F.lit("name of "), F.col("id")).alias("name")
     return rows.select("id", value, *cells, F.lit(None).cast("binary").alias(frame.BAD_KEY), *err)

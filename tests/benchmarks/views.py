@@ -173,7 +173,7 @@ class World:
             F.lit(None).cast("bigint").alias("_persist_time"),
             order.alias(frame.ORDER),
             F.lit(None).cast("binary").alias(frame.BAD_KEY),
-            *[F.lit(None).cast(frame.err_type(name)).alias(name) for name in frame.ERR_COLUMNS],
+            *map(F.expr, frame.no_err()),
         )
 
     def refresh(self, view: ViewConfig) -> dict[str, int]:

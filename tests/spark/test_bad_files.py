@@ -60,6 +60,7 @@ BAD: dict[str, Callable[[], bytes]] = {
     "cut.json.bz2": lambda: bz2.compress(lines(50, 500))[:-20],
     "no zstd.json.zst": lambda: lines(50),
     "cut.json.zst": lambda: zstandard.compress(lines(50, 500))[:-20],
+    "cut, too short to be packed.json.zst": lambda: zstandard.compress(noisy(16))[:-30],
     "gzip without its suffix.json": lambda: gzip.compress(lines(50)),
     "gzip twice.json.gz": lambda: gzip.compress(gzip.compress(lines(50))),
     "zstd twice.json.gz": lambda: gzip.compress(zstandard.compress(lines(50))),
@@ -92,7 +93,7 @@ def test_one_commit_without_bad_files_of_each_kind_and_they_heal(spark: SparkSes
     ended = "Compressed file ended before the end-of-stream marker was reached"
     assert reasons["cut, found by Spark.json.gz"] == reasons["cut, found by the job.json.gz"] == ended
     assert reasons["no gzip.json.gz"].startswith("Not a gzipped file")
-    assert reasons["cut.json.zst"] == "the zstd data end before their last frame does"
+    assert reasons["cut.json.zst"] == reasons["cut, too short to be packed.json.zst"] == "Truncated compressed stream"
     assert reasons["gzip without its suffix.json"].startswith(
         "it holds gzip where text is expected; give it the suffix"
     )

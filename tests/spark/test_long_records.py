@@ -140,7 +140,7 @@ def test_a_zstd_file_that_is_cut_off_is_named(tmp_path: Path, cut: int) -> None:
     """The library ends without an error there: half of the file would be copied for Spark before 4.3."""
     path = tmp_path / "a.jsonl.zst"
     path.write_bytes(PACKERS[".zst"](b'{"id": 1}\n' * 100_000)[:-cut])
-    with pytest.raises(UnreadableFiles, match=r"a\.jsonl\.zst: .*zstd"):
+    with pytest.raises(UnreadableFiles, match=r"a\.jsonl\.zst: Truncated compressed stream"):
         long_records(access_to(tmp_path).feed, [input_file(path)], MIB)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -31,7 +30,6 @@ from persist_core.schema import CollectionSchema, Column
 from persist_spark import stage
 from persist_spark.footers import Footer, footers_of
 from persist_spark.frame import ERR_COLUMNS, part_type, with_field_ids
-from persist_spark.upsert.outcome import Outcome
 from tests.oracle.upsert import (
     TOMBSTONE,
     TRUNCATE,
@@ -217,7 +215,7 @@ def test_hostile_column_names_are_only_names(spark: SparkSession, tmp_path: Path
 
 
 def test_rows_that_nobody_counted_fail_the_run() -> None:
-    outcome = Outcome(Counter(insertions=1), is_thorough=False)
+    outcome = stage.Written(counts=BatchCounts(insertions=1))
     names = ("task", "speculative-task")
     files = [stage.StagedFile("insertions", f"x/{name}.parquet", 10, "", Footer(1), ONE_KEY) for name in names]
     stage.check_rows(files[:1], outcome, "x")

@@ -20,7 +20,7 @@ from persist_core.contents.operator_state import StateArtifact, chain_digest, to
 from persist_core.errors import CorruptArtifact
 from persist_core.keys import part_key
 from persist_core.schema import CollectionSchema, Column
-from persist_spark.upsert import batch, fold, look, stash
+from persist_spark.upsert import batch, fold, look, stash, state_before
 from tests.oracle.consolidate import UpsertDiff, as_of
 from tests.oracle.sequence import OrderMemory
 from tests.oracle.upsert import TOMBSTONE, Record, drain_sealed_input
@@ -277,7 +277,7 @@ def test_an_input_much_larger_than_the_stash_is_not_kept(
     large = shard.description(2 * DAY, input_bytes=look.MAX_LOOK_BYTES + 1)
     assert not stash.may_look(large)
     again = Record((1,), ("b",), 9 * DAY, (None, "g", 0, 0))
-    monkeypatch.setattr(stash, "look_at", None)
+    monkeypatch.setattr(state_before, "look_at", None)
     assert shard.write([again], large).stats["duplicates"] == 1, "the whole stash is read"
 
 

@@ -349,7 +349,7 @@ def test_the_difference_is_the_oracles(spark: SparkSession, persist_seed: int) -
     assert found == Counter({cells_text(u.row): u.diff for u in wanted if isinstance(u.row, tuple)})
     assert all(r[TIME] == 20 for r in installed.updates.collect())
     assert (outcome.after.rows, outcome.before.rows) == (60, sum(r[5] for r in persisted))
-    assert outcome.inserted - outcome.retracted == outcome.after.rows - outcome.before.rows
+    assert outcome.report["inserted"] - outcome.report["retracted"] == outcome.after.rows - outcome.before.rows
     assert outcome.counts.updates == len(wanted)
 
 

@@ -19,15 +19,13 @@ from codecs import BOM_UTF8
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql import types as T
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.sample.csv_records import null_text
 from persist_spark.decode.csv_files import BREAK, ESCAPES, Layout, has_odd_quotes
 from persist_spark.decode.encoding import Encoding
 from persist_spark.decode.files import LINE
-from persist_spark.decode.orders import order_of
-from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, row_op
+from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, order_of, row_op
 from persist_spark.decode.records import FAULT, FAULT_KIND, RawRecords, fields_of, line_columns
 from persist_spark.decode.rest import read_paths, rest_of_cells
 
@@ -49,10 +47,7 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
     null = null_text(config.source.format, config.source.null_value)
     texts = {field.raw for field in fields.all if field.column.type in ("string", "json")}
     at = {name: index for index, name in reversed(list(enumerate(layout.names)))}
-    row_type = T.StructType(
-        [T.StructField(f"c{i}", T.StringType()) for i in range(len(layout.names))]
-        + [T.StructField("odd", T.StringType())]
-    )
+    cells = ", ".join([*(f"c{i} STRING" for i in range(len(layout.names))), "odd STRING"])
     options = {
         "sep": config.source.delimiter,
         "quote": '"',
@@ -68,11 +63,11 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
         headers = [layout.header, BOM_UTF8 + layout.header]
         is_as_long = F.octet_length(F.col(LINE)).isin([len(header) for header in headers])  # of most lines all it takes
         kept = lines.where(~(is_as_long & F.col(LINE).cast("binary").isin(headers)))
-    row = F.from_csv(F.col(LINE), row_type.simpleString(), options)
+    row = F.from_csv(F.col(LINE), cells, options)
     # Spark keeps a field such as "x"y with its quotes, others read xy. A second reading skips such fields; only a line
     # with a quote between two other characters needs it.
     apart = "".join(f"\\x{{{ord(char):x}}}" for char in config.source.delimiter)
-    strict = F.from_csv(F.col(LINE), row_type.simpleString(), {**options, "unescapedQuoteHandling": "SKIP_VALUE"})
+    strict = F.from_csv(F.col(LINE), cells, {**options, "unescapedQuoteHandling": "SKIP_VALUE"})
     goes_on = F.col(LINE).rlike(f'[^{apart}]"[^"{apart}]') & ~strict.eqNullSafe(row)
     rows = kept.select(*line_columns(config), row.alias("row"), goes_on.alias("goes_on"))
     parsed = F.col("row")
@@ -101,7 +96,7 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
     )
     op = row_op(config, fields, has_marker=marker is not None and marker in at)
     encoding = Encoding.of(config, marked=False)
-    return RawRecords(frame, fields, _broken(layout, F.col(LINE)), encoding, order_of(config, fields), op.columns)
+    return RawRecords(frame, fields, _broken(layout, F.col(LINE)), encoding, order_of(config, fields), op)
 
 
 def _broken(layout: Layout, found: SparkColumn) -> SparkColumn:

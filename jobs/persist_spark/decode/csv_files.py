@@ -24,8 +24,7 @@ from pyspark.sql import functions as F
 from persist_core.config.collection import CollectionConfig
 from persist_core.sample.csv_records import csv_rows, open_field, whole_records
 from persist_core.sources.input_file import InputFile
-from persist_spark.decode.dms_names import FULL_LOAD
-from persist_spark.decode.files import Copies, ReadableFile, files_with
+from persist_spark.decode.files import FULL_LOAD, Copies, ReadableFile, files_with
 from persist_spark.decode.long_records import text_without
 from persist_spark.decode.plain import DMS_OP, LOAD_OPS, OPS, check_op
 from persist_spark.decode.unreadable import of_each

@@ -43,10 +43,8 @@ from persist_spark.decode.json import (
     has_escaped_noncharacters,
     parse_text,
     parsed,
-    unmarked,
 )
-from persist_spark.decode.orders import field_orders
-from persist_spark.decode.plain import ODD_JSON, not_read, parsed_lines
+from persist_spark.decode.plain import ODD_JSON, field_orders, free_paths, free_text, not_read, parsed_lines
 from persist_spark.decode.records import (
     FAULT,
     FAULT_KIND,
@@ -64,7 +62,7 @@ from persist_spark.decode.records import (
 )
 from persist_spark.decode.rest import all_marked, read_paths, rest_of_json
 from persist_spark.decode.unsent import ROW_FIELDS, fields_in, unsent
-from persist_spark.frame import DELETE, SKIP, TRUNCATE, UPSERT
+from persist_spark.frame import DELETE, SKIP, TRUNCATE, UPSERT, struct_of
 
 _STRUCTURE = ("before", "after", "source", "payload", "schema")  # objects of the format itself
 _BODY_OBJECTS = ("payload", "before", "after")
@@ -87,23 +85,11 @@ _NO_ROW = "' but after holds no row; in unwrapped records leave add.fields.prefi
 NOT_DEBEZIUM = (
     "neither a Debezium envelope (op) nor an unwrapped record (__op, __deleted); for plain rows set format: json"
 )
-_CONNECT_FIELD = T.StructType(
-    [
-        T.StructField("field", T.StringType()),
-        T.StructField("type", T.StringType()),
-        T.StructField("name", T.StringType()),
-        T.StructField("parameters", T.StructType([T.StructField("scale", T.StringType())])),
-    ]
-)
+_TEXT = T.StringType()
+_CONNECT_FIELD = {"field": _TEXT, "type": _TEXT, "name": _TEXT, "parameters": struct_of({"scale": _TEXT})}
 # A Connect schema, two levels deep: of an envelope the fields of `after`, of a flat record its own.
-_SCHEMA = T.StructType(
-    [
-        T.StructField(
-            "fields",
-            T.ArrayType(T.StructType([*_CONNECT_FIELD.fields, T.StructField("fields", T.ArrayType(_CONNECT_FIELD))])),
-        )
-    ]
-)
+_FIELDS = T.ArrayType(struct_of(_CONNECT_FIELD))
+_SCHEMA = struct_of({"fields": T.ArrayType(struct_of({**_CONNECT_FIELD, "fields": _FIELDS}))})
 
 
 @dataclass(frozen=True)
@@ -128,10 +114,8 @@ class _Wanted:
 def _wanted(config: CollectionConfig) -> _Wanted:
     fields = fields_of(config, lambda column: _needs_hint(config, column))
     paths = read_paths(config, fields)
-    named = {f"o{index}": config.order_name(name) for index, name in enumerate(config.order.fields)}
-    if config.time.field is not None:
-        named[RAW_TIME] = config.time.field
-    free = {raw: tuple(name.split(".")) for raw, name in named.items() if fields.named(name) is None}
+    free = free_paths(config, lambda _, name: tuple(name.split(".")))
+    free = {raw: path for raw, path in free.items() if fields.named(".".join(path)) is None}
     for path in free.values():
         if len(path) == 1 and path[0] in _STRUCTURE:
             raise InvalidInput(f"field {path[0]!r} of order or time is an object; name a field of it: {path[0]}.ts_ms")
@@ -189,7 +173,7 @@ def _opened(wanted: _Wanted, lines: DataFrame) -> DataFrame:
     value, key = document.get(row, ("value",)), document.get(row, ("key",))
     is_message = key.isNotNull() | value.isNotNull()
     for name in ("op", *_UNWRAPPED, *_BODY_OBJECTS):
-        is_message = is_message & document.object(row, name).isNull()
+        is_message = is_message & document.get(row, (name,)).isNull()
     is_odd = key.startswith("{") & has_escaped_noncharacters(key)  # then the key stands for the value: it is not read
     split = rows.select(
         *line_columns(wanted.config),
@@ -227,7 +211,7 @@ def _with_body(wanted: _Wanted, opened: DataFrame) -> DataFrame:
     document, text = F.col("document"), F.col("text")
     names = ("op", "before", "after", "source", *_CONTROL, *_UNWRAPPED)
     own = F.coalesce(*[wanted.document.get(document, (name,)) for name in _UNWRAPPED])
-    is_wrapped = own.isNull() & wanted.document.object(document, "payload").isNotNull()
+    is_wrapped = own.isNull() & wanted.document.get(document, ("payload",)).isNotNull()
     found = opened.withColumn("is_wrapped", is_wrapped)
     found = found.select("*", *[_body(wanted, (name,)).alias(name) for name in names])
     row = F.when(F.col("is_wrapped"), _member(exact_numbers(text), "payload")).otherwise(text)
@@ -240,9 +224,9 @@ def _with_body(wanted: _Wanted, opened: DataFrame) -> DataFrame:
         found = with_order_texts(found, wanted.source, wanted.flat, is_flat=_is_flat())
     if not wanted.is_hinted:
         return found
-    fields = wanted.document.object(document, "schema").getField("fields")
+    fields = wanted.document.get(document, ("schema",)).getField("fields")
     fields = F.when(~_is_flat() | F.col("is_wrapped"), fields)  # else it is a column of the row
-    of_key = wanted.key_document.object(F.col("message_key"), "schema").getField("fields")
+    of_key = wanted.key_document.get(F.col("message_key"), ("schema",)).getField("fields")
     return found.select(
         "*",
         F.when(_is_envelope(), _pick(fields, "after").getField("fields"))
@@ -254,13 +238,13 @@ def _with_body(wanted: _Wanted, opened: DataFrame) -> DataFrame:
 
 def _body(wanted: _Wanted, path: Path) -> SparkColumn:
     document = F.col("document")
-    inner = F.when(F.col("is_wrapped"), wanted.body.get(wanted.document.object(document, "payload"), path))
+    inner = F.when(F.col("is_wrapped"), wanted.body.get(wanted.document.get(document, ("payload",)), path))
     return inner.otherwise(wanted.document.get(document, path))
 
 
 def _member(text: SparkColumn, name: str) -> SparkColumn:
     """The text of a field of an object in JSON text; the last one of those with this name."""
-    return F.from_json(text, T.StructType([T.StructField(name, T.StringType())])).getField(name)
+    return F.from_json(text, struct_of({name: _TEXT})).getField(name)
 
 
 def _is_envelope() -> SparkColumn:
@@ -286,8 +270,7 @@ def _pick(fields: SparkColumn, name: str) -> SparkColumn:
 
 def _shallow(fields: SparkColumn) -> SparkColumn:
     """A schema's own fields without the fields within them."""
-    parts = [fields.getField(part.name) for part in _CONNECT_FIELD.fields]
-    return F.arrays_zip(*parts).cast(T.ArrayType(_CONNECT_FIELD))
+    return F.arrays_zip(*map(fields.getField, _CONNECT_FIELD)).cast(_FIELDS)
 
 
 def _raw(wanted: _Wanted, opened: DataFrame) -> DataFrame:
@@ -298,7 +281,7 @@ def _raw(wanted: _Wanted, opened: DataFrame) -> DataFrame:
     texts |= _key_texts(wanted)
     for raw, path in wanted.free.items():
         text = F.when(_is_flat(), wanted.flat.get(F.col("flat"), path)).otherwise(_body(wanted, path))
-        texts[raw] = text if raw == RAW_TIME or is_sequence(wanted.config) else unmarked(text)
+        texts[raw] = free_text(wanted.config, raw, text)
     time_field = wanted.fields.named(wanted.config.time.field or "")
     if time_field is not None:
         texts[RAW_TIME] = texts[time_field.raw]
@@ -376,7 +359,7 @@ def _key_texts(wanted: _Wanted) -> dict[str, SparkColumn]:
     """The key, from the message key if it has any of the key columns, else from `after`, else from `before`."""
     key, message_key = F.col("key"), F.col("message_key")
     paths = {field.raw: wanted.paths[field.raw] for field in wanted.fields.keys}
-    payload = wanted.key_document.object(message_key, "payload")
+    payload = wanted.key_document.get(message_key, ("payload",))
     inner = {raw: wanted.key_row.get(payload, path) for raw, path in paths.items()}
     outer = {raw: wanted.key_document.get(message_key, path) for raw, path in paths.items()}
     after = [wanted.row.get(F.col("after"), path) for path in paths.values()]

@@ -17,14 +17,12 @@ from persist_core.schema import Column
 from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.files import LINE
 from persist_spark.decode.json import Path, Shape, unmarked
-from persist_spark.decode.orders import field_orders
-from persist_spark.decode.plain import ODD_JSON, named_path, not_read, parsed_lines
+from persist_spark.decode.plain import ODD_JSON, field_orders, free_paths, free_text, named_path, not_read, parsed_lines
 from persist_spark.decode.records import (
     FAULT,
     FAULT_KIND,
     NO_PLACE,
     RAW_OP,
-    RAW_TIME,
     OrderField,
     RawRecords,
     fields_of,
@@ -49,14 +47,13 @@ def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     `metadata.`."""
     fields = fields_of(config)
     paths = {raw: ("data", *path) for raw, path in read_paths(config, fields).items()}
-    free = {f"o{i}": _placed(config, config.order_name(name)) for i, name in enumerate(config.order.fields)}
+    free = free_paths(config, _placed)
     is_auto = is_sequence(config) and config.order.by == "auto"
     if is_auto:
         free[_AUTO.raw] = _TIMESTAMP
         fields = replace(fields, orders=(_AUTO,))
-    own_time = {RAW_TIME: _placed(config, config.time.field)} if config.time.field else {}
     shape = Shape()
-    shape.need_all([*paths.values(), *free.values(), *own_time.values(), _OPERATION, _RECORD_TYPE])
+    shape.need_all([*paths.values(), *free.values(), _OPERATION, _RECORD_TYPE])
 
     rows, row = parsed_lines(config, lines, shape), F.col("row")
     texts = rows.select(
@@ -65,11 +62,8 @@ def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
         row.isNull().alias("lost"),
         unmarked(shape.get(row, _OPERATION)).alias("operation"),
         unmarked(shape.get(row, _RECORD_TYPE)).alias("record_type"),
-        *[shape.get(row, path).alias(name) for name, path in {**paths, **own_time}.items()],
-        *[
-            (shape.get(row, path) if is_sequence(config) else unmarked(shape.get(row, path))).alias(name)
-            for name, path in free.items()
-        ],
+        *[shape.get(row, path).alias(name) for name, path in paths.items()],
+        *[free_text(config, name, shape.get(row, path)).alias(name) for name, path in free.items()],
         *([fields_in(F.col(LINE)).alias(ROW_FIELDS)] if config.source.missing_field == "unchanged" else []),
         *[
             text.alias(name)

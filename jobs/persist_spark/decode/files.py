@@ -30,6 +30,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from persist_core.config.collection import CollectionConfig
 from persist_core.errors import InvalidInput, SourceChanged, StorageError
 from persist_core.keys import input_copy
 from persist_core.location.blob import Blob, FileTaker
@@ -40,7 +41,7 @@ from persist_spark import s3a
 from persist_spark.compat import READS_ZSTD_TEXT, is_valid_utf8
 from persist_spark.decode.long_records import TooLong, text_without
 from persist_spark.feed_access import FeedAccess
-from persist_spark.frame import passed
+from persist_spark.frame import passed, struct_of
 from persist_spark.read.damage import LOUD_OPTIONS, PATH_FILTER
 from persist_spark.read.parts import files_found, literal, only_of
 from persist_spark.session import use
@@ -71,11 +72,11 @@ INPUT_OPTIONS = {
 # Where the platform has set a length, Hadoop silently passes over longer lines. Ours are found before.
 _ALL_LINES = {"lineSep": "\n", "mapreduce.input.linerecordreader.line.maxlength": str(2**31 - 1)}
 _URI_PLAIN = frozenset("_-!.~'()*/;:@&=+$,")  # what java.net.URI does not escape in a path, besides letters and digits
-_TEXT, _LONG = T.StringType(), T.LongType()
-_FACTS = [T.StructField(FILE, _TEXT), T.StructField(DATE_MS, _LONG), T.StructField(NAME, _TEXT)]
-_PLACE = [T.StructField(BLOCK, _LONG), T.StructField(ROW, _LONG), T.StructField(BROKEN, T.BooleanType())]
-_LINE_FACTS = T.StructType([T.StructField("path", _TEXT), *_FACTS])
-NO_LINES = T.StructType([T.StructField(LINE, _TEXT), *_FACTS, *_PLACE])
+# The kinds of DMS's files, by their names: `LOAD0000000A.csv` is of a full load, any other one holds changes.
+FULL_LOAD = r"^LOAD[0-9A-F]+\."  # a name, also as a natural-sort key
+_FACTS = {FILE: T.StringType(), DATE_MS: T.LongType(), NAME: T.StringType()}
+_PLACE = {BLOCK: T.LongType(), ROW: T.LongType(), BROKEN: T.BooleanType()}
+NO_LINES = struct_of({LINE: T.StringType(), **_FACTS, **_PLACE})
 
 
 @dataclass(frozen=True)
@@ -260,7 +261,7 @@ def placed(spark: SparkSession, rows: DataFrame, files: Sequence[ReadableFile]) 
         known = [
             (uri, file.file.order, file.file.date_ms, file.file.relative) for file in files for uri in uris(file.path)
         ]
-        table = F.broadcast(spark.createDataFrame(known, _LINE_FACTS))
+        table = F.broadcast(spark.createDataFrame(known, struct_of({"path": T.StringType(), **_FACTS})))
         named = rows.join(table, "path", "left")
     lost = F.raise_error(F.concat(F.lit("Spark read a file that was not frozen: "), F.col("path")))
     return named.withColumn(FILE, F.coalesce(F.col(FILE), lost.cast("string")))
@@ -311,3 +312,18 @@ def _quoted(char: str) -> str:
     if unicodedata.category(char) in ("Zs", "Zl", "Zp", "Cc"):
         return "".join(f"%{byte:02X}" for byte in char.encode())
     return char
+
+
+def is_of_dms(config: CollectionConfig) -> bool:
+    """True for the formats of DMS's files."""
+    return config.source.format in ("dms-csv", "dms-parquet")
+
+
+def file_name() -> SparkColumn:
+    """The name of a record's file, as a natural-sort key without its zeros. A pattern would be slower."""
+    return F.substring_index(F.substring_index(FILE, " //", 1), "/", -1)
+
+
+def is_full_load() -> SparkColumn:
+    """True for a record of a full load."""
+    return file_name().startswith("LOAD") & file_name().rlike(FULL_LOAD)

@@ -26,6 +26,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_spark.compat import HAS_TRIM_CHARACTERS
+from persist_spark.frame import struct_of
 
 Path = tuple[str, ...]
 
@@ -49,6 +50,7 @@ _OPTIONS = {
     "allowNonNumericNumbers": "true",
 }
 _SENTINEL = "\ufdd1end"
+_END = struct_of({_SENTINEL: T.StringType()})
 
 
 @dataclass
@@ -80,7 +82,10 @@ class Shape:
         self.fields[name] = child
 
     def get(self, row: SparkColumn, path: Path) -> SparkColumn:
-        """The text at `path` of a row of this shape: null if it, or anything on the way, is missing or null."""
+        """The text at `path` of a row of this shape: null if it, or anything on the way, is missing or null.
+
+        Or the value that `put` needs there: for a shape a struct, which that shape's `get` reads.
+        """
         name, rest = path[0], path[1:]
         child = self.fields[name]
         found = row.getField(self._inner_name(name))
@@ -92,19 +97,13 @@ class Shape:
         again.need(rest)
         return again.get(parse_text(found, again), rest)
 
-    def object(self, row: SparkColumn, name: str) -> SparkColumn:
-        """The value that `put` needs under `name`: for a shape a struct, which that shape's `get` reads."""
-        return row.getField(self._inner_name(name))
-
     def json_type(self) -> T.StructType:
         """The type for `from_json`: the names as in the record."""
-        return T.StructType([T.StructField(n, _type(c, Shape.json_type)) for n, c in self.fields.items()])
+        return struct_of({name: _type(child, Shape.json_type) for name, child in self.fields.items()})
 
     def inner_type(self) -> T.StructType:
         """The struct under the names that `get` uses."""
-        return T.StructType(
-            [T.StructField(self._inner_name(n), _type(c, Shape.inner_type)) for n, c in self.fields.items()]
-        )
+        return struct_of({self._inner_name(name): _type(c, Shape.inner_type) for name, c in self.fields.items()})
 
     def has_clashes(self) -> bool:
         """True if names differ only in case, which Spark ignores: then rows must be cast to `inner_type`."""
@@ -174,8 +173,8 @@ def has_escaped_noncharacters(text: SparkColumn) -> SparkColumn:
 
 def envelope_type(shape: Shape) -> T.StructType:
     """The type of `envelope`: an array of the row and of a sentinel, and what `from_json` found odd."""
-    element = T.StructType([*shape.json_type().fields, T.StructField(_SENTINEL, T.StringType())])
-    return T.StructType([T.StructField("rows", T.ArrayType(element)), T.StructField("odd", T.StringType())])
+    element = T.StructType([*shape.json_type(), *_END])
+    return struct_of({"rows": T.ArrayType(element), "odd": T.StringType()})
 
 
 def envelope(line: SparkColumn, shape: Shape) -> SparkColumn:
@@ -190,7 +189,7 @@ def parsed(envelope: SparkColumn, shape: Shape) -> Parsed:
     is_whole = (F.size(rows) == 2) & F.get(rows, F.lit(1)).getField(_SENTINEL).isNotNull()
     row = F.when(is_whole, F.get(rows, F.lit(0)))
     if shape.has_clashes():
-        row = row.cast(T.StructType([*shape.inner_type().fields, T.StructField(_SENTINEL, T.StringType())]))
+        row = row.cast(T.StructType([*shape.inner_type(), *_END]))
     return Parsed(row, envelope.getField("odd").isNotNull())
 
 

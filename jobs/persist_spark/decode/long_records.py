@@ -26,13 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, MISSING_ORDER, TIME
 from persist_core.sources.feed import Feed
 from persist_core.sources.input_file import InputFile
-from persist_spark.decode.unreadable import WholeZstd, of_each
+from persist_spark.decode.unreadable import of_each
 from persist_spark.frame import BAD_KEY, OP, ORDER, UPSERT, known_records
 
 START_BYTES = 1_000  # of a record that is too long, kept as the payload of its err
@@ -70,7 +71,7 @@ def opened(feed: Feed, file: InputFile) -> Iterator[IO[bytes]]:
         elif suffix in _BZIP2 and file.size_bytes:  # without a byte it is an empty file, as with the other suffixes
             found = stack.enter_context(bz2.BZ2File(found))
         elif suffix in _ZSTD:
-            found = cast(IO[bytes], WholeZstd(found))
+            found = stack.enter_context(cast(IO[bytes], pa.CompressedInputStream(found, "zstd")))
         yield found
 
 

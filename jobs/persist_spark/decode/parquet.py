@@ -31,9 +31,8 @@ from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.files import BLOCK, BROKEN, LINE, NO_LINES, ROW, ReadableFile, all_found, by_store, placed
 from persist_spark.decode.json import MARK, Path
 from persist_spark.decode.long_records import TooLong
-from persist_spark.decode.orders import order_of
 from persist_spark.decode.parquet_types import SHOWN, cell, has_bad_text, read_type, stored_type
-from persist_spark.decode.plain import DMS_OP, MARKER, check_op, free_paths, named_path, row_op
+from persist_spark.decode.plain import DMS_OP, MARKER, check_op, free_paths, named_path, order_of, row_op
 from persist_spark.decode.records import (
     FAULT,
     FAULT_KIND,
@@ -45,7 +44,7 @@ from persist_spark.decode.records import (
 )
 from persist_spark.decode.rest import cells_text, rest_of_cells
 from persist_spark.decode.unreadable import of_each
-from persist_spark.frame import named, spark_type
+from persist_spark.frame import named, spark_type, struct_of
 
 # Dates before 1582 are read as they were written, unless a file's own metadata says that an old Spark wrote it.
 _READ_OPTIONS = {
@@ -199,7 +198,7 @@ def parquet_records(
         cells_text(F.struct(*payload)) if payload else F.lit("{}"),
         Encoding.of(config, marked=False),
         order_of(config, fields),
-        {BROKEN: _is_broken(config, schema, fields), **row_op(config, fields, has_marker=has_marker).columns},
+        {BROKEN: _is_broken(config, schema, fields), **row_op(config, fields, has_marker=has_marker)},
     )
 
 
@@ -208,7 +207,7 @@ def _rows(
 ) -> DataFrame:
     if not files or not schema.fields:
         return spark.createDataFrame([], NO_LINES)
-    wanted = T.StructType([T.StructField(name, read_type(kind)) for name, kind in schema.columns])
+    wanted = struct_of({name: read_type(kind) for name, kind in schema.columns})
     frames = [
         all_found(spark.read.schema(wanted).options(**how, **_READ_OPTIONS).parquet(*paths), paths)
         for paths, how in by_store(files, options)

@@ -17,6 +17,7 @@ from pyspark.sql import types as T
 from persist_spark.compat import is_valid_utf8
 from persist_spark.decode.records import any_of
 from persist_spark.decode.times import floor_ns
+from persist_spark.frame import struct_of
 
 _SIMPLE: dict[pa.DataType, T.DataType] = {
     pa.bool_(): T.BooleanType(),
@@ -95,7 +96,7 @@ def read_type(stored: pa.DataType) -> T.DataType:
     if pa.types.is_timestamp(stored):
         return T.TimestampType() if stored.tz else T.TimestampNTZType()
     if pa.types.is_struct(stored):
-        return T.StructType([T.StructField(child.name, read_type(child.type)) for child in stored])
+        return struct_of({child.name: read_type(child.type) for child in stored})
     if pa.types.is_list(stored):
         return T.ArrayType(read_type(stored.value_type))
     if pa.types.is_map(stored):

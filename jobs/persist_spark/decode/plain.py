@@ -1,10 +1,10 @@
-"""Records that are rows themselves: plain JSON lines, and what marks a delete in plain and DMS rows of any format."""
+"""Records that are rows themselves: plain JSON lines; which fields order records of any format beside their position;
+and what marks a delete in plain and DMS rows."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
 
 import pyarrow as pa
@@ -14,10 +14,9 @@ from pyspark.sql import functions as F
 
 from persist_core.config.collection import CollectionConfig, DeleteConfig
 from persist_core.sample.fields import named_fields
-from persist_spark.decode.dms_names import is_full_load, is_of_dms
 from persist_spark.decode.encoding import Encoding
-from persist_spark.decode.exact import bounded, exact_decimal, is_number
-from persist_spark.decode.files import BROKEN, LINE
+from persist_spark.decode.exact import bounded, exact_decimal, is_number, number_order
+from persist_spark.decode.files import BROKEN, LINE, file_name, is_full_load, is_of_dms
 from persist_spark.decode.json import (
     Path,
     Shape,
@@ -28,13 +27,13 @@ from persist_spark.decode.json import (
     parsed,
     unmarked,
 )
-from persist_spark.decode.orders import order_of
 from persist_spark.decode.records import (
     FAULT,
     FAULT_KIND,
     RAW_OP,
     RAW_TIME,
     Fields,
+    OrderField,
     RawRecords,
     all_of,
     fields_of,
@@ -78,7 +77,7 @@ def json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     frame = parsed_lines(config, lines, shape).select(
         *line_columns(config),
         *[shape.get(row, path).alias(name) for name, path in paths.items()],
-        *[free_text(config, shape, row, name, path) for name, path in free.items()],
+        *[free_text(config, name, shape.get(row, path)).alias(name) for name, path in free.items()],
         *([fields_in(F.col(LINE)).alias(ROW_FIELDS)] if config.source.missing_field == "unchanged" else []),
         *[text.alias(name) for name, text in rest_of_json(config, fields, all_marked(F.col(LINE))).items()],
         F.when(is_lost, F.lit("key")).when(F.col("odd"), F.lit("value")).alias(FAULT_KIND),
@@ -87,7 +86,7 @@ def json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     lacking = unsent(config, fields.values, paths)
     op = row_op(config, fields, has_marker=MARKER in free, lacking=lacking)
     encoding = Encoding.of(config, marked=True)
-    return RawRecords(frame, fields, F.col(LINE), encoding, order_of(config, fields), op.columns, unsent=lacking)
+    return RawRecords(frame, fields, F.col(LINE), encoding, order_of(config, fields), op, unsent=lacking)
 
 
 def parsed_lines(config: CollectionConfig, lines: DataFrame, shape: Shape) -> DataFrame:
@@ -124,65 +123,86 @@ def check_op(config: CollectionConfig, names: Collection[str]) -> None:
         )
 
 
-def free_paths(config: CollectionConfig) -> dict[str, Path]:
+def free_paths(
+    config: CollectionConfig, path_of: Callable[[CollectionConfig, str], Path] = named_path
+) -> dict[str, Path]:
     """The fields needed besides the columns, by their raw name: for `order` and `time`."""
-    found = {f"o{index}": named_path(config, config.order_name(name)) for index, name in enumerate(config.order.fields)}
-    return {**found, RAW_TIME: named_path(config, config.time.field)} if config.time.field else found
+    found = {f"o{index}": path_of(config, config.order_name(name)) for index, name in enumerate(config.order.fields)}
+    return {**found, RAW_TIME: path_of(config, config.time.field)} if config.time.field else found
 
 
-def free_text(config: CollectionConfig, shape: Shape, row: SparkColumn, name: str, path: Path) -> SparkColumn:
+def free_text(config: CollectionConfig, name: str, text: SparkColumn) -> SparkColumn:
     """The text of one of `free_paths`; `RAW_TIME` keeps its mark, as the columns and typed orders do."""
-    found = shape.get(row, path)
     is_typed = name == RAW_TIME or (is_sequence(config) and name != MARKER)
-    return (found if is_typed else unmarked(found)).alias(name)
+    return text if is_typed else unmarked(text)
 
 
-@dataclass(frozen=True)
-class RowOp:
-    """The effect of a row, by its marker, unless something worse is wrong with it."""
+def order_of(config: CollectionConfig, fields: Fields) -> tuple[OrderField, ...]:
+    """The order of rows: with `auto`, DMS's changes by the names of their files, which are times, in whatever folders
+    they lie; before them its full load, which has none."""
+    if config.order.by == "auto" and is_of_dms(config):
+        return (OrderField("change", F.when(~is_full_load(), file_name())),)
+    return field_orders(config, fields)
 
-    op: SparkColumn
-    fault: SparkColumn
 
-    @property
-    def columns(self) -> dict[str, SparkColumn]:
-        """`RAW_OP` for a frame that has `FAULT_KIND` and `FAULT`, and both with the marker's error if it has one."""
-        is_lost = F.col(FAULT_KIND).isNotNull()
-        is_key = F.col(FAULT_KIND).eqNullSafe("key")
-        return {
-            RAW_OP: F.when(~is_key, self.op),
-            FAULT_KIND: F.when(is_lost, F.col(FAULT_KIND)).when(self.fault.isNotNull(), F.lit("op")),
-            FAULT: F.coalesce(F.col(FAULT), self.fault),
-        }
+def field_orders(config: CollectionConfig, fields: Fields) -> tuple[OrderField, ...]:
+    """The order struct's fields for `order: [...]`: of a configured column its typed value, else the text in `o..`.
+
+    A missing value is null: the lowest. In `sequence` order all of them are typed.
+    """
+    found: list[OrderField] = []
+    own = {field.column.name: field for field in fields.orders}
+    for index, name in enumerate(config.order.fields):
+        field = fields.named(name) or own.get(name)
+        if field is not None:
+            found.append(OrderField(f"by{index}", F.col(field.value), raw=field.raw))
+        else:
+            raw = F.col(f"o{index}")  # numbers in numeric order, below them any other text in text order
+            number = number_order(raw)
+            found.append(OrderField(f"by{index}_number", number))
+            found.append(OrderField(f"by{index}_text", F.when(number.isNull(), raw)))
+    return tuple(found)
 
 
 def row_op(
     config: CollectionConfig, fields: Fields, *, has_marker: bool, lacking: Mapping[str, SparkColumn] | None = None
-) -> RowOp:
-    """The effects of rows, by the text in `MARKER` (if `has_marker`) or by their values being null.
+) -> dict[str, SparkColumn]:
+    """`RAW_OP` for a frame that has `FAULT_KIND` and `FAULT`, and both with the marker's error if it has one.
+
+    By the text in `MARKER` (if `has_marker`) or by the row's values being null, unless something worse is wrong.
 
     `lacking`: a value that the record does not carry is not null.
     """
+    op, fault = _op_and_fault(config, fields, has_marker, lacking or {})
+    is_lost, is_key = F.col(FAULT_KIND).isNotNull(), F.col(FAULT_KIND).eqNullSafe("key")
+    return {
+        RAW_OP: F.when(~is_key, op),
+        FAULT_KIND: F.when(is_lost, F.col(FAULT_KIND)).when(fault.isNotNull(), F.lit("op")),
+        FAULT: F.coalesce(F.col(FAULT), fault),
+    }
+
+
+def _op_and_fault(
+    config: CollectionConfig, fields: Fields, has_marker: bool, lacking: Mapping[str, SparkColumn]
+) -> tuple[SparkColumn, SparkColumn]:
     marker = F.col(MARKER) if has_marker else F.lit(None).cast("string")
     none = F.lit(None).cast("string")
     if is_of_dms(config):
         expected = F.when(is_full_load(), "I, as the file's name is one of a full load").otherwise("I, U or D")
         wrong = F.concat(F.lit(f"{DMS_OP} is '"), marker, F.lit("'; expected "), expected)
         known = F.coalesce(marker.isin(*LOAD_OPS), F.lit(True)) | (marker.isin(*OPS) & ~is_full_load())
-        return RowOp(F.when(known, F.when(marker == "D", DELETE).otherwise(UPSERT)), F.when(~known, wrong))
+        return F.when(known, F.when(marker == "D", DELETE).otherwise(UPSERT)), F.when(~known, wrong)
     if config.delete.column is not None:
         if not has_marker:
-            lost = F.lit(f"there is no column {config.delete.column!r}, which marks deletes")
-            return RowOp(none, lost)
+            return none, F.lit(f"there is no column {config.delete.column!r}, which marks deletes")
         return _marked_op(config.delete)
     if config.delete.null_value and fields.values:
-        sent = lacking or {}
-        is_empty = all_of([F.col(f.raw).isNull() & ~sent.get(f.raw, F.lit(False)) for f in fields.values])
-        return RowOp(F.when(is_empty, DELETE).otherwise(UPSERT), none)
-    return RowOp(F.lit(UPSERT), none)
+        is_empty = all_of([F.col(f.raw).isNull() & ~lacking.get(f.raw, F.lit(False)) for f in fields.values])
+        return F.when(is_empty, DELETE).otherwise(UPSERT), none
+    return F.lit(UPSERT), none
 
 
-def _marked_op(delete: DeleteConfig) -> RowOp:
+def _marked_op(delete: DeleteConfig) -> tuple[SparkColumn, SparkColumn]:
     """The effects of rows by the value in `MARKER`: writers change the spelling of a flag, to a double 1.0 for a 1.
 
     Numbers are compared as numbers, true being 1. An unclear marker is an err: a text if all of `delete.values` are
@@ -208,4 +228,4 @@ def _marked_op(delete: DeleteConfig) -> RowOp:
             is_unclear = (plain != "") & ~F.coalesce(is_known, F.lit(False))
     op = op.when(is_unclear, None).otherwise(UPSERT)
     said = F.concat(F.lit(f"column {delete.column!r}, which marks deletes, is "), shown_text(MARKER))
-    return RowOp(op, F.when(op.isNull(), F.concat(said, F.lit(f"; expected {expected}"))))
+    return op, F.when(op.isNull(), F.concat(said, F.lit(f"; expected {expected}")))

@@ -30,9 +30,8 @@ from persist_core.config.order import order_fields
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, MISSING_ORDER, TIME, Column
 from persist_core.time_text import UTC_ZONE
 from persist_spark.compat import fenced
-from persist_spark.decode.dms_names import is_full_load, is_of_dms
 from persist_spark.decode.encoding import Encoding, Field
-from persist_spark.decode.files import BROKEN, DATE_MS, LINE, NAME
+from persist_spark.decode.files import BROKEN, DATE_MS, LINE, NAME, is_full_load, is_of_dms
 from persist_spark.decode.json import MARK
 from persist_spark.decode.row_checks import check_message, is_strict, marks_of, with_failed_checks
 from persist_spark.decode.times import midnight_ms, time_ms
@@ -246,7 +245,7 @@ def typed_values(config: CollectionConfig, raw: RawRecords) -> DataFrame:
             final[field.unsent] = is_unsent
         elif raw.unsent and field.raw in raw.unsent:  # a bad value: it is null, and its text is not
             final[field.value] = F.when(~is_unsent, final[field.value])
-    if _has_own_time(config):
+    if config.time.source == "field":
         final[TIME] = _own_time(config, raw)
     return frame.withColumns(final)
 
@@ -264,10 +263,6 @@ def _own_time(config: CollectionConfig, raw: RawRecords) -> SparkColumn:
 def _final(field: Field) -> str:
     """SQL: the value under exactly the column's Spark type, so that frames of several formats can be united."""
     return f"CAST({field.value} AS {sql_type(field.column.type)})"
-
-
-def _has_own_time(config: CollectionConfig) -> bool:
-    return config.time.source == "field"
 
 
 def _time(config: CollectionConfig) -> SparkColumn:
@@ -302,7 +297,7 @@ def _judge(config: CollectionConfig, raw: RawRecords, frame: DataFrame) -> DataF
         F.when(F.col(ERR_KIND).isNull(), None)
         .when(fault_kind.isNotNull(), F.col(FAULT))
         .when(F.col(ERR_KIND) == "key", F.coalesce(first_fault_in(config, raw, keys), F.lit(BROKEN_TEXT)))
-        .when(F.col(ERR_KIND) == "time", _time_message(config))
+        .when(F.col(ERR_KIND) == "time", _time_message(config) if config.time.source == "field" else None)
         .when(op.isNull(), F.lit("unrecognized operation"))
         .when(broken, F.lit(BROKEN_TEXT))
         .otherwise(first_fault_in(config, raw, values))
@@ -368,23 +363,19 @@ def _expected(field: Field) -> str:
     if column.type.startswith("decimal"):
         return f"{column.type}, without rounding"
     if column.type == "timestamp":
-        return (
-            f"an ISO timestamp or {unit} since 1970" if unit else "an ISO timestamp; for integers set the column's unit"
-        )
+        return f"an ISO timestamp or {unit} since 1970" if unit else f"an ISO timestamp; {_SET_UNIT}"
     if column.type == "date":
         return f"an ISO date or {unit} since 1970" if unit else f"an ISO date; {_SET_UNIT}"
     return column.type
 
 
 def _time_kind(config: CollectionConfig) -> SparkColumn:
-    if not _has_own_time(config):
+    if config.time.source != "field":
         return F.lit(None).cast("string")
     return F.when(F.col(TIME).isNull(), F.lit("time"))
 
 
 def _time_message(config: CollectionConfig) -> SparkColumn:
-    if not _has_own_time(config):
-        return F.lit(None).cast("string")
     expected = f"; expected {config.time.unit} since 1970 or an ISO timestamp, from 1970 on"
     if config.timezone != UTC_ZONE:
         expected += f"; with an offset if the clocks of {config.timezone} skip or repeat it"

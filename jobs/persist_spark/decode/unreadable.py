@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, TypeVar, cast
+from typing import TypeVar
 
 import pyarrow as pa
-import zstandard
 
 from persist_core.errors import SourceChanged, UnreadableFiles
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.sources.input_file import InputFile
 
-_BAD_BYTES = (OSError, EOFError, zlib.error, zstandard.ZstdError, pa.ArrowException)
-_END = b"\x00the end\n"  # of a text: a frame of our own
-_END_FRAME = zstandard.ZstdCompressor().compress(_END)
+_BAD_BYTES = (OSError, EOFError, zlib.error, pa.ArrowException)
 _THREADS = 16  # of short reads, which wait for the store
 _MAX_NAMED = 5  # in one message
 _MAX_REASON_CHARS = 300
@@ -71,42 +68,3 @@ def as_reason(text: str) -> str:
     """A reason: the words of a library about bytes, in one line without a stop at its end."""
     line = " ".join(text.split())[:_MAX_REASON_CHARS].rstrip(".")
     return "".join(char if char.isprintable() else "?" for char in line) or "its bytes are not of its format"
-
-
-class _Followed:
-    """The bytes of a file, then the frame of our own."""
-
-    def __init__(self, source: IO[bytes]) -> None:
-        self._source, self._is_over = source, False
-
-    def read(self, size: int = -1) -> bytes:
-        """At most `size` more bytes; none at the end."""
-        found = self._source.read(size)
-        if found or self._is_over:
-            return found
-        self._is_over = True
-        return _END_FRAME
-
-
-class WholeZstd:
-    """The text of zstd frames. Raises `EOFError` if the last one is cut off, at which the library ends silently.
-
-    So a frame of our own follows, which must come out at the end.
-    """
-
-    def __init__(self, source: IO[bytes]) -> None:
-        followed = cast(IO[bytes], _Followed(source))
-        self._reader = zstandard.ZstdDecompressor().stream_reader(followed, read_across_frames=True)
-        self._held = b""
-
-    def read(self, size: int) -> bytes:
-        """At most `size` more bytes and a few; none at the end."""
-        while len(self._held) <= len(_END):  # bounded by the file
-            piece = self._reader.read(size)
-            if not piece:
-                if self._held != _END:
-                    raise EOFError("the zstd data end before their last frame does")
-                return b""
-            self._held += piece
-        found, self._held = self._held[: -len(_END)], self._held[-len(_END) :]
-        return found

@@ -71,7 +71,7 @@ def stage_merge(spark: SparkSession, client: PersistClient, merge: Merge, attemp
     with named_damage(blob, client):
         planned = plan_merge(spark, blob, merge, ranges=ranges)
         if planned is not None:
-            staged, _, merged = stage_files(blob, merge.shard, attempt, schema, lambda _: planned, check=check)
+            staged, merged = stage_files(blob, merge.shard, attempt, schema, lambda _: planned, check=check)
             files.adopt([file.part() for file in staged], merged.counts)
     manifest = finished(client, merge, files)
     stage_manifest(blob, manifest, attempt)

@@ -12,9 +12,7 @@ Nothing here starts a Spark job. All is counted in the stage that writes: a retr
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
@@ -26,9 +24,9 @@ from persist_core.keys import PART
 from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
 from persist_spark.counted import Counting
-from persist_spark.frame import ERR_COLUMNS, ORDER, at_or_after, inherited_fields, order_type, part_type, quoted
+from persist_spark.frame import ERR_COLUMNS, at_or_after, beside_fields, part_type, quoted
 from persist_spark.read.parts import File, scan, scan_pieces
-from persist_spark.stage import StateRows
+from persist_spark.stage import Planned, Written
 
 _IS_OLD = "_persist_is_old"  # boolean: the row is a version from the history of an input, resolved long ago
 _NEXT_TIME, _NEXT_DIFF, _DIFF_BEFORE = "_persist_next_time", "_persist_next_diff", "_persist_diff_before"
@@ -36,38 +34,15 @@ _BROKEN = "_persist_broken"
 _IS_LATER = "_persist_is_later"  # boolean: an update of a key that a later step merges
 
 
-@dataclass(frozen=True)
-class Merged:
-    """Counts of the action that wrote a run.
+@dataclass(frozen=True, kw_only=True)
+class Merged(Written):
+    """Counts of the action that wrote a run. `read`: rows of the contents; `broken`: updates that do not alternate."""
 
-    `read`: rows of the contents; `broken`: updates that do not alternate.
-    """
-
-    counts: BatchCounts
     read: int
     broken: int
-    is_discarded: ClassVar[bool] = False
-    state_rows: ClassVar[Mapping[str, StateRows]] = {}
 
 
-@dataclass(frozen=True)
-class PlannedMerge:
-    """A run as one DataFrame for exactly one action."""
-
-    updates: DataFrame
-    counting: Counting
-
-    @property
-    def columns(self) -> Sequence[str]:
-        return self.updates.columns
-
-    def outcome(self, written: DataFrame) -> Merged:
-        found = {name: int(count or 0) for name, count in self.counting.found(written).items()}
-        read, broken = found.pop("read"), found.pop("broken")
-        return Merged(BatchCounts(**found), read, broken)
-
-
-def plan_merge(spark: SparkSession, blob: Blob, merge: Merge, *, ranges: int) -> PlannedMerge | None:
+def plan_merge(spark: SparkSession, blob: Blob, merge: Merge, *, ranges: int) -> Planned[Merged] | None:
     """The run without the files that are carried, in so many ranges of the key; `None` if no file has to be read."""
     contents = scan_pieces(spark, blob, merge.contents(), _columns(merge.schema))
     history = _history(spark, blob, merge)
@@ -77,7 +52,14 @@ def plan_merge(spark: SparkSession, blob: Blob, merge: Merge, *, ranges: int) ->
         return None
     counting = Counting("merged")
     counted = counting.of(rows, _counts())
-    return PlannedMerge(counted.where(f"{PART} IS NOT NULL").drop(_BROKEN, _IS_OLD), counting)
+    updates = counted.where(f"{PART} IS NOT NULL").drop(_BROKEN, _IS_OLD)
+
+    def outcome(written: DataFrame) -> Merged:
+        found = {name: int(count or 0) for name, count in counting.found(written).items()}
+        read, broken = found.pop("read"), found.pop("broken")
+        return Merged(counts=BatchCounts(**found), read=read, broken=broken)
+
+    return Planned(updates, updates.columns, outcome)
 
 
 def _keyed(merge: Merge, contents: DataFrame | None, history: DataFrame | None, ranges: int) -> DataFrame | None:
@@ -115,7 +97,7 @@ def _keyed(merge: Merge, contents: DataFrame | None, history: DataFrame | None, 
         f"{kind} AS {PART}",
         f"{broken} AS {_BROKEN}",
         _IS_OLD,
-        *_orders(merge.schema),
+        *[field.name for field in _beside(merge.schema)],
     )
 
 
@@ -165,13 +147,9 @@ def _columns(schema: CollectionSchema) -> T.StructType:
     return T.StructType([*plain, *_beside(schema)])
 
 
-def _orders(schema: CollectionSchema) -> list[str]:
-    return [field.name for field in _beside(schema)]
-
-
 def _beside(schema: CollectionSchema) -> list[T.StructField]:
     """The columns that say which record made a row in `sequence` order."""
-    return [] if schema.order is None else [T.StructField(ORDER, order_type(schema)), *inherited_fields(schema)]
+    return [] if schema.order is None else beside_fields(schema)
 
 
 def _user_columns(schema: CollectionSchema) -> list[str]:

@@ -18,7 +18,6 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from urllib.parse import unquote
 
 from pyspark.sql import Column, DataFrame
@@ -38,7 +37,7 @@ from persist_core.protocol.fork_records import readable_forks
 from persist_core.schema import DIFF
 from persist_core.spark_job.answer import error_of_kind
 from persist_spark.compat import ENGINE_ERRORS
-from persist_spark.footers import THREADS, digests_of, end_digests_of
+from persist_spark.footers import THREADS, digests_of, end_digests_of, local_path
 
 LOUD_OPTIONS = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}  # of every read: a session may say true
 PATH_FILTER = "mapreduce.input.pathFilter.class"  # in Hadoop's configuration: of all files, what Spark lists
@@ -97,12 +96,8 @@ def part_sizes(manifests: Iterable[BatchManifest]) -> dict[str, int]:
 def stored_sizes(blob: Blob, keys: list[str]) -> dict[str, int]:
     """The size of each of these files that is there, by key."""
     if blob.uri.startswith("file:"):
-        sizes = {}
-        for key in keys:
-            path = Path(blob.uri_of(key).removeprefix("file://"))
-            if path.is_file():
-                sizes[key] = path.stat().st_size
-        return sizes
+        paths = [(key, path) for key in keys if (path := local_path(blob, key)) is not None]
+        return {key: path.stat().st_size for key, path in paths if path.is_file()}
     folders = sorted({_attempt_folder(key) for key in keys})
     return {file.key: file.size_bytes for listing in listings(blob, folders) for file in listing}
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -46,7 +46,7 @@ from persist_core.location.settings import PersistLocation
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, TIME, CollectionSchema
 from persist_core.shard.state import ShardState
 from persist_spark.compat import READS_ARROW
-from persist_spark.frame import ERR_COLUMNS, fits, named, part_type, text_bytes, user_fields
+from persist_spark.frame import ERR_COLUMNS, fits, named, part_type, struct_of, text_bytes, user_fields
 from persist_spark.read.damage import check_sizes, named_damage, part_sizes, possible_counts
 from persist_spark.read.parts import scan_pieces
 
@@ -101,13 +101,8 @@ def named_failures(location: Location) -> Iterator[None]:
     Raises `ReadTooSlow` if GC has deleted a file meanwhile, `CorruptArtifact` for a damaged or missing one, and
     `InvariantViolation` for a count that is not possible. Other errors of Spark stay what they are.
     """
-    opened = location if isinstance(location, OpenLocation) else open_location(location)
-    try:
-        with named_damage(opened.blob, PersistClient(opened)):
-            yield
-    finally:
-        if opened is not location:
-            opened.close()
+    with _opened(location) as opened, named_damage(opened.blob, PersistClient(opened)):
+        yield
 
 
 def errors(
@@ -218,9 +213,9 @@ class _Reading:
         fields = user_fields(self.schema)[: len(self.schema.key)]
         renamed = [f"_persist_k{place}" for place in range(len(fields))] + [_RETRACTED]
         if _is_small(ends, MAX_LOCAL_RETRACTION_BYTES):
-            types = [T.StructField(name, field.dataType) for name, field in zip(renamed, fields, strict=False)]
             newest = self._newest(ends).rename_columns(renamed)
-            local = T.StructType([*types, T.StructField(_RETRACTED, T.LongType())])
+            types = [*(field.dataType for field in fields), T.LongType()]
+            local = struct_of(dict(zip(renamed, types, strict=True)))
             return self.spark.createDataFrame(newest, local).hint("broadcast")
         found = self.frame(ends, _with_time(T.StructType(fields))).toDF(*renamed)
         return found.hint("broadcast") if self._fits_a_broadcast(found) else found
@@ -256,8 +251,7 @@ def _open(
     schema: int | None = None,
     generation: int | None = None,
 ) -> Iterator[_Reading]:
-    opened = location if isinstance(location, OpenLocation) else open_location(location)
-    try:
+    with _opened(location) as opened:
         client = PersistClient(opened)
         state = in_schema(client.state(shard), schema)
         high = check_as_of(state, through)
@@ -275,9 +269,11 @@ def _open(
             pairs = list(zip(batches, manifests, strict=True))
             with named_damage(opened.blob, client):
                 yield _Reading(spark, client, state, schema_of(state), pairs, low, high)
-    finally:
-        if opened is not location:
-            opened.close()
+
+
+def _opened(location: Location) -> AbstractContextManager[OpenLocation]:
+    """The location, which is closed at the end unless the caller had opened it."""
+    return nullcontext(location) if isinstance(location, OpenLocation) else open_location(location)
 
 
 def _manifests_of(client: PersistClient, batches: Sequence[HollowBatch]) -> list[BatchManifest]:

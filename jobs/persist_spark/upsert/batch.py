@@ -39,6 +39,7 @@ from persist_spark.upsert.arguments import Watched
 from persist_spark.upsert.eras import Eras
 from persist_spark.upsert.erased import without_erased
 from persist_spark.upsert.few_keys import filter_of, key_texts, met, most
+from persist_spark.upsert.fold import Fold
 from persist_spark.upsert.hot_keys import LARGE_INPUT_BYTES, Beaten, find_beaten, repeats, take_sample
 from persist_spark.upsert.inherited import placed
 from persist_spark.upsert.look import MAX_LOOK_BYTES, Look, cuts_of, look_at, look_for_truncates
@@ -156,7 +157,7 @@ def stage_upserts(
             if limit is not None:
                 raise _too_many_errors(client, outcome, request, limit)
 
-        to, kept = (client.blob, description, schema, request.attempt), batch.before.kept
+        to, kept = (client.blob, description, schema, request.attempt), Fold(batch.before).kept
         return stage(*to, drain, check=check, kept=kept, noticed=request.noticed)
 
 

@@ -10,20 +10,16 @@ leaves most files closed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from persist_core.contents.batch import ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchCounts, BatchDescription
+from persist_core.contents.batch import ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchCounts
 from persist_core.contents.operator_state import StateArtifact, to_fold
-from persist_core.contents.schema_versions import SchemaVersions
-from persist_core.handles.client import PersistClient
 from persist_core.keys import PART
-from persist_core.location.blob import Blob
 from persist_core.schema import (
     ACTED,
     DELETED,
@@ -34,18 +30,15 @@ from persist_core.schema import (
     INHERITED,
     ORDER,
     TIME,
-    CollectionSchema,
 )
 from persist_spark.counted import Counting
 from persist_spark.frame import order_type, quoted, slot_names, with_texts
 from persist_spark.order_memory import Memory
-from persist_spark.read.parts import scan
 from persist_spark.session import stage_settings, use
-from persist_spark.stage import StateRows, artifacts_of, stage_files
-from persist_spark.upsert.eras import Eras
+from persist_spark.stage import Planned, StateRows, Written, artifacts_of, stage_files
 from persist_spark.upsert.seen import literal
 from persist_spark.upsert.stash import frontier_of, live
-from persist_spark.upsert.state_files import StateFiles
+from persist_spark.upsert.state_before import StateBefore
 
 FILE_BYTES = 8 << 20  # of a file that is sorted: a batch that needs one row of it reads so much
 
@@ -53,52 +46,30 @@ _RANK = "_persist_rank"
 _FIRST = f"{_RANK} = 1"
 
 
-def scan_state(
-    spark: SparkSession,
-    blob: Blob,
-    files: Sequence[StateArtifact],
-    columns: T.StructType,
-    schemas: SchemaVersions,
-) -> DataFrame:
-    """The rows of these files of operator state; `schemas` are the shard's. Raises `CorruptArtifact` for a file of a
-    schema version that the shard never had."""
-    found = [(each.key, schemas.of(each.schema_version, what=f"artifact {each.key}")) for each in files]
-    return scan(spark, blob, found, columns)
-
-
 @dataclass(frozen=True)
 class Fold:
-    """The input of a batch's full states. `types`: the columns of each operator's files, by operator. Orders get their
-    eras as the user declares them now."""
+    """The full states of a batch. Orders get their eras as the user declares them now."""
 
-    spark: SparkSession
-    client: PersistClient
-    files: StateFiles
-    description: BatchDescription
-    schema: CollectionSchema
-    schemas: SchemaVersions
-    types: Mapping[str, T.StructType]
-    forgets_before: int | None
-    eras: Eras | None
+    before: StateBefore
 
     def kept(self) -> dict[str, tuple[StateArtifact, ...]]:
         """The files that stand for the state before the batch, of each operator that the batch saves in full."""
-        if self.description.saves_deltas:
+        if self.before.description.saves_deltas:
             return {}
-        return {name: self._kept(name, chain) for name, chain in self.description.operators.items()}
+        return {name: self._kept(name, chain) for name, chain in self.before.description.operators.items()}
 
     def _kept(self, operator: str, chain: Sequence[StateArtifact]) -> tuple[StateArtifact, ...]:
         if operator == STASH_OPERATOR:
-            chain = live(chain, self.description.upper)
-        carried, folded = to_fold(self.files.known(chain))
+            chain = live(chain, self.before.description.upper)
+        carried, folded = to_fold(self.before.files.known(chain))
         if not folded:
             return carried
         bytes_, rows = sum(each.size_bytes for each in folded), self._scan(operator, folded)
-        use(self.spark, stage_settings(bytes_))
+        use(self.before.spark, stage_settings(bytes_))
         if operator == STASH_OPERATOR:
-            rows, by = self._waiting(rows), [TIME, *slot_names(self.schema)]
+            rows, by = self._waiting(rows), [TIME, *slot_names(self.before.schema)]
         elif operator == ORDER_INDEX_OPERATOR:
-            rows, by = self._entries(rows, folded, is_whole=not carried), slot_names(self.schema)
+            rows, by = self._entries(rows, folded, is_whole=not carried), slot_names(self.before.schema)
         else:
             rows, by = self._late(rows), [ACTED]
         order = [quoted(name) for name in by]
@@ -106,33 +77,37 @@ class Fold:
         return (*carried, *self._staged(operator, ranged))
 
     def _scan(self, operator: str, files: Sequence[StateArtifact]) -> DataFrame:
-        whole = self.files.whole(files)
-        rows = scan_state(self.spark, self.client.blob, whole, self.types[operator], self.schemas)
-        if self.eras is None:
-            return rows
-        return rows.withColumn(ORDER, F.expr(self.eras.placed(ORDER, self.schema.position)))
+        rows, eras = self.before.scan(operator, files), self.before.eras
+        return rows if eras is None else rows.withColumn(ORDER, F.expr(eras.placed(ORDER, self.before.schema.position)))
 
     def _staged(self, operator: str, rows: DataFrame) -> list[StateArtifact]:
         """Under an attempt of its own, which the batch's manifest names."""
-        planned = _Planned.of(rows, operator)
-        blob, attempt = self.client.blob, self.client.ids.uuid7()
-        files, _, _ = stage_files(
-            blob, self.description.shard, attempt, self.schema, lambda _: planned, check=lambda _: None
+        counting = Counting("folded")
+        updates = counting.of(rows, {"rows": "count(1)"}).withColumn(PART, F.lit(operator))
+
+        def outcome(written: DataFrame) -> Written:
+            count = int(counting.found(written)["rows"])
+            return Written(counts=BatchCounts(), state_rows={operator: StateRows(count, count)})
+
+        planned = Planned(updates, updates.columns, outcome)
+        blob, attempt = self.before.client.blob, self.before.client.ids.uuid7()
+        files, _ = stage_files(
+            blob, self.before.description.shard, attempt, self.before.schema, lambda _: planned, check=lambda _: None
         )
-        return [replace(each, is_sorted=True) for each in artifacts_of(blob, self.schema, files, operator)]
+        return [replace(each, is_sorted=True) for each in artifacts_of(blob, self.before.schema, files, operator)]
 
     def _waiting(self, rows: DataFrame) -> DataFrame:
         """The records of the stash that are not due in the batch; for each slot and time the winner."""
-        of_time, upper = Window.partitionBy(*self._slot, TIME), self.description.upper
+        of_time, upper = Window.partitionBy(*self._slot, TIME), self.before.description.upper
         assert upper is not None  # nothing is folded of a stash that is all due
         waiting = rows.where(F.col(TIME) >= upper)
-        if self.schema.inherits:  # a record may inherit from records that it beats, as far as the last whole one
+        if self.before.schema.inherits:  # a record may inherit from records that it beats, as far as the last whole one
             whole = F.max(F.when(F.col(INHERITED).isNull(), F.col(ORDER))).over(of_time)
             return waiting.withColumn(_RANK, whole).where(f"coalesce({ORDER} >= {_RANK}, true)").drop(_RANK)
         return waiting.withColumn(_RANK, F.rank().over(of_time.orderBy(F.col(ORDER).desc()))).where(_FIRST).drop(_RANK)
 
     def _late(self, rows: DataFrame) -> DataFrame:
-        return rows if self.forgets_before is None else rows.where(F.col(ACTED) >= self.forgets_before)
+        return rows if self.before.forgets_before is None else rows.where(F.col(ACTED) >= self.before.forgets_before)
 
     def _entries(self, rows: DataFrame, folded: Sequence[StateArtifact], *, is_whole: bool) -> DataFrame:
         """The newest entry of each slot, the highest floor, and the highest order that is marked as forgotten.
@@ -144,17 +119,20 @@ class Fold:
         newest = F.row_number().over(Window.partitionBy(*self._slot).orderBy(F.col(TIME).desc()))
         kept = of_slots.withColumn(_RANK, newest).where(_FIRST).drop(_RANK)
         facts = [each.orders for each in folded if each.orders]
-        memory = Memory.of(facts, self.schema, None, self.eras.ranked if self.eras else None)
+        memory = self.before.memory(facts, forgets_before=None)
         if is_whole:
             kept = self._counting(kept, memory)
         marks = {FLOOR: memory.floor, FORGOTTEN: memory.marked}
         given = [(*found, kind) for kind, found in marks.items() if found is not None]
         if not given:
             return kept
-        order = order_type(self.schema)
-        names = [field for field in self._type.fields if field.name in (ORDER, TIME, INDEX_KIND)]
-        columns = [T.StructField(f.name, with_texts(order) if f.name == ORDER else f.dataType) for f in names]
-        entries = self.spark.createDataFrame(given, T.StructType(columns))
+        order = order_type(self.before.schema)
+        columns = [
+            T.StructField(each.name, with_texts(order) if each.name == ORDER else each.dataType)
+            for each in self.before.types[ORDER_INDEX_OPERATOR]
+            if each.name in (ORDER, TIME, INDEX_KIND)
+        ]
+        entries = self.before.spark.createDataFrame(given, T.StructType(columns))
         entries = entries.withColumn(ORDER, F.col(ORDER).cast(order.simpleString()))
         return kept.unionByName(entries, allowMissingColumns=True)
 
@@ -163,11 +141,11 @@ class Fold:
         is_deleted = F.col(INDEX_KIND) == DELETED
         counting = newest.where(F.col(INDEX_KIND) != IN_ROW)
         if memory.floor is not None:
-            floor = literal(memory.floor[0], order_type(self.schema))
+            floor = literal(memory.floor[0], order_type(self.before.schema))
             counting = counting.where(~(is_deleted & (F.col(ORDER) <= floor)))
-        if self.forgets_before is None:
+        if self.before.forgets_before is None:
             return counting
-        is_old = is_deleted & (F.col(TIME) < self.forgets_before)
+        is_old = is_deleted & (F.col(TIME) < self.before.forgets_before)
         old, awaited = counting.where(is_old), self._awaited()
         kept, forgotten = counting.where(~is_old), old
         if awaited is not None:
@@ -179,7 +157,7 @@ class Fold:
 
     def _awaited(self) -> DataFrame | None:
         """The slots of the records in the stash before the batch."""
-        description = self.description
+        description = self.before.description
         chain = live(description.operators.get(STASH_OPERATOR, ()), frontier_of(description))
         if not chain:
             return None
@@ -188,39 +166,4 @@ class Fold:
 
     @property
     def _slot(self) -> list[str]:
-        return [quoted(name) for name in slot_names(self.schema)]
-
-    @property
-    def _type(self) -> T.StructType:
-        return self.types[ORDER_INDEX_OPERATOR]
-
-
-@dataclass(frozen=True)
-class _Counted:
-    """Counts of the action that wrote the files."""
-
-    state_rows: Mapping[str, StateRows]
-    counts: ClassVar[BatchCounts] = BatchCounts()
-    is_discarded: ClassVar[bool] = False
-
-
-@dataclass(frozen=True)
-class _Planned:
-    """Rows of one operator's state, for one action."""
-
-    updates: DataFrame
-    operator: str
-    counting: Counting
-
-    @classmethod
-    def of(cls, rows: DataFrame, operator: str) -> _Planned:
-        counting = Counting("folded")
-        return cls(counting.of(rows, {"rows": "count(1)"}).withColumn(PART, F.lit(operator)), operator, counting)
-
-    @property
-    def columns(self) -> Sequence[str]:
-        return self.updates.columns
-
-    def outcome(self, written: DataFrame) -> _Counted:
-        count = int(self.counting.found(written)["rows"])
-        return _Counted({self.operator: StateRows(count, count)})
+        return [quoted(name) for name in slot_names(self.before.schema)]

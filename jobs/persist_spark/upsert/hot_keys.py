@@ -35,24 +35,6 @@ _REPEATS = 8  # the share of duplicates in a batch from which on the next one is
 _BEST, _COUNT, _BUCKET, _KEY = (f"_persist_{name}" for name in ("best", "count", "bucket", "key"))
 
 
-@dataclass(frozen=True)
-class Beaten:
-    """`groups`: slots (`_persist_slot0`..) and times, with the highest order of each. `count`: all below these."""
-
-    groups: DataFrame
-    count: int
-    names: Sequence[str]
-    eras: Eras | None
-    schema: CollectionSchema
-
-    def left_out(self, records: DataFrame) -> DataFrame:
-        """The records without the `count` that are beaten."""
-        order = _order(self.eras, self.schema)
-        same = [f"{name} <=> _persist_slot{place}" for place, name in enumerate(self.names)]
-        is_beaten = " AND ".join([*same, f"{order} < {_BEST}", _compared(records)])
-        return records.join(F.broadcast(self.groups), F.expr(is_beaten), "left_anti")
-
-
 def repeats(manifests: Sequence[BatchManifest]) -> bool:
     """True if the newest batch had many records of equal slots and times: batches of a shard are mostly alike."""
     raw = [manifest.stats for manifest in manifests if manifest.run is None and manifest.stats]
@@ -71,6 +53,26 @@ class Sample:
     keys: Mapping[Scalar | None, int]
     eras: Eras | None
     schema: CollectionSchema
+
+    @property
+    def order(self) -> str:
+        """SQL: the order of a record of the feed, with its era."""
+        return ORDER if self.eras is None else self.eras.placed(ORDER, self.schema.position, is_stored=False)
+
+
+@dataclass(frozen=True)
+class Beaten:
+    """`groups`: slots (`_persist_slot0`..) and times, with the highest order of each. `count`: all below these."""
+
+    groups: DataFrame
+    count: int
+    sample: Sample
+
+    def left_out(self, records: DataFrame) -> DataFrame:
+        """The records without the `count` that are beaten."""
+        same = [f"{name} <=> _persist_slot{place}" for place, name in enumerate(self.sample.names)]
+        is_beaten = " AND ".join([*same, f"{self.sample.order} < {_BEST}", _compared(records)])
+        return records.join(F.broadcast(self.groups), F.expr(is_beaten), "left_anti")
 
 
 def take_sample(records: DataFrame, schema: CollectionSchema, eras: Eras | None, *, with_keys: bool = False) -> Sample:
@@ -97,28 +99,23 @@ def find_beaten(sample: Sample) -> Beaten | None:
 
     `groups` is cached: the caller ends that.
     """
-    names, schema, eras = sample.names, sample.schema, sample.eras
     least = sum(sample.counts.values()) // SHARE
     hot = [f"{bucket}" for bucket, count in sample.counts.items() if count > least]
     if not hot:
         return None
     found = sample.hashed.where(f"{_BUCKET} IN ({', '.join(hot)})")
-    measured = [f"max({_order(eras, schema)}) AS {_BEST}", f"count(1) AS {_COUNT}"]
+    measured = [f"max({sample.order}) AS {_BEST}", f"count(1) AS {_COUNT}"]
     is_hot = f"{_COUNT} > {least // 2}"
-    clocks = [] if eras is None else [FIELDS[name] for name in (SOURCE_MS, SEEN_MS)]
+    clocks = [] if sample.eras is None else [FIELDS[name] for name in (SOURCE_MS, SEEN_MS)]
     measured += [f"max({ORDER}.{clock}) AS {clock}" for clock in clocks]
     is_hot += "".join(f" AND {clock} <=> {_BEST}.{clock}" for clock in clocks)
-    slots = [F.expr(name).alias(f"_persist_slot{place}") for place, name in enumerate(names)]
+    slots = [F.expr(name).alias(f"_persist_slot{place}") for place, name in enumerate(sample.names)]
     groups = found.groupBy(*slots).agg(*map(F.expr, measured)).where(is_hot).drop(*clocks).persist()
     count = groups.selectExpr(f"coalesce(sum({_COUNT} - 1), 0) AS count").collect()[0]["count"]
     if not count:
         groups.unpersist()
         return None
-    return Beaten(groups, count, names, eras, schema)
-
-
-def _order(eras: Eras | None, schema: CollectionSchema) -> str:
-    return ORDER if eras is None else eras.placed(ORDER, schema.position, is_stored=False)
+    return Beaten(groups, count, sample)
 
 
 def _compared(records: DataFrame) -> str:

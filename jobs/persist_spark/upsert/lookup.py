@@ -20,7 +20,7 @@ from persist_core.contents.key_range import KeyRange, meets_any
 from persist_core.contents.pieces import OKS, Piece, all_errs, oks_as_of, within
 from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, ERR_KEY, ERR_PAYLOAD, INHERITED, TIME, CollectionSchema
-from persist_spark.frame import BAD_KEY, ERR_COLUMNS, ORDER, inherited_fields, order_type, part_type, quoted
+from persist_spark.frame import BAD_KEY, ERR_COLUMNS, ORDER, beside_fields, part_type, quoted
 from persist_spark.read.damage import INDEXED, has_indexes
 from persist_spark.read.parts import scan_pieces
 
@@ -130,10 +130,7 @@ def _scan(
     few_keys: str | None,
 ) -> DataFrame | None:
     """The pieces' rows, in the columns of the part frame and `BAD_KEY`; those not `needed` are null, unread."""
-    columns = part_type(schema).fields
-    if schema.order is not None:
-        columns = [*columns, T.StructField(ORDER, order_type(schema))]
-    columns = [*columns, *inherited_fields(schema)]
+    columns = [*part_type(schema).fields, *beside_fields(schema)]
     read = T.StructType([column for column in columns if column.name in needed])
     is_indexed = few_keys is not None and has_indexes(blob, [piece.part for piece in pieces])
     found = scan_pieces(spark, blob, pieces, read, INDEXED if is_indexed else None)

@@ -16,8 +16,8 @@ from persist_core.errors import InvariantViolation
 from persist_core.row_text import show_row
 from persist_core.schema import BAD_FILE, ERR_KIND, LATE_TIME, MISSING_ORDER
 from persist_spark.counted import digest_sums, rows_digest, tally
-from persist_spark.stage import StateRows
-from persist_spark.upsert.arguments import ACTS, SeenBefore
+from persist_spark.stage import StateRows, Written
+from persist_spark.upsert.arguments import ACTS, Arguments, SeenBefore
 
 _READ = {
     "records_read": "own_time IS NOT NULL AND NOT stashed AND NOT expanded",
@@ -67,108 +67,96 @@ _NONE_IF_NEW = {
     *("stash_before", "truncated", "already_persisted", "stashed", "late_times", "broken"),
     *("updates", "deletes", "kept", "retractions", "err_retractions", "stash_rows"),
 }
+# What only the thorough plan handles.
+_FOR_THOROUGH = ("truncates", "order_ties", "late_beyond_memory")
 
 
-def read_counts(*, is_sequence: bool, has_eras: bool, guesses: bool = False, is_new: bool = False) -> dict[str, str]:
-    """Aggregates over every row after the exchange, by name. `is_new`: as of `Arguments`."""
-    of_sequence = _READ_OF_SEQUENCE if is_sequence else {}
-    of_guess = {"unsent": "is_partial"} if guesses else {}
-    return _tallied(_READ | of_sequence | (_READ_OF_ERAS if has_eras else {}) | of_guess, is_new)
+def read_counts(arguments: Arguments) -> dict[str, str]:
+    """Aggregates over every row after the exchange, by name."""
+    of_sequence = {} if arguments.seen is None else _READ_OF_SEQUENCE
+    of_eras = {} if arguments.eras is None else _READ_OF_ERAS
+    of_guess = {"unsent": "is_partial"} if arguments.guesses else {}
+    return _tallied(_READ | of_sequence | of_eras | of_guess, arguments.is_new)
 
 
-def emitted_counts(*, is_sequence: bool, is_new: bool = False) -> dict[str, str]:
+def emitted_counts(arguments: Arguments) -> dict[str, str]:
     """Aggregates over every row written, by name. `digest_*`: the sums of two hashes of each update."""
-    return _tallied(_EMITTED | (_EMITTED_OF_SEQUENCE if is_sequence else {}), is_new) | digest_sums()
+    of_sequence = {} if arguments.seen is None else _EMITTED_OF_SEQUENCE
+    return _tallied(_EMITTED | of_sequence, arguments.is_new) | digest_sums()
 
 
 def _tallied(conditions: Mapping[str, str], is_new: bool) -> dict[str, str]:
     return {name: "0L" if is_new and name in _NONE_IF_NEW else sql for name, sql in tally(conditions).items()}
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """All that the driver knows about one drain. `counted`: by the names of `read_counts` and `emitted_counts`."""
+@dataclass(frozen=True, kw_only=True)
+class Outcome(Written):
+    """All that the driver knows about one drain. `counted`: by the names of `read_counts` and `emitted_counts`.
+
+    It `is_discarded` if another plan has to do the batch: a thorough one, because the normal plan found records that
+    only that handles (`needs_thorough_plan`), or one with registers.
+    """
 
     counted: Mapping[str, int]
+    stats: DrainStats
     is_thorough: bool
-    seen: SeenBefore | None = None
-    warnings: tuple[BatchWarning, ...] = ()
+    needs_thorough_plan: bool
 
     @classmethod
     def observed(
         cls,
         counted: Mapping[str, Any],
-        is_thorough: bool,
-        seen: SeenBefore | None = None,
-        stash_rows: int | None = None,
-        warnings: tuple[BatchWarning, ...] = (),
+        warnings: tuple[BatchWarning, ...],
+        arguments: Arguments,
+        stash_rows: int | None,
     ) -> Outcome:
         """From the two observations. Raises `InvariantViolation` naming both sides if the counts do not add up.
 
         `stash_rows`: of the whole stash before, if only what the batch can change was read: the rest stays.
-        Counts of a plan whose output is discarded (`is_discarded`) are not checked.
+        Counts of a plan whose output is discarded are not checked.
         """
-        counts = {name: int(value or 0) for name, value in counted.items()}
-        counts["warnings"] = sum(each.count for each in warnings)
-        outcome = cls(counts, is_thorough, seen, warnings)
-        if outcome.is_discarded:
-            return outcome
-        if stash_rows is not None:
-            closed = stash_rows - counts["stash_before"]
+        found = {name: int(value or 0) for name, value in counted.items()}
+        found["warnings"] = sum(each.count for each in warnings)
+        needs_more = not arguments.is_thorough and any(found.get(name) for name in _FOR_THOROUGH)
+        is_discarded = needs_more or bool(found.get("unsent"))
+        if stash_rows is not None and not is_discarded:
+            closed = stash_rows - found["stash_before"]
             if closed < 0:
                 raise InvariantViolation(
-                    f"{counts['stash_before']} records were read of the stash, which the commit before says holds"
+                    f"{found['stash_before']} records were read of the stash, which the commit before says holds"
                     f" {stash_rows}. Nothing was committed; this is a defect, please report it with the job's log"
                 )
-            counts |= {"stash_before": stash_rows, "stashed": counts["stashed"] + closed}
-        outcome.stats.check()
-        if counts["output_count"] != outcome.counts.updates:
-            raise InvariantViolation(
-                f"output_count = {counts['output_count']}, but the parts get {show_row(counts)}."
-                " Nothing was committed; this is a defect, please report it with the job's log"
-            )
-        return outcome
-
-    @property
-    def is_discarded(self) -> bool:
-        """True if another plan has to do the batch: a thorough one, or one with registers."""
-        return self.needs_thorough_plan or bool(self.counted.get("unsent"))
-
-    @property
-    def needs_thorough_plan(self) -> bool:
-        """True if the normal plan found records that only the thorough one handles."""
-        found = self.counted
-        return not self.is_thorough and any(
-            found.get(name) for name in ("truncates", "order_ties", "late_beyond_memory")
+            found |= {"stash_before": stash_rows, "stashed": found["stashed"] + closed}
+        stats = DrainStats.from_json({**found, "result_count": found["updates"] + found["deletes"] + found["kept"]})
+        names = ("insertions", "retractions", "err_insertions", "err_retractions")
+        counts = BatchCounts(**{name: found[name] for name in names})
+        if not is_discarded:
+            stats.check()
+            if found["output_count"] != counts.updates:
+                raise InvariantViolation(
+                    f"output_count = {found['output_count']}, but the parts get {show_row(found)}."
+                    " Nothing was committed; this is a defect, please report it with the job's log"
+                )
+        return cls(
+            counts=counts,
+            state_rows=_state_rows(found, arguments.seen),
+            rows_digest=rows_digest(found, found["output_count"]),
+            report=stats.to_json(),
+            warnings=warnings,
+            is_discarded=is_discarded,
+            counted=found,
+            stats=stats,
+            is_thorough=arguments.is_thorough,
+            needs_thorough_plan=needs_more,
         )
 
-    @property
-    def state_rows(self) -> dict[str, StateRows]:
-        """The rows of the stash and, in `sequence` order, of the order index and the late records."""
-        found = self.counted
-        rows = {STASH_OPERATOR: StateRows(found["stash_rows"], found["stashed"])}
-        if self.seen is None:
-            return rows
+
+def _state_rows(found: Mapping[str, int], seen: SeenBefore | None) -> dict[str, StateRows]:
+    """The rows of the stash and, in `sequence` order, of the order index and the late records."""
+    rows = {STASH_OPERATOR: StateRows(found["stash_rows"], found["stashed"])}
+    if seen is not None:
         index, late = found["index_rows"], found["late_rows"]
         # What a batch adds to has rows: a state without any is not stored.
-        rows[ORDER_INDEX_OPERATOR] = StateRows(index, index + self.seen.has_index)
-        rows[LATE_OPERATOR] = StateRows(late, late + self.seen.has_late)
-        return rows
-
-    @property
-    def counts(self) -> BatchCounts:
-        """Updates, for the manifest."""
-        names = ("insertions", "retractions", "err_insertions", "err_retractions")
-        return BatchCounts(**{name: self.counted[name] for name in names})
-
-    @property
-    def rows_digest(self) -> str:
-        """The digest of all updates."""
-        return rows_digest(self.counted, self.counted["output_count"])
-
-    @property
-    def stats(self) -> DrainStats:
-        """The report of a run."""
-        found = self.counted
-        result_count = found["updates"] + found["deletes"] + found["kept"]
-        return DrainStats.from_json({**found, "result_count": result_count})
+        rows[ORDER_INDEX_OPERATOR] = StateRows(index, index + seen.has_index)
+        rows[LATE_OPERATOR] = StateRows(late, late + seen.has_late)
+    return rows

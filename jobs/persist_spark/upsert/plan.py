@@ -38,6 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -51,14 +52,8 @@ from persist_core.time_text import show_interval, show_time
 from persist_spark.counted import Counting, hashes
 from persist_spark.decode.filled import IN_REST
 from persist_spark.decode.row_checks import MARKS
-from persist_spark.frame import (
-    BAD_KEY,
-    OP,
-    ORDER,
-    inherited_fields,
-    passed,
-    quoted,
-)
+from persist_spark.frame import BAD_KEY, OP, ORDER, inherited_fields, passed, quoted
+from persist_spark.stage import Planned
 from persist_spark.upsert import inherited, rules, sequence, warnings
 from persist_spark.upsert.arguments import ERR_CELLS, SAME_VALUE, Arguments, SeenBefore, Watched
 from persist_spark.upsert.eras import Eras, incomparable
@@ -77,42 +72,15 @@ _SKIP_SLOTS = 64  # control records have no key; spread, so that they are not al
 
 
 @dataclass(frozen=True)
-class PlannedUpsert:
-    """The result of `persistent_upsert`. `updates` is for exactly one action; then ask for `outcome()`.
+class PlannedUpsert(Planned[Outcome]):
+    """The result of `persistent_upsert`.
 
     `updates` has the user's columns, time, diff, the err columns, the operator state's (`Arguments.state_columns`),
     and `PART` (a `PartKind`, or the name of an operator).
     """
 
-    updates: DataFrame
-    is_thorough: bool
     _arguments: Arguments
     _chain: DataFrame
-    _counting: tuple[Counting, Counting]
-    _stash_rows: int | None
-    _beaten: int
-
-    @property
-    def columns(self) -> Sequence[str]:
-        return tuple(_published(self._arguments))
-
-    def outcome(self, written: DataFrame) -> Outcome:
-        """The counts of the action on `written`. Call it only after the action has succeeded: it waits for them.
-
-        Raises `InvariantViolation` if the counts do not add up, or if records were stashed against the promise.
-        """
-        arguments = self._arguments
-        counted = {name: count for each in self._counting for name, count in each.found(written).items()}
-        counts, found = warnings.split(counted, arguments.watched)
-        counts |= {name: counts[name] + self._beaten for name in ("records_read", "duplicates")}
-        outcome = Outcome.observed(counts, self.is_thorough, arguments.seen, self._stash_rows, found)
-        if outcome.counted["stash_rows"] and not arguments.may_stash:
-            raise InvariantViolation(
-                f"{outcome.counted['stash_rows']} records have times at or after the upper"
-                f" {show_time(arguments.upper)}; expected none (may_stash=False). Nothing was committed; this is a"
-                " defect, please report it with the job's log"
-            )
-        return outcome
 
     def broken(self) -> DataFrame:
         """One row `slot, time, diff, value, before` per committed update that breaks its slot's history.
@@ -181,7 +149,8 @@ def persistent_upsert(
     `state`. `eras`: of Debezium's `order: auto`, not all comparable. `watched`: `persist_spark.upsert.warnings`.
     `in_rest`: adds `IN_REST` to stored rows (`persist_spark.decode.filled`); `None`: there is no such thing.
 
-    Raises `BadBounds` if `as_of_frontier` is not before `upper`.
+    Raises `BadBounds` if `as_of_frontier` is not before `upper`. The result's `outcome` raises `InvariantViolation` if
+    the counts do not add up, or if records were stashed against the promise.
     """
     floor = lower if as_of_frontier is None else max(lower, as_of_frontier)
     if upper is not None and floor >= upper:
@@ -198,16 +167,30 @@ def persistent_upsert(
     if seen is not None:
         chain = chain.sortWithinPartitions(*arguments.partition, *arguments.ranks)
     read, emitted = Counting("read"), Counting("emitted")
-    counts = read_counts(
-        is_sequence=seen is not None, has_eras=eras is not None, guesses=arguments.guesses, is_new=is_new
-    )
-    ranked = warnings.observed(_ranked(chain, arguments), read, counts, arguments)
+    ranked = warnings.observed(_ranked(chain, arguments), read, read_counts(arguments), arguments)
     written = _written(_compared(ranked, arguments), arguments)
-    written = emitted.of(written, emitted_counts(is_sequence=seen is not None, is_new=is_new))
+    written = emitted.of(written, emitted_counts(arguments))
     updates = written.where("part IS NOT NULL")
-    updates = updates.selectExpr(*[f"{sql} AS {quoted(name)}" for name, sql in _published(arguments).items()])
-    planned = (updates, is_thorough, arguments, chain, (read, emitted), stash_rows, beaten)
-    return PlannedUpsert(*planned)
+    published = _published(arguments)
+    updates = updates.selectExpr(*[f"{sql} AS {quoted(name)}" for name, sql in published.items()])
+    outcome = partial(_outcome, arguments, (read, emitted), stash_rows, beaten)
+    return PlannedUpsert(updates, list(published), outcome, arguments, chain)
+
+
+def _outcome(
+    arguments: Arguments, counting: Sequence[Counting], stash_rows: int | None, beaten: int, written: DataFrame
+) -> Outcome:
+    counted = {name: count for each in counting for name, count in each.found(written).items()}
+    counts, found = warnings.split(counted, arguments.watched)
+    counts |= {name: counts[name] + beaten for name in ("records_read", "duplicates")}
+    outcome = Outcome.observed(counts, found, arguments, stash_rows)
+    if outcome.counted["stash_rows"] and not arguments.may_stash:
+        raise InvariantViolation(
+            f"{outcome.counted['stash_rows']} records have times at or after the upper {show_time(arguments.upper)};"
+            " expected none (may_stash=False). Nothing was committed; this is a defect, please report it with the job's"
+            " log"
+        )
+    return outcome
 
 
 def _chain(

@@ -50,14 +50,10 @@ def _rejected(err: Mapping[str, Any]) -> RejectedRecord:
     )
 
 
-def show_samples(samples: Sequence[RejectedRecord]) -> str:
-    """Samples for a message: kind, reason, key, payload and position of each on a line of its own."""
-    lines = [
-        f"{each.kind}: {each.message}; key {_shown(each.key)}; payload {_shown(each.payload)}"
-        + (f"; from {each.position}" if each.position else "")
-        for each in samples
-    ]
-    return "\n".join(["The first:", *(f"  {line}" for line in lines)]) if lines else ""
+def _show_sample(each: RejectedRecord) -> str:
+    """A sample for a message: kind, reason, key, payload and position."""
+    shown = f"{each.kind}: {each.message}; key {_shown(each.key)}; payload {_shown(each.payload)}"
+    return f"The first:\n  {shown}" + (f"; from {each.position}" if each.position else "")
 
 
 def _shown(text: str | None) -> str:
@@ -84,7 +80,7 @@ def no_order(groups: Sequence[ErrGroup], samples: Sequence[RejectedRecord]) -> U
         f"{first}no record of the feed says its place in the log of its database, so it is not known which record of a"
         " key is the newest. Nothing has been committed. In the collection file, write `order: {by: {FIELD: TYPE}}` if"
         " a field of each record says it, or `order: log` if the records of each key arrive in order"
-        f" (docs/reference/collections.md). {show_samples([sample])}"
+        f" (docs/reference/collections.md). {_show_sample(sample)}"
     )
 
 

@@ -29,12 +29,14 @@ below it, the thorough plan finds the exact one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core.schema import ACTED, BEATEN_BY, FLOOR, FORGOTTEN, INDEX_KIND, TIME, CollectionSchema
-from persist_spark.frame import BAD_KEY, OP, ORDER, inherited_fields, passed, user_fields
+from persist_spark.frame import BAD_KEY, OP, ORDER, inherited_fields, passed, struct_of, user_fields
 from persist_spark.order_memory import Order
 from persist_spark.upsert.arguments import Arguments, SeenBefore
 from persist_spark.upsert.eras import incomparable
@@ -46,32 +48,19 @@ _OF_SLOTS = f"{INDEX_KIND} NOT IN ('{FLOOR}', '{FORGOTTEN}')"
 
 def index_type(schema: CollectionSchema, order: T.DataType) -> T.StructType:
     """The columns of the order index: the slot, its order, when it acted (ms), and an `IndexKind`."""
-    keys = user_fields(CollectionSchema(schema.key))
-    entry = [
-        T.StructField(ORDER, order),
-        T.StructField(TIME, T.LongType()),
-        T.StructField(INDEX_KIND, T.StringType()),
-        *inherited_fields(schema),
-    ]
-    return T.StructType([*keys, T.StructField(BAD_KEY, T.BinaryType()), *entry])
+    return _of_slots(schema, {ORDER: order, TIME: T.LongType(), INDEX_KIND: T.StringType()})
 
 
 def late_type(schema: CollectionSchema, order: T.DataType) -> T.StructType:
     """The columns of late records: the slot, what the record was, its own time, its order and the one that beat it, and
     the time (ms) in whose batch it was read."""
+    own = {OP: T.StringType(), TIME: T.LongType(), ORDER: order}
+    return _of_slots(schema, {**own, BEATEN_BY: order, ACTED: T.LongType()})
+
+
+def _of_slots(schema: CollectionSchema, cells: Mapping[str, T.DataType]) -> T.StructType:
     keys = user_fields(CollectionSchema(schema.key))
-    return T.StructType(
-        [
-            *keys,
-            T.StructField(BAD_KEY, T.BinaryType()),
-            T.StructField(OP, T.StringType()),
-            T.StructField(TIME, T.LongType()),
-            T.StructField(ORDER, order),
-            T.StructField(BEATEN_BY, order),
-            T.StructField(ACTED, T.LongType()),
-            *inherited_fields(schema),
-        ]
-    )
+    return T.StructType([*keys, *struct_of({BAD_KEY: T.BinaryType(), **cells}), *inherited_fields(schema)])
 
 
 def remembered(arrivals: DataFrame, seen: SeenBefore, stash: DataFrame | None, arguments: Arguments) -> DataFrame:

@@ -1,33 +1,37 @@
-"""The operator state that a batch starts from: what of it the batch reads, and what its full states keep."""
+"""The operator state that a batch starts from, and what of it the batch reads (`persist_spark.upsert.stash`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core.contents.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchDescription
-from persist_core.contents.key_range import KeyRange, meets_any
+from persist_core.contents.key_range import EVERYTHING, KeyRange, meets_any
 from persist_core.contents.operator_state import OrderFacts, StateArtifact
 from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import InvariantViolation
 from persist_core.handles.client import PersistClient
 from persist_core.schema import TIME, CollectionSchema
-from persist_spark.frame import OP, SKIP, order_type, records_type
+from persist_spark.frame import OP, SKIP, named, order_type, passed, records_type, slot_names
 from persist_spark.order_memory import Memory
+from persist_spark.read.parts import scan
 from persist_spark.upsert.arguments import SeenBefore
 from persist_spark.upsert.eras import Eras
-from persist_spark.upsert.fold import Fold, scan_state
+from persist_spark.upsert.look import cuts_of, look_at
+from persist_spark.upsert.lookup import of_slots
 from persist_spark.upsert.seen import index_type, late_type
-from persist_spark.upsert.stash import StashBefore, needed_stash, whole_stash
+from persist_spark.upsert.stash import StashBefore, bytes_of, is_large, may_look, waiting
 from persist_spark.upsert.state_files import StateFiles
 
 
 @dataclass(frozen=True)
 class StateBefore:
-    """The operator state that a batch starts from: what of it the batch reads, and what its full states keep."""
+    """The operator state that a batch starts from. `order`: the type of the records' order."""
 
     spark: SparkSession
     client: PersistClient
@@ -49,15 +53,36 @@ class StateBefore:
         """Their bytes."""
         return sum(each.size_bytes for each in self.index)
 
-    def needed_stash(self, records: DataFrame, *, may_stash: bool) -> StashBefore:
-        """The part of the stash that the batch needs."""
-        return needed_stash(
-            self.description, self.schema, self._scan_stash, self._meeting(records, may_stash=may_stash)
-        )
-
     def whole_stash(self) -> StashBefore:
-        """All of it."""
-        return whole_stash(self.description, self._scan_stash)
+        """All of the stash that earlier batches have not processed."""
+        found = waiting(self.description)
+        return StashBefore(self.scan(STASH_OPERATOR, found) if found else None, bytes_of(found))
+
+    def needed_stash(self, records: DataFrame, *, may_stash: bool) -> StashBefore:
+        """The due records of the stash, and the records that the batch's meet there."""
+        description, meeting = self.description, self._meeting(records, may_stash=may_stash)
+        if not (is_large(description) if meeting is None else may_look(description)):
+            return self.whole_stash()
+        assert description.upper is not None
+        found, upper = waiting(description), description.upper
+        due = [each for each in found if each.first_time is None or each.first_time < upper]
+        met, slots = list[StateArtifact](), None
+        if meeting is not None:
+            look = look_at(meeting, self.schema, upper, cuts_of(each.keys for each in found))
+            if not look.fits_a_broadcast:
+                return self.whole_stash()
+            # A truncate has no key, and a record may have one that cannot be decoded.
+            ranges = [EVERYTHING] if look.keyless or look.ranges is None else look.ranges
+            met = [each for each in found if look.rows and meets_any(each.keys, ranges)]
+            slots = meeting.select(*[named(name) for name in slot_names(self.schema)])
+        before_upper = F.col(TIME) < F.expr(passed(upper)[0])
+        frames = [self.scan(STASH_OPERATOR, due).where(before_upper)] if due else []
+        if met:
+            later = self.scan(STASH_OPERATOR, met).where(~before_upper)
+            frames.append(of_slots(later, self.schema, slots, has_bad_keys=True))
+        opened = bytes_of({each.key: each for each in (*due, *met)}.values())
+        rows = functools.reduce(DataFrame.union, frames) if frames else None
+        return StashBefore(rows, opened, description.stash_rows)
 
     def seen(self, ranges: Sequence[KeyRange] | None, slots: DataFrame | None) -> SeenBefore | None:
         """In `sequence` order: what the shard has seen of these slots, whose keys are in the ranges (`None`: all)."""
@@ -65,41 +90,40 @@ class StateBefore:
             return None
         files = [each for each in self.index if ranges is None or _has_any(each, ranges)]
         return SeenBefore(
-            index=self._scan(ORDER_INDEX_OPERATOR, files) if files else None,
-            memory=Memory.of(
-                map(_orders, self.index), self.schema, self._forgets(), self.eras.ranked if self.eras else None
-            ),
+            index=self.scan(ORDER_INDEX_OPERATOR, files) if files else None,
+            memory=self.memory(map(_orders, self.index), forgets_before=self.forgets_before),
             slots=slots,
             has_index=bool(self.index),
             has_late=LATE_OPERATOR in self.description.operators,
-            forgets_before=self._forgets(),
+            forgets_before=self.forgets_before,
         )
 
-    def kept(self) -> dict[str, tuple[StateArtifact, ...]]:
-        """See `Fold.kept`."""
-        state = (self.files, self.description, self.schema, self.schemas, self._types())
-        return Fold(self.spark, self.client, *state, self._forgets(), self.eras).kept()
+    def memory(self, facts: Iterable[OrderFacts], *, forgets_before: int | None) -> Memory:
+        """The part of these files of the order index that belongs to no slot."""
+        return Memory.of(facts, self.schema, forgets_before, self.eras.ranked if self.eras else None)
 
-    def _forgets(self) -> int | None:
+    @property
+    def forgets_before(self) -> int | None:
         """Tombstones that are forgotten before the batch: as of the upper of the one before it, which is its lower."""
-        keep = self.keep_deleted_ms
-        return None if keep is None else self.description.lower - keep
+        return None if self.keep_deleted_ms is None else self.description.lower - self.keep_deleted_ms
 
     def _meeting(self, records: DataFrame, *, may_stash: bool) -> DataFrame | None:
         """The records of the batch for which it matters what waits in their slots: see `persist_spark.upsert.stash`."""
         known, upper = f"{OP} != '{SKIP}'", self.description.upper
-        if self.index and self._forgets() is not None:
+        if self.index and self.forgets_before is not None:
             return records.where(known)
         return records.where(f"{known} AND {TIME} >= {upper}L") if may_stash and upper is not None else None
 
-    def _scan_stash(self, files: Sequence[StateArtifact]) -> DataFrame:
-        return self._scan(STASH_OPERATOR, files)
+    def scan(self, operator: str, files: Sequence[StateArtifact]) -> DataFrame:
+        """The rows of these files of an operator, or of their copies. Raises `CorruptArtifact` for a file of a schema
+        version that the shard never had."""
+        whole, schemas = self.files.whole(files), self.schemas
+        found = [(each.key, schemas.of(each.schema_version, what=f"artifact {each.key}")) for each in whole]
+        return scan(self.spark, self.client.blob, found, self.types[operator])
 
-    def _scan(self, operator: str, files: Sequence[StateArtifact]) -> DataFrame:
-        whole = self.files.whole(files)
-        return scan_state(self.spark, self.client.blob, whole, self._types()[operator], self.schemas)
-
-    def _types(self) -> dict[str, T.StructType]:
+    @property
+    def types(self) -> dict[str, T.StructType]:
+        """The columns of each operator's files, by operator."""
         schema = self.schema
         types = {STASH_OPERATOR: records_type(schema, self.order)}
         if schema.order is not None:

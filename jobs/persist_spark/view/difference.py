@@ -21,9 +21,9 @@ columns kind, key, payload and message: no name of a user's column can clash or 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
@@ -32,7 +32,7 @@ from pyspark.sql import functions as F
 from persist_core.config.row_checks import KINDS
 from persist_core.contents.batch import BatchCounts, PartKind
 from persist_core.contents.parts import ERR_IDENTITY
-from persist_core.contents.stats import BatchWarning, ViewStats
+from persist_core.contents.stats import ViewStats
 from persist_core.keys import PART
 from persist_core.schema import (
     DIFF,
@@ -48,8 +48,8 @@ from persist_core.schema import (
 )
 from persist_spark.compat import is_valid_utf8
 from persist_spark.counted import HASHES, Counting, hashes, limb_sums, tally, whole_sum
-from persist_spark.frame import ERR_COLUMNS, err_type, passed, quoted, sql_type
-from persist_spark.stage import StateRows
+from persist_spark.frame import ERR_COLUMNS, no_err, passed, quoted, sql_type
+from persist_spark.stage import Planned, Written
 
 _63_BITS = (1 << 63) - 1
 _IDENTITY = ("kind", "key", "payload")  # what makes two errs equal
@@ -68,59 +68,16 @@ class Contents:
 EMPTY = Contents(0, 0, (0, 0))
 
 
-@dataclass(frozen=True)
-class Refresh:
-    """The observations of one action. `misplaced` is how many rows `before` holds, negative counts as positive."""
+@dataclass(frozen=True, kw_only=True)
+class Refresh(Written):
+    """The observations of one action; `report`: `ViewStats`, without corrections.
+
+    `misplaced` is how many rows `before` holds, negative counts as positive.
+    """
 
     before: Contents
     after: Contents
-    counts: BatchCounts
-    inserted: int
-    retracted: int
-    errs_inserted: int
-    errs_retracted: int
     misplaced: int
-    rows_digest: str
-    corrections: int = 0
-
-    is_discarded = False
-    warnings: ClassVar[tuple[BatchWarning, ...]] = ()
-    state_rows: ClassVar[Mapping[str, StateRows]] = {}  # a view has no operator state
-
-    @property
-    def stats(self) -> ViewStats:
-        return ViewStats(
-            rows=self.after.rows,
-            errs=self.after.errs,
-            inserted=self.inserted,
-            retracted=self.retracted,
-            errs_inserted=self.errs_inserted,
-            errs_retracted=self.errs_retracted,
-            updates=self.counts.updates,
-            corrections=self.corrections,
-            contents_0=self.after.digest[0],
-            contents_1=self.after.digest[1],
-        )
-
-
-@dataclass(frozen=True)
-class Installed:
-    """The result of `install_desired_into_persist`. `updates` is for exactly one action; then ask for `outcome()`.
-
-    `updates` has the user's columns, time, diff, the err columns and `PART` (`insertions`, `retractions`, `errs`).
-    A diff may be any number but 0.
-    """
-
-    updates: DataFrame
-    _observed: Sequence[Counting]
-
-    def outcome(self, written: DataFrame) -> Refresh:
-        """The counts of the action on `written`. Call it only after the action has succeeded: it waits for them."""
-        totals: dict[str, int] = {}
-        for each in self._observed:
-            for name, value in each.found(written).items():
-                totals[name] = totals.get(name, 0) + int(value or 0)
-        return _refresh(totals)
 
 
 def install_desired_into_persist(
@@ -131,12 +88,15 @@ def install_desired_into_persist(
     *,
     schema: CollectionSchema,
     at: int,
-) -> Installed:
+) -> Planned[Refresh]:
     """The updates, all at time `at`, after which the target's shard holds the desired oks and errs and nothing else.
 
     `desired_oks` has the columns of `schema`, in any order, with repeated rows; `desired_errs` the err columns and
     `DIFF`. `persisted_*` have the same columns and `DIFF`: the target's updates, all before `at`. `None` is
     an empty frame. `schema` has no key: a view is a multiset.
+
+    The result's `updates` has the user's columns, time, diff, the err columns and `PART` (`insertions`, `retractions`,
+    `errs`). A diff may be any number but 0.
     """
     (time,) = passed(at)
     plain = [f"c{i}" for i in range(len(schema.columns))]
@@ -149,18 +109,18 @@ def install_desired_into_persist(
     summed = oks.repartition(*map(F.col, plain)).groupBy(*plain).agg(*_sums())
     changed, observed = _changed(summed, plain, is_err=False)
     named = [_well_formed(column, F.col(name)) for name, column in zip(plain, schema.columns, strict=True)]
-    no_err = [f"CAST(NULL AS {err_type(name).simpleString()}) AS {name}" for name in ERR_COLUMNS]
     system = [f"{time} AS {TIME}", f"diff AS {DIFF}"]
-    updates = changed.select(*named, *map(F.expr, (*system, *no_err, f"part AS {PART}")))
+    updates = changed.select(*named, *map(F.expr, (*system, *no_err(), f"part AS {PART}")))
     errs = _errs(desired_errs, persisted_errs)
+    columns = [*(column.name for column in schema.columns), TIME, DIFF, *ERR_COLUMNS, PART]
     if errs is None:
-        return Installed(updates, (observed,))
+        return Planned(updates, columns, functools.partial(_refresh, [observed]))
     changed_errs, observed_errs = _changed(errs, _IDENTITY, is_err=True)
     no_values = [f"CAST(NULL AS {sql_type(column.type)}) AS {quoted(column.name)}" for column in schema.columns]
     cells = [f"{name} AS {column}" for name, column in _ERR_CELLS.items()]
     cells.append(f"CAST(NULL AS STRING) AS {ERR_POSITION}")  # a view has none: its records are in its inputs
     err_updates = changed_errs.selectExpr(*no_values, *system, *cells, f"part AS {PART}")
-    return Installed(updates.union(err_updates), (observed, observed_errs))
+    return Planned(updates.union(err_updates), columns, functools.partial(_refresh, [observed, observed_errs]))
 
 
 def inherited(name: str) -> list[str]:
@@ -250,26 +210,40 @@ def _counts(prefix: str) -> dict[str, str]:
     return counts
 
 
-def _refresh(totals: Mapping[str, int]) -> Refresh:
+def _refresh(observed: Sequence[Counting], written: DataFrame) -> Refresh:
+    totals = Counter[str]()
+    for each in observed:
+        totals.update({name: int(value or 0) for name, value in each.found(written).items()})
+
     def contents(side: str) -> Contents:
         digests = [whole_sum(totals, f"{side}_{i}") & _63_BITS for i in range(2)]
-        return Contents(totals[f"rows_{side}"], totals.get(f"errs_{side}", 0), (digests[0], digests[1]))
+        return Contents(totals[f"rows_{side}"], totals[f"errs_{side}"], (digests[0], digests[1]))
 
     counts = BatchCounts(
         insertions=totals["rows_insertions"],
         retractions=totals["rows_retractions"],
-        err_insertions=totals.get("errs_insertions", 0),
-        err_retractions=totals.get("errs_retractions", 0),
+        err_insertions=totals["errs_insertions"],
+        err_retractions=totals["errs_retractions"],
     )
     changed = [whole_sum(totals, f"changed_{i}") for i in range(2)]
-    return Refresh(
-        before=contents("persisted"),
-        after=contents("desired"),
-        counts=counts,
+    after = contents("desired")
+    stats = ViewStats(
+        rows=after.rows,
+        errs=after.errs,
         inserted=totals["rows_inserted"],
         retracted=totals["rows_retracted"],
-        errs_inserted=totals.get("errs_inserted", 0),
-        errs_retracted=totals.get("errs_retracted", 0),
-        misplaced=totals["rows_misplaced"] + totals.get("errs_misplaced", 0),
+        errs_inserted=totals["errs_inserted"],
+        errs_retracted=totals["errs_retracted"],
+        updates=counts.updates,
+        corrections=0,
+        contents_0=after.digest[0],
+        contents_1=after.digest[1],
+    )
+    return Refresh(
+        before=contents("persisted"),
+        after=after,
+        counts=counts,
+        report=stats.to_json(),
+        misplaced=totals["rows_misplaced"] + totals["errs_misplaced"],
         rows_digest=f"xxhash64-sums:{counts.updates}:{':'.join(map(str, changed))}",
     )

@@ -10,11 +10,11 @@ and stages nothing.
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -40,8 +40,8 @@ from persist_spark.read.damage import check_sizes, named_damage, part_sizes
 from persist_spark.read.frames import error_updates, snapshot
 from persist_spark.read.parts import scan_pieces
 from persist_spark.session import listing, own_session, stage_settings, use
-from persist_spark.stage import stage
-from persist_spark.view.difference import EMPTY, Contents, Installed, Refresh, inherited, install_desired_into_persist
+from persist_spark.stage import Planned, stage
+from persist_spark.view.difference import EMPTY, Contents, Refresh, inherited, install_desired_into_persist
 from persist_spark.view.rows import failed, queried, refused, shaped
 
 SAMPLE_ROWS = 20  # of a dry run
@@ -70,7 +70,7 @@ class _View:
             for each in frozen.uppers
             if (found := error_updates(self.spark, self.location, each, as_of)) is not None
         ]
-        return schema, rows, functools.reduce(DataFrame.union, errs) if errs else None
+        return schema, rows, reduce(DataFrame.union, errs) if errs else None
 
     def persisted(self, schema: CollectionSchema) -> tuple[DataFrame | None, DataFrame | None]:
         """All updates of the target in its batches, oks and errs."""
@@ -80,7 +80,7 @@ class _View:
         errs = [piece for batch, manifest in self.committed for piece in all_errs(batch, manifest)]
         return scan_pieces(self.spark, blob, oks, frame), scan_pieces(self.spark, blob, errs, frame)
 
-    def plan(self, frozen: FrozenShards, at: int) -> tuple[CollectionSchema, Installed]:
+    def plan(self, frozen: FrozenShards, at: int) -> tuple[CollectionSchema, Planned[Refresh]]:
         """The updates at time `at`. Raises `SchemaMismatch` if the rows do not fit the shard."""
         schema, rows, errs = self.desired(frozen)
         schema = self.state.schemas.placed(self.config.declared(schema))
@@ -96,8 +96,7 @@ def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> 
     anything is staged; `RunFailed` (evaluation failed), `TooManyUpdates` after. Nothing is committed in any case.
     """
     config = spec.config
-    if not isinstance(config, ViewConfig):
-        raise InvalidInput(f"job spec of {config.name}: found a {type(config).__name__}, expected a view")
+    assert isinstance(config, ViewConfig)
     client, description = PersistClient(location), spec.description
     if spec.dry_run_as_of is not None:
         frozen = ShardSource(client, config).frozen_at(spec.dry_run_as_of)
@@ -130,29 +129,15 @@ def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> 
             description,
             schema,
             spec.attempt,
-            lambda _: _Corrected(view, installed),
+            lambda _: replace(installed, outcome=partial(_corrected, view, installed)),
             check=lambda refresh: check_limits(config, refresh),
         )
 
 
-@dataclass(frozen=True)
-class _Corrected:
-    """A planned refresh whose counts say how many of its updates are corrections."""
-
-    view: _View
-    installed: Installed
-
-    @property
-    def updates(self) -> DataFrame:
-        return self.installed.updates
-
-    @property
-    def columns(self) -> Sequence[str]:
-        return self.updates.columns
-
-    def outcome(self, written: DataFrame) -> Refresh:
-        refresh = self.installed.outcome(written)
-        return replace(refresh, corrections=_corrections(self.view, refresh))
+def _corrected(view: _View, installed: Planned[Refresh], written: DataFrame) -> Refresh:
+    """The counts of the action; they say how many of the updates are corrections."""
+    refresh = installed.outcome(written)
+    return replace(refresh, report={**refresh.report, "corrections": _corrections(view, refresh)})
 
 
 def _corrections(view: _View, refresh: Refresh) -> int:
@@ -170,8 +155,8 @@ def _corrections(view: _View, refresh: Refresh) -> int:
         again = replace(load_frozen(view.client.blob, last.input_key, FrozenShards), as_of=last.as_of)
         _, installed = view.plan(again, again.as_of)
         run_without_output(installed.updates)
-        found = installed.outcome(installed.updates)
-        differing = found.inserted + found.retracted + found.errs_inserted + found.errs_retracted
+        found = installed.outcome(installed.updates).report
+        differing = sum(found[name] for name in ("inserted", "retracted", "errs_inserted", "errs_retracted"))
     except (NotReadable, CorruptArtifact, InvalidInput) as error:
         sys.stderr.write(f"the last refresh cannot be evaluated again: {error}\n")
         before = left or EMPTY
@@ -197,8 +182,9 @@ def run_without_output(frame: DataFrame) -> None:
 
 def check_limits(config: ViewConfig, refresh: Refresh) -> None:
     """Raise `TooManyUpdates` if the refresh exceeds the view's limits."""
-    limits, stats = config.limits, refresh.stats
-    for what, found, most in (("updates", stats.updates, limits.max_updates), ("rows", stats.rows, limits.max_rows)):
+    limits, counts = config.limits, refresh.report
+    for what, most in (("updates", limits.max_updates), ("rows", limits.max_rows)):
+        found = counts[what]
         if most is not None and found > most:
             raise TooManyUpdates(
                 f"view {config.name}: the refresh has {found} {what}; at most {most} are allowed"
@@ -207,9 +193,9 @@ def check_limits(config: ViewConfig, refresh: Refresh) -> None:
             )
 
 
-def _dry_run(view: _View, schema: CollectionSchema, installed: Installed, as_of: int) -> DryRun:
+def _dry_run(view: _View, schema: CollectionSchema, installed: Planned[Refresh], as_of: int) -> DryRun:
     run_without_output(installed.updates)
-    stats = _Corrected(view, installed).outcome(installed.updates).stats
+    stats = _corrected(view, installed, installed.updates).report
     _, again = view.plan(ShardSource(view.client, view.config).frozen_at(as_of), as_of)
     columns = [quoted(column.name) for column in schema.columns]
     shown = [DIFF, *columns, *_SHOWN_OF_ERRS]
@@ -217,7 +203,7 @@ def _dry_run(view: _View, schema: CollectionSchema, installed: Installed, as_of:
     texts = ordered.selectExpr(
         f"to_json(struct({', '.join(shown)}), map('ignoreNullFields', 'false')) AS row"
     ).collect()
-    return DryRun(as_of, stats.to_json(), tuple(_for_people(json.loads(text["row"])) for text in texts))
+    return DryRun(as_of, stats, tuple(_for_people(json.loads(text["row"])) for text in texts))
 
 
 def _for_people(update: dict[str, Any]) -> dict[str, Any]:

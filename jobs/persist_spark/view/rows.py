@@ -30,12 +30,11 @@ from persist_spark.view.gate import as_rows, check_query, register
 _MAX_MESSAGE_CHARS = 2_000  # Spark's messages may hold whole plans
 _AFTER_MESSAGE = ("JVM stacktrace", "Driver stacktrace", "\n\tat ")
 _CAUSE = re.compile(r"^Caused by: (.*)$", re.MULTILINE)
-_SAME: dict[type[T.DataType], str] = {
-    T.BooleanType: "boolean", T.IntegerType: "int", T.LongType: "bigint", T.FloatType: "float", T.DoubleType: "double",
-    T.BinaryType: "binary", T.DateType: "date", T.TimestampType: "timestamp",
+_CAST: dict[type[T.DataType], str] = {  # Spark drops a cast to the type that a column has
+    T.BooleanType: "boolean", T.ByteType: "int", T.ShortType: "int", T.IntegerType: "int", T.LongType: "bigint",
+    T.FloatType: "float", T.DoubleType: "double", T.BinaryType: "binary", T.DateType: "date",
+    T.TimestampType: "timestamp", T.StringType: "string", T.CharType: "string", T.VarcharType: "string",
 }  # fmt: skip
-_WIDENED: dict[type[T.DataType], str] = {T.ByteType: "int", T.ShortType: "int"}
-_TEXTS = (T.StringType, T.CharType, T.VarcharType)
 _NESTED = (T.StructType, T.ArrayType, T.MapType)
 # Nulls stay, times are in UTC with six digits: one text for one value.
 _JSON_OPTIONS = (
@@ -140,20 +139,15 @@ def shaped(view: str, rows: DataFrame) -> tuple[CollectionSchema, DataFrame]:
 
 def _shape(view: str, field: T.StructField) -> tuple[str, str]:
     name, found = quoted(field.name), field.dataType
-    if isinstance(found, _TEXTS):
-        return "string", f"CAST({name} AS STRING)"
     if isinstance(found, T.DecimalType):
         type_name = f"decimal({found.precision},{found.scale})"
         if decimal_of(type_name) and found.scale <= found.precision:
             return type_name, name
     if isinstance(found, _NESTED) and not any(isinstance(inner, _REFUSED) for inner in _within(found)):
         return "json", f"to_json({name}, {_JSON_OPTIONS})"
-    same = _SAME.get(type(found))
-    if same is not None:
-        return same, name
-    widened = _WIDENED.get(type(found))
-    if widened is not None:
-        return widened, f"CAST({name} AS INT)"
+    type_name = _CAST.get(type(found), "")
+    if type_name:
+        return type_name, f"CAST({name} AS {type_name})"
     raise ConfigError(
         f"view {view}: column {field.name!r} has type {found.simpleString()}, which shards do not support; cast it,"
         f" e.g. CAST({name} AS STRING), or AS TIMESTAMP"
