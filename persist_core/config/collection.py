@@ -145,6 +145,11 @@ class SourceConfig(ConfigModel):
         return checks.history_ms(self.look_back or DEFAULT_LOOK_BACK)
 
     @property
+    def type(self) -> str:
+        """The source's type, as progress names it."""
+        return FILES
+
+    @property
     def position(self) -> tuple[Column, ...]:
         """The fields of a record's position: see `persist_core.sources.files`, 5."""
         return FILE_POSITION
@@ -313,7 +318,7 @@ class CollectionConfig(ShardConfig):
 
     @property
     def source_type(self) -> str:
-        return FILES
+        return self.source.type
 
     @property
     def stays_open(self) -> bool:
