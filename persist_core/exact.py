@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-_ROWS_AT_ONCE = 10_000  # Arrow rows turned into Python objects at a time
+ROWS_AT_ONCE = 10_000  # Arrow rows turned into Python objects at a time
 DAY_MICROS = 86_400_000_000
 ERA_DAYS = 146_097  # of 400 years, after which the calendar is the same
 _MICROS = {"s": 1_000_000, "ms": 1000, "us": 1}
@@ -28,7 +28,7 @@ def timestamp_text(micros: int) -> str:
     return f"{date_text(days)}{datetime(1970, 1, 1) + timedelta(microseconds=micros):T%H:%M:%S.%f}Z"
 
 
-def exact_rows(table: pa.Table, *, rows_at_once: int = _ROWS_AT_ONCE) -> Iterator[dict[str, Any]]:
+def exact_rows(table: pa.Table, *, rows_at_once: int = ROWS_AT_ONCE) -> Iterator[dict[str, Any]]:
     """The rows as Python objects, few at a time."""
     for batch in table.to_batches(max_chunksize=rows_at_once):
         for values in zip(*map(_values, batch.columns), strict=True):

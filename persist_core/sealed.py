@@ -13,7 +13,6 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any, ClassVar, Self, TypeVar
 
 from persist_core.errors import CorruptArtifact, UnknownVersion
@@ -114,11 +113,6 @@ def from_plain(kind: type[T], body: Any, *, what: str) -> T:
     return made
 
 
-def to_plain(value: object) -> Any:
-    """Do as `dataclasses.asdict`, ten times as fast, because texts are not copied. For large values."""
-    return _adapter(type(value)).dump_python(value)  # type: ignore[arg-type] # a type is hashable
-
-
 @functools.cache
 def _adapter(kind: Any) -> Any:
     from pydantic import TypeAdapter
@@ -133,7 +127,8 @@ class Sealed:
     VERSION: ClassVar[int] = 1
 
     def encode(self: Any) -> bytes:
-        return seal(self.KIND, self.VERSION, asdict(self))
+        # As `dataclasses.asdict` does, ten times as fast, because texts are not copied.
+        return seal(self.KIND, self.VERSION, _adapter(type(self)).dump_python(self))  # type: ignore[arg-type] # a type is hashable
 
     @classmethod
     def decode(cls, data: bytes, *, what: str | None = None) -> Self:

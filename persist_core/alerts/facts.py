@@ -9,11 +9,10 @@ note    a user knows, or has done it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
-from persist_core.alerts.conditions import Health, values_of
 from persist_core.alerts.record import WatchRecord
 from persist_core.alerts.words import command_of, name_of, show_value
 from persist_core.config.thresholds import DURATIONS, Level
@@ -74,21 +73,6 @@ class Problem:
     text: str
     detail: str
     urgency: Urgency
-
-
-def alerts_at(
-    record: WatchRecord, healths: Mapping[str, Health], now_ms: int, shard: str | None = None
-) -> list[AlertFacts]:
-    """The open alerts of a shard or of all, the most urgent first, with the values of `healths`."""
-    found = []
-    for name, watch in record.shards.items():
-        if shard not in (None, name):
-            continue
-        values = values_of(healths[name], watch, now_ms) if name in healths else {}
-        for condition in watch.alerts:
-            facts, value = facts_of(record, name, condition), values.get(condition)
-            found.append(facts if value is None else replace(facts, value=value))
-    return sorted(found, key=lambda each: (URGENCIES.index(each.urgency), each.since_ms, each.shard, each.alert))
 
 
 def facts_of(record: WatchRecord, shard: str, condition: str) -> AlertFacts:

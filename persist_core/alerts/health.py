@@ -10,10 +10,11 @@ errors, cost one more manifest.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from persist_core.alerts.board import WatchBoard
-from persist_core.alerts.conditions import CONFLICTS_MS, Health
-from persist_core.alerts.facts import AlertFacts, alerts_at
+from persist_core.alerts.conditions import CONFLICTS_MS, Health, values_of
+from persist_core.alerts.facts import URGENCIES, AlertFacts, facts_of
 from persist_core.config.collection import FILES
 from persist_core.config.thresholds import ERRORS, FSCK, WARNINGS
 from persist_core.contents.err_groups import lines_of
@@ -43,8 +44,15 @@ def open_alerts(inspector: Inspector, shard: str | None = None) -> list[AlertFac
     """
     client = inspector.client
     record = WatchBoard(client).read()
-    names = [name for name, watch in record.shards.items() if watch.alerts and shard in (None, name)]
-    return alerts_at(record, healths(inspector, names), client.clock.now_ms(), shard)
+    watches = {name: watch for name, watch in record.shards.items() if watch.alerts and shard in (None, name)}
+    known, now_ms = healths(inspector, watches), client.clock.now_ms()
+    found = []
+    for name, watch in watches.items():
+        values = values_of(known[name], watch, now_ms) if name in known else {}
+        for condition in watch.alerts:
+            facts, value = facts_of(record, name, condition), values.get(condition)
+            found.append(facts if value is None else replace(facts, value=value))
+    return sorted(found, key=lambda each: (URGENCIES.index(each.urgency), each.since_ms, each.shard, each.alert))
 
 
 def _health(inspector: Inspector, shard: str) -> Health | None:

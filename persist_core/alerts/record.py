@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from persist_core.config.thresholds import Level
-from persist_core.sealed import Sealed, seal, to_plain
+from persist_core.sealed import Sealed
 
 RECORD_KEY = "_watch"  # starts with "_", so no shard can have this name
 MAX_UNSENT_OF_ONE_KEY = 8  # then the oldest is dropped: the newest one says how it is
@@ -120,9 +120,6 @@ class WatchRecord(Sealed):
     shards: Mapping[str, ShardWatch] = field(default_factory=dict)
     unsent: tuple[Notice, ...] = ()
     write_id: str = field(default="", compare=False)
-
-    def encode(self) -> bytes:
-        return seal(self.KIND, self.VERSION, to_plain(self))
 
     def of(self, shard: str) -> ShardWatch:
         return self.shards.get(shard, ShardWatch())

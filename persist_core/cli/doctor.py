@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -92,10 +93,7 @@ def _examined(open_store: Callable[[str], Any], examine: Callable[[Any], list[Fi
 
 
 def _print_json(role: str, uri: str, findings: Iterable[Finding]) -> None:
-    rows = [
-        {"check": f.check, "grade": f.grade.value, "found": f.found, "expected": f.expected, "remedy": f.remedy}
-        for f in findings
-    ]
+    rows = [asdict(each) | {"grade": each.grade.value} for each in findings]
     healthy = all(row["grade"] != Grade.PROBLEM.value for row in rows)
     output.print_json({"role": role, "uri": uri, "healthy": healthy, "findings": rows})
 

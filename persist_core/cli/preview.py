@@ -10,7 +10,7 @@ import click
 
 from persist_core.cli import output
 from persist_core.cli.project import project_files
-from persist_core.cli.run import ENV_SPARK_MASTER, find_config
+from persist_core.cli.run import ENV_SPARK_MASTER, collections_option, find_config
 from persist_core.cli.session import Session, with_session
 from persist_core.config.collection import CollectionConfig, load_collection
 from persist_core.contents.stats import show_bytes
@@ -35,7 +35,7 @@ DATED = "feed/{date:%Y-%m-%d}/*.jsonl"
 @click.option("--input", "glob", help="Read these files instead of source.path; a glob, as there.")
 @click.option("--limit", type=click.IntRange(1, MAX_LIMIT), default=DEFAULT_LIMIT, help="Records.", show_default=True)
 @click.option("--rows", type=output.COUNT, default=SHOWN_ROWS, help="Rows to print.", show_default=True)
-@click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files.")
+@collections_option
 @click.option("--master", help=f"Spark on this machine (default: {ENV_SPARK_MASTER} if it is here, or {LOCAL_MASTER}).")
 @with_session
 def preview_command(

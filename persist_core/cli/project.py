@@ -27,7 +27,6 @@ from persist_core.keys import check_shard_name
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation, location_from
 from persist_core.sample.propose import found_by, propose
-from persist_core.sources.feeds import feed_at
 
 TEMPLATE = Path(__file__).with_name("new_project")  # all but the DAG files
 DAG_FILES = tuple(f"persist_{name}.py" for name in ("actions", "collections", "maintenance", "views", "watch"))
@@ -89,7 +88,7 @@ def _propose(
 ) -> None:
     where = collections or Path(os.environ.get(ENV_COLLECTIONS) or DEFAULT_COLLECTIONS)
     with open_location(_location()) as location:  # only to know how to reach a bucket
-        found = found_by(globs, lambda pattern: feed_at(location, pattern, connection), connection)
+        found = found_by(globs, location, connection)
         text = propose(found, folder=None if name is None else where, format=format_)
     if name is None:
         sys.stdout.write(text)

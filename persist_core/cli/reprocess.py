@@ -13,7 +13,7 @@ from persist_core.cli import output
 from persist_core.cli.run import find_config, spark_of, with_spark_options
 from persist_core.cli.session import Session, this_user, with_session
 from persist_core.config.collection import CollectionConfig
-from persist_core.config.error_limits import read_limits
+from persist_core.config.limits import read_limits
 from persist_core.errors import InvalidInput
 from persist_core.inspection.values import json_rows
 from persist_core.maintenance.differences import SAMPLES, facts_of, line_of, report_of

@@ -41,6 +41,13 @@ VIEWS_FOLDER = "views"  # beside the folder of collections
 DRY_RUN_COUNTS = ("inserted", "retracted", "errs_inserted", "errs_retracted", "corrections", "rows", "errs")
 _DIGESTS = ("contents_0", "contents_1")  # among a view's stats; only the next refresh uses them
 
+collections_option = click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files.")
+views_option = click.option(
+    "--views", type=click.Path(path_type=Path), help="Folder of view files (default: `views` beside it)."
+)
+_master_option = click.option("--master", help=f"Spark master (default: {ENV_SPARK_MASTER}, or {LOCAL_MASTER}).")
+_conf_option = click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A Spark setting; may be repeated.")
+
 
 @click.command()
 @click.argument("names", metavar="[NAME]...", nargs=-1)
@@ -53,10 +60,10 @@ _DIGESTS = ("contents_0", "contents_1")  # among a view's stats; only the next r
 @click.option("--close", is_flag=True, help="The input has ended: take all of it and close the shard.")
 @click.option("--recreate", is_flag=True, help="Begin a dropped shard again, empty: it takes in all its input.")
 @click.option("--read-only", is_flag=True, help="For a view: print what a refresh would write, and write nothing.")
-@click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files.")
-@click.option("--views", type=click.Path(path_type=Path), help="Folder of view files (default: `views` beside it).")
-@click.option("--master", help=f"Spark master (default: {ENV_SPARK_MASTER}, or {LOCAL_MASTER}).")
-@click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A Spark setting; may be repeated.")
+@collections_option
+@views_option
+@_master_option
+@_conf_option
 @click.option("--logs", type=click.Path(path_type=Path), help="Folder that keeps the Spark jobs' logs.")
 @with_session
 def run(
@@ -213,14 +220,7 @@ def _dry_run(session: Session, config: ViewConfig, until: int | None, spark: Spa
 
 def with_spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options `collections`, `master` and `conf` of a command that runs Spark for one collection."""
-    options = (
-        click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files."),
-        click.option("--master", help=f"Spark master (default: {ENV_SPARK_MASTER}, or {LOCAL_MASTER})."),
-        click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A Spark setting; may be repeated."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+    return collections_option(_master_option(_conf_option(command)))
 
 
 def spark_of(session: Session, master: str | None, conf: tuple[str, ...], logs: Path | None = None) -> SparkProcess:
@@ -247,7 +247,7 @@ def find_config(name: str, collections: Path | None, views: Path | None) -> Shar
     given = collections or (Path(folder) if (folder := os.environ.get(ENV_COLLECTIONS)) else None)
     collections, views = _folders(collections, views)
     if name.endswith(SUFFIXES) or "/" in name:
-        fields = read_mapping(Path(name), None, first_fields="source: or query:")
+        fields = read_mapping(Path(name), first_fields="source: or query:")
         is_view = "query" in fields or "function" in fields
         return load_view(Path(name), collections=given) if is_view else load_collection(Path(name))
     check_shard_name(name)

@@ -7,15 +7,14 @@ from pathlib import Path
 import click
 
 from persist_core.cli import output
-from persist_core.cli.run import all_of, find_config
+from persist_core.cli.run import all_of, collections_option, find_config, views_option
 from persist_core.cli.session import Session, with_session
 from persist_core.config.collection import CollectionConfig
-from persist_core.config.shard import ShardConfig
 from persist_core.contents.evolution import changes_between
 from persist_core.errors import InvalidInput, SchemaMismatch
 from persist_core.protocol.planned import planned
 from persist_core.sample.propose import found_by, new_columns
-from persist_core.sources.feeds import feed_at, feed_of
+from persist_core.sources.feeds import feed_of
 from persist_core.sources.files import FileSource
 from persist_core.time_text import show_time
 
@@ -50,8 +49,8 @@ def schema_command(session: Session, shard: str) -> None:
 @click.command("plan")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option("--all", "is_all", is_flag=True, help="All collections and views of the folders.")
-@click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files.")
-@click.option("--views", type=click.Path(path_type=Path), help="Folder of view files (default: `views` beside it).")
+@collections_option
+@views_option
 @with_session
 def plan(session: Session, names: tuple[str, ...], is_all: bool, collections: Path | None, views: Path | None) -> None:
     """Say what the next run of NAME (a collection or view, or its file) will do to the schema.
@@ -61,7 +60,10 @@ def plan(session: Session, names: tuple[str, ...], is_all: bool, collections: Pa
     """
     if bool(names) == is_all:
         raise InvalidInput("expected a NAME, several, or --all")
-    configs, wrong = all_of(collections, views, None) if is_all else (_found(names, collections, views), [])
+    if is_all:
+        configs, wrong = all_of(collections, views, None)
+    else:
+        configs, wrong = [find_config(name, collections, views) for name in names], []
     plans = [planned(session.client, config) for config in configs]
     for each in plans:
         if session.as_json:
@@ -81,15 +83,11 @@ def plan(session: Session, names: tuple[str, ...], is_all: bool, collections: Pa
         raise wrong[0]
 
 
-def _found(names: tuple[str, ...], collections: Path | None, views: Path | None) -> list[ShardConfig]:
-    return [find_config(name, collections, views) for name in names]
-
-
 @click.command("columns")
 @click.argument("name")
 @click.argument("more", nargs=-1)
 @click.option("--from", "glob", metavar="FILES", help="Look at these files: a path or glob (default: source.path).")
-@click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files.")
+@collections_option
 @with_session
 def columns(session: Session, name: str, more: tuple[str, ...], glob: str | None, collections: Path | None) -> None:
     """Print lines to paste into `columns` of NAME (a collection, or its file), for fields that have no column yet.
@@ -105,7 +103,7 @@ def columns(session: Session, name: str, more: tuple[str, ...], glob: str | None
         feed = feed_of(location, config)
         files = FileSource(config, session.client.blob, feed).freeze(None, until=None).frozen.files
     else:
-        given = found_by([glob, *more], lambda pattern: feed_at(location, pattern, connection), connection)
+        given = found_by([glob, *more], location, connection)
         feed, files = given.feed, tuple(given.files)
     lines, hints = new_columns(config, feed, files)
     if session.as_json:

@@ -176,5 +176,5 @@ def load_watched(folder: Path, *, what: str) -> tuple[list[WatchedShard], list[C
 
 
 def _load_watched(path: Path) -> WatchedShard:
-    body = read_mapping(path, None, first_fields="source: or query:")
+    body = read_mapping(path, first_fields="source: or query:")
     return validated(WatchedShard, {name: body[name] for name in WatchedShard.model_fields if name in body}, path)

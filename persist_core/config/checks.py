@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from persist_core.config.path_pattern import MAX_PATTERN_CHARS, BadPattern, parse_pattern
+from persist_core.config.path_pattern import MAX_PATTERN_CHARS, BadPattern, PathPattern, parse_pattern
 from persist_core.config.problems import nearest, refuse
 from persist_core.errors import InvalidName, InvalidTime
 from persist_core.schema import MAX_NAME_CHARS, RESERVED_PREFIX, SIMPLE_TYPES, arrow_type, folded
@@ -80,24 +80,23 @@ def type_name(text: str) -> str:
 
 def source_path(path: str) -> str:
     """Check that a `source.path` can be parsed."""
-    try:
-        parse_pattern(path, "/")
-    except BadPattern as error:
-        expected, _, remedy = str(error).partition("; ")
-        raise refuse(path, expected.removeprefix("expected "), remedy or "correct the path") from None
+    _parsed(path, path, "path")
     return path
 
 
 def source_folder(path: str) -> str:
     """Check a folder that a `source.path` may have started at: no wildcards and no dates."""
-    try:
-        segments = parse_pattern(f"{path.rstrip('/')}/*", "/").segments if path else ()
-    except BadPattern as error:
-        expected, _, remedy = str(error).partition("; ")
-        raise refuse(path, expected.removeprefix("expected "), remedy or "correct the folder") from None
-    if len(segments) != 1:
+    if not path or len(_parsed(f"{path.rstrip('/')}/*", path, "folder").segments) != 1:
         raise refuse(path, "a folder without wildcards", "write the folder that source.path started at before")
     return path
+
+
+def _parsed(pattern: str, given: str, what: str) -> PathPattern:
+    try:
+        return parse_pattern(pattern, "/")
+    except BadPattern as error:
+        expected, _, remedy = str(error).partition("; ")
+        raise refuse(given, expected.removeprefix("expected "), remedy or f"correct the {what}") from None
 
 
 def folder(path: str) -> str:

@@ -19,9 +19,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, fie
 
 from persist_core.config import checks
 from persist_core.config.column import Binary, ColumnConfig, Decimals, Unit
-from persist_core.config.error_limits import LimitsConfig
 from persist_core.config.files import Loaded, expanded, load_folder, read_mapping
 from persist_core.config.groups import GroupName
+from persist_core.config.limits import LimitsConfig
 from persist_core.config.model import ConfigModel, FieldName, Flag, Names
 from persist_core.config.order import BESIDE, OrderConfig, check_restarts, check_sequence, has_eras, order_columns
 from persist_core.config.path_pattern import S3, PathPattern, parse_pattern
@@ -333,12 +333,9 @@ class CollectionConfig(ShardConfig):
         """Now, or the start of the period that paths are dated by: the files of a day are read when it is over."""
         return self.source_pattern().period_start(now_ms) if self.time.source == "path" else now_ms
 
-    def order_columns(self) -> tuple[Column, ...] | None:
-        """The columns that order records across batches, before their position; `None` in `log` order."""
-        return order_columns(self.order, self.columns, self.source.format)
-
     def collection_schema(self) -> CollectionSchema:
         """Key columns in the order of `key`, never null; then the others in the order of the file."""
+        order = order_columns(self.order, self.columns, self.source.format)
         columns = {
             name: Column(name, each.type, each.nullable, inherits=self._inherits(each), renamed_from=each.renamed_from)
             for name, each in self.columns.items()
@@ -346,9 +343,9 @@ class CollectionConfig(ShardConfig):
         return CollectionSchema(
             key=tuple(replace(columns[name], nullable=False, inherits=False) for name in self.key),
             values=tuple(column for name, column in columns.items() if name not in self.key),
-            order=self.order_columns(),
+            order=order,
             position=self.source.position,
-            beside=BESIDE if self.order_columns() is not None and has_eras(self.order, self.source.format) else (),
+            beside=BESIDE if order is not None and has_eras(self.order, self.source.format) else (),
             dropped=self.dropped,
             timed_by=str(self.time),
             zone=self.timezone,
@@ -375,13 +372,13 @@ class CollectionConfig(ShardConfig):
         return str(Path(self.base_dir).absolute())
 
 
-def load_collection(path: Path, base_dir: Path | None = None) -> CollectionConfig:
+def load_collection(path: Path) -> CollectionConfig:
     """Parse and check one file. Its name without the suffix is the collection's, and the shard's.
 
-    A relative `source.path` lies below `base_dir` (default: the file's folder; the file's own `base_dir:` lies below
-    that in turn). Raises `ConfigError`: one line per mistake, with file, field, value found and value expected.
+    A relative `source.path` lies below the file's folder, or below `base_dir:` there. Raises `ConfigError`: one line
+    per mistake, with file, field, value found and value expected.
     """
-    body = read_mapping(path, base_dir, first_fields="source:, key:, columns:")
+    body = read_mapping(path, first_fields="source:, key:, columns:")
     if "source" not in body and not body.keys().isdisjoint(("query", "function")):
         raise ConfigError(f"{path}: the file: found a view, expected a collection; move it to views/")
     source = body.get("source")

@@ -25,11 +25,11 @@ C = TypeVar("C")
 Loaded = tuple[list[C], list[ConfigError]]
 
 
-def read_mapping(path: Path, base_dir: Path | None, *, first_fields: str) -> dict[str, Any]:
+def read_mapping(path: Path, *, first_fields: str) -> dict[str, Any]:
     """The file's fields, with its name, the absolute `base_dir`, and the project's time zone and group added.
 
-    The project's file lies beside the file's folder; only collections have groups. `base_dir` is what the file's own
-    `base_dir:` lies below (default: the file's folder). Raises `ConfigError`.
+    The project's file lies beside the file's folder; only collections have groups. The file's own `base_dir:` lies
+    below its folder. Raises `ConfigError`.
     """
     body = read_fields(path, first_fields=first_fields)
     name, base = body.get("name", path.stem), body.get("base_dir", ".")
@@ -42,7 +42,7 @@ def read_mapping(path: Path, base_dir: Path | None, *, first_fields: str) -> dic
         raise ConfigError(f"{path}: name: {problem.message()}")
     if isinstance(base, str):
         # absolute, symbolic links not resolved: a folder replaced through a link keeps its identity in the ledger
-        body["base_dir"] = os.path.normpath((base_dir or path.parent).absolute() / base)
+        body["base_dir"] = os.path.normpath(path.parent.absolute() / base)
     by_project: dict[str, Callable[[], Any]] = {"timezone": lambda: _fields_of_project(path.parent).get("timezone")}
     if "source" in body:
         by_project["group"] = lambda: group_by_pattern(groups_beside(path.parent), path.stem)

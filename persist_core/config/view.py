@@ -219,7 +219,7 @@ def _load_view(path: Path, known: _Known) -> ViewConfig:
 
 
 def _fields(path: Path) -> dict[str, Any]:
-    body = read_mapping(path, None, first_fields="query:")
+    body = read_mapping(path, first_fields="query:")
     if "source" in body and body.keys().isdisjoint(("query", "function")):
         raise ConfigError(f"{path}: the file: found a collection, expected a view; move it to collections/")
     return body

@@ -82,10 +82,7 @@ def parse(text: str) -> ParsedQuery:
         raise BadQuery(
             f"a statement ({kind})", "a query: SELECT, WITH ... SELECT, VALUES", "a view's query returns its rows"
         )
-    if (comment := _unlike_spark(text)) is not None:
-        raise BadQuery(f"the comment {comment!r}", "comments that end at one place only", "leave it out")
-    for problem in problems(text, tree):
-        raise problem
+    _check_made_of(text, tree)
     inputs = tuple(dict.fromkeys(_inputs(text, tree)))
     return ParsedQuery(text, inputs, _outputs(tree), tree)
 
@@ -104,10 +101,7 @@ def parse_condition(text: str, columns: Sequence[str]) -> tuple[str, ...]:
     if not isinstance(tree, exp.Condition) or whole is not None:
         kind = type(whole or tree).__name__
         raise BadQuery(f"{kind.upper()}{place(text, whole)}", "a condition on one row", "for example balance >= 0")
-    if (comment := _unlike_spark(text)) is not None:
-        raise BadQuery(f"the comment {comment!r}", "comments that end at one place only", "leave it out")
-    for problem in problems(text, tree):
-        raise problem
+    _check_made_of(text, tree)
     used = set()
     for column in tree.find_all(exp.Column):
         found = next((name for name in columns if folded(name) == folded(column.name)), None)
@@ -133,13 +127,17 @@ def _statements(text: str, expected: str = "a query") -> list[exp.Expr]:
         quiet.level = level
 
 
-def _unlike_spark(text: str) -> str | None:
-    """A comment that Spark's parser ends at another place: the rest of it could be a query that no gate has seen.
+def _check_made_of(text: str, tree: exp.Expr) -> None:
+    """Raise `BadQuery` for what `query_rules` finds, and for a comment that Spark's parser ends at another place.
 
+    The rest of such a comment could be a query that no gate has seen.
     Spark counts no `/*+` within a comment, and a line that ends in a backslash goes on. `{#` it does not know.
     """
-    comments = [comment for token in sqlglot.tokenize(text, read=DIALECT) for comment in token.comments]
-    return next((each[:40] for each in comments if "/*+" in each or "\\\n" in f"{each}\n"), None)
+    for comment in (comment for token in sqlglot.tokenize(text, read=DIALECT) for comment in token.comments):
+        if "/*+" in comment or "\\\n" in f"{comment}\n":
+            raise BadQuery(f"the comment {comment[:40]!r}", "comments that end at one place only", "leave it out")
+    for problem in problems(text, tree):
+        raise problem
 
 
 def _without_classes(description: str) -> str:

@@ -19,7 +19,10 @@ TASK_SINCE_MS = DAY_MS  # nor is a shorter advance of `since` worth one, or one 
 
 @dataclass(frozen=True)
 class DueMerge:
-    """The merge to do next: of how many batches, and how many rows they hold without their history."""
+    """The merge to do next: of how many batches, and how many rows they hold. A step merges fewer.
+
+    Their history is not counted: it is mostly carried over as files.
+    """
 
     batches: int
     rows: int
@@ -65,11 +68,10 @@ class Debt:
 
 
 def debt_of(state: ShardState, *, now_ms: int) -> Debt:
-    due = merge_due(state)
     after, advance = advance_since(state, now_ms=now_ms)
     behind_ms = (advance.since.time or 0) - (advance.before.time or 0)
     return Debt(
-        None if due is None else DueMerge(len(due), rows_to_merge(due)),
+        due_merge_of(state),
         tuple(sorted(state.leases.keys() - after.leases.keys())),
         behind_ms,
         state.history_ms,
@@ -95,6 +97,7 @@ def merge_due(state: ShardState) -> tuple[HollowBatch, ...] | None:
     return next((each for each in due if each is not None), None)
 
 
-def rows_to_merge(batches: tuple[HollowBatch, ...]) -> int:
-    """At most the rows of a merge, without history: it is mostly carried over as files. A step merges fewer."""
-    return sum(batch.counts.rows for batch in batches)
+def due_merge_of(state: ShardState) -> DueMerge | None:
+    """The size of `merge_due`."""
+    due = merge_due(state)
+    return None if due is None else DueMerge(len(due), sum(batch.counts.rows for batch in due))

@@ -59,16 +59,6 @@ class Metric:
         return (*COMMON_LABELS, *self.labels)
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One value of a metric. `labels` has a value for each of the metric's labels of its own."""
-
-    metric: Metric
-    shard: str
-    labels: tuple[str, ...]
-    value: float
-
-
 def _of(read: Callable[[ShardSummary], Value]) -> Callable[[Shard], Mapping[str, Value]]:
     """A fact of the summary; of a shard whose state can't be read nothing is known."""
     return lambda shard: {} if UNREADABLE in shard[0].attention else {"": read(shard[0])}
@@ -163,24 +153,19 @@ STAGES = ("mint", "write", "append", "checkpoint", "retry", "maintain")
 RESULTS = ("success", "skipped", "conflict", "failed")
 
 
-def samples(metric: Metric, shards: Iterable[Shard]) -> Iterator[Sample]:
-    """The samples of each shard that is not dropped. None for a metric that only runs have."""
-    read = metric.read
-    if read is None:
-        return
-    for shard in shards:
-        for label, value in read(shard).items():
-            if value is not None and not shard[0].is_dropped:
-                yield Sample(metric, shard[0].shard, (label,) if metric.labels else (), value)
-
-
 def labeled_samples(shards: Iterable[Shard], *, location: str) -> Iterator[tuple[Metric, dict[str, str], float]]:
-    """Each metric's samples, with the values of all its labels by name. `location` is the value of that label."""
-    given = list(shards)
+    """Each metric's samples, with the values of all its labels by name; none of shards that are dropped.
+
+    `location` is the value of that label.
+    """
+    given = [shard for shard in shards if not shard[0].is_dropped]
     for metric in (*SHARD_METRICS, COMMITS):
-        for sample in samples(metric, given):
-            values = (location, sample.shard, *sample.labels)
-            yield metric, dict(zip(metric.all_labels, values, strict=True)), sample.value
+        assert metric.read is not None  # only metrics of runs have none
+        for shard in given:
+            for own, value in metric.read(shard).items():
+                if value is not None:
+                    values = (location, shard[0].shard, *([own] if metric.labels else []))
+                    yield metric, dict(zip(metric.all_labels, values, strict=True)), value
 
 
 def prometheus_text(shards: Iterable[Shard], *, location: str) -> str:

@@ -17,7 +17,7 @@ from persist_core.contents.evolution import changes_between
 from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.contents.stats import MAX_NAMES, BatchWarning
 from persist_core.errors import Corruption
-from persist_core.inspection.debt import DueMerge, merge_due, rows_to_merge
+from persist_core.inspection.debt import due_merge_of
 from persist_core.inspection.facts import BatchesPage, BatchFacts, CommitFacts, LastCommit, ShardSummary
 from persist_core.keys import is_shard_name, owner_of
 from persist_core.protocol.living import living
@@ -35,7 +35,7 @@ def summary_of(state: ShardState, found: Newest, *, is_clipped: bool = False) ->
 
     `is_clipped`: a fork shares a part of a run, and the state has the counts of the whole run.
     """
-    newest, due = state.newest_commit, merge_due(state)
+    newest = state.newest_commit
     held = [lease.since for lease in state.leases.values()] + [hold.since for hold in state.holds.values()]
     stats = found.counted.stats if found.counted else {}
     rows, errors = (None, None) if is_clipped else living(state.batches)
@@ -60,7 +60,7 @@ def summary_of(state: ShardState, found: Newest, *, is_clipped: bool = False) ->
         size_bytes=sum(batch.size_bytes for batch in state.batches),
         commits=newest.epoch if newest else 0,
         newest_commit=_last(newest) if newest else None,
-        due_merge=DueMerge(len(due), rows_to_merge(due)) if due else None,
+        due_merge=due_merge_of(state),
         holders=len(held),
         held_at=min((since.time for since in held if since.time is not None), default=None),
         inputs=tuple(sorted(refreshed.uppers)) if refreshed else (),
@@ -192,8 +192,11 @@ def _batch_facts(batch: HollowBatch) -> BatchFacts:
 
 @dataclass(frozen=True)
 class Newest:
-    """`counted` has the count that `needs_counts` asks for, if any. `warnings` are from the newest run that counted
-    something, `None` if it is not known. `damage` says which manifest can't be read."""
+    """`counted` has the count among its stats that a summary needs and the state does not have, if any.
+
+    `warnings` are from the newest run that counted something, `None` if it is not known. `damage` says which manifest
+    can't be read.
+    """
 
     counted: BatchManifest | None = None
     warnings: tuple[BatchWarning, ...] | None = ()
@@ -202,7 +205,8 @@ class Newest:
 
 def newest_of(state: ShardState, manifest_of: Callable[[Commit], BatchManifest]) -> Newest:
     """Read manifests from the newest one back, most often one: all of the newest run, and the one that counts."""
-    needed, found = needs_counts(state), Newest(warnings=None)
+    needed = "rows" if is_multiset(state) else "stashed" if STASH_OPERATOR in state.operators else None
+    found = Newest(warnings=None)
     writer: str | None = None
     for commit in reversed(state.commits[-MAX_LOOKED:]):
         is_counted = needed is None or found.counted is not None
@@ -223,13 +227,6 @@ def newest_of(state: ShardState, manifest_of: Callable[[Commit], BatchManifest])
 def is_multiset(state: ShardState) -> bool:
     """True if the shard has no key, and so may hold a row many times."""
     return state.schema is not None and not state.schema.key
-
-
-def needs_counts(state: ShardState) -> str | None:
-    """The number in `BatchManifest.stats` that a summary needs and the state does not have, if any."""
-    if is_multiset(state):
-        return "rows"
-    return "stashed" if STASH_OPERATOR in state.operators else None
 
 
 def _sum(warnings: tuple[BatchWarning, ...]) -> tuple[BatchWarning, ...]:

@@ -10,10 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist_core.exact import exact_rows
+from persist_core.exact import ROWS_AT_ONCE, exact_rows
 from persist_core.schema import ERR_KEY, ERR_PAYLOAD
-
-_ROWS_AT_ONCE = 10_000  # Arrow rows turned into Python objects at a time
 
 
 def json_value(value: Any) -> Any:
@@ -33,7 +31,7 @@ def json_value(value: Any) -> Any:
     return str(value)
 
 
-def json_rows(table: pa.Table, *, rows_at_once: int = _ROWS_AT_ONCE) -> Iterator[dict[str, Any]]:
+def json_rows(table: pa.Table, *, rows_at_once: int = ROWS_AT_ONCE) -> Iterator[dict[str, Any]]:
     """The rows as JSON objects. Error keys and payloads are bytes: text if they are UTF-8, else `{"hex": ...}`."""
     for row in exact_rows(table, rows_at_once=rows_at_once):
         yield {

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.checkpoint.recovery import recover_newest
 from persist_core.config.collection import CollectionConfig
-from persist_core.config.error_limits import ErrorLimits, exceeded_limit
+from persist_core.config.limits import ErrorLimits, exceeded_limit
 from persist_core.contents.batch import STASH_OPERATOR, BatchDescription, BatchManifest
 from persist_core.contents.stats import FILLED_COLUMN, BatchWarning
 from persist_core.errors import InvalidInput, OutdatedDescription, RunFailed

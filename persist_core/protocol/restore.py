@@ -124,24 +124,20 @@ def restore(client: PersistClient, plan: RestorePlan, *, writer: str) -> Committ
     A lost race is a `Conflict`, recorded like any other. Raises `CorruptArtifact` if retention has deleted the
     checkpoint since then, `RunFailed` if the shard was dropped. Trying again is safe after any error.
     """
-    with named_if_dropped(client.machine, plan.began):
-        return _restored(client, plan, writer)
-
-
-def _restored(client: PersistClient, plan: RestorePlan, writer: str) -> Committed | Conflict:
     checkpoint = plan.point.checkpoint
-    return append_replacing(
-        client,
-        plan.began,
-        plan.updates,
-        plan.schema,
-        upper=plan.upper,
-        token=restore_token("restore", plan.shard, plan.lower, checkpoint.checkpoint_id),
-        sources=plan.point.sources,
-        operators=plan.point.operators,
-        restored=Restored(plan.shard, checkpoint.checkpoint_id, checkpoint.watermark),
-        writer=writer,
-    )
+    with named_if_dropped(client.machine, plan.began):
+        return append_replacing(
+            client,
+            plan.began,
+            plan.updates,
+            plan.schema,
+            upper=plan.upper,
+            token=restore_token("restore", plan.shard, plan.lower, checkpoint.checkpoint_id),
+            sources=plan.point.sources,
+            operators=plan.point.operators,
+            restored=Restored(plan.shard, checkpoint.checkpoint_id, checkpoint.watermark),
+            writer=writer,
+        )
 
 
 def append_replacing(

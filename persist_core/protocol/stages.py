@@ -80,7 +80,6 @@ class Conflict:
 
     record: ConflictRecord
     is_new: bool
-    is_covered: bool
 
 
 def mint(
@@ -103,20 +102,20 @@ def mint(
     source = source or source_of(client, config)
     if until is not None and not is_forced:
         _check_not_ahead(config.name, until, client.clock.now_ms())
-    for _ in range(MAX_MINT_TRIES - 1):
+    for left in reversed(range(MAX_MINT_TRIES)):
         state = client.machine.fetch(config.name) or ShardState(config.name)
         try:
             minted = _mint(client, config, source, state, until=until, writer=writer)
+            break
         except CorruptArtifact:
             # If another writer has committed meanwhile, retention may have deleted what this one was reading.
             now = client.machine.fetch(config.name)
-            if now is None or now.newest_commit == state.newest_commit:
+            if not left or now is None or now.newest_commit == state.newest_commit:
                 raise
-        else:
-            return _with_notices(minted, _as_defined(client, config, state))
-    state = client.state(config.name)
-    minted = _mint(client, config, source, state, until=until, writer=writer)
-    return _with_notices(minted, _as_defined(client, config, state))
+    notices = _as_defined(client, config, state)
+    if isinstance(minted, Minted):
+        return replace(minted, notices=(*notices, *minted.notices))
+    return replace(minted, reason=". ".join((minted.reason, *notices)))
 
 
 def _as_defined(client: PersistClient, config: ShardConfig, state: ShardState) -> tuple[str, ...]:
@@ -133,12 +132,6 @@ def _as_defined(client: PersistClient, config: ShardConfig, state: ShardState) -
         return ()
     kept = f"history of shard {config.name} is now {config.history}; it was {show_history(before)}"
     return (f"{kept}. The next checkpoint and the next maintenance give up what is older, permanently",)
-
-
-def _with_notices(minted: Minted | NothingToDo, notices: tuple[str, ...]) -> Minted | NothingToDo:
-    if isinstance(minted, Minted):
-        return replace(minted, notices=(*notices, *minted.notices))
-    return replace(minted, reason=". ".join((minted.reason, *notices)))
 
 
 def _mint(
@@ -337,7 +330,7 @@ def append(client: PersistClient, description: BatchDescription, manifest_key: s
 
 def _conflict(client: PersistClient, description: BatchDescription, mismatch: UpperMismatch) -> Conflict:
     record, is_new = record_conflict(client.blob, client.clock, description, mismatch)
-    return Conflict(record, is_new=is_new, is_covered=mismatch.is_stale)
+    return Conflict(record, is_new)
 
 
 def check_manifest(manifest: BatchManifest, description: BatchDescription) -> None:

@@ -15,16 +15,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from persist_core.checkpoint.publish import publish_missing
-from persist_core.contents.batch import BatchCounts, BatchDescription
+from persist_core.contents.batch import BatchCounts
 from persist_core.contents.derived import Restored
 from persist_core.errors import InvalidInput
-from persist_core.handles.changes import in_time_from
 from persist_core.handles.client import PersistClient
 from persist_core.handles.overtaken import named_if_dropped
 from persist_core.handles.read import schema_of
 from persist_core.handles.write import manifest_for, stage_manifest
-from persist_core.ids import uuid7_of
 from persist_core.keys import hidden_shard
+from persist_core.protocol.describe import describe_change
 from persist_core.protocol.fork import fork, share
 from persist_core.protocol.restore_point import copy_operators, point_of, restore_token
 from persist_core.shard.origin import Swap
@@ -73,12 +72,11 @@ def swap_token(shard: str, lower: int, built: str, checkpoint_id: str, definitio
 def _swapped(
     client: PersistClient, ours: ShardState, theirs: ShardState, keep_ms: int | None, writer: str, definition: str
 ) -> Committed | UpperMismatch:
-    old, new, now_ms = ours.newest_commit, theirs.newest_commit, client.clock.now_ms()
+    new, now_ms = theirs.newest_commit, client.clock.now_ms()
     lower, attempt = ours.upper.time, client.ids.uuid7()
-    assert old is not None
     assert new is not None
     assert lower is not None
-    point, begun = point_of(client, theirs, new.checkpoint_id), in_time_from(client, ours)
+    point = point_of(client, theirs, new.checkpoint_id)
     if point.upper != lower or theirs.since > ours.since:
         raise InvalidInput(
             f"{theirs.shard} can be read in {show_interval(theirs.since.time or 0, point.upper)}; expected all of"
@@ -86,20 +84,8 @@ def _swapped(
         )
     restored = Restored(theirs.shard, new.checkpoint_id, point.checkpoint.watermark)
     token = swap_token(ours.shard, lower, theirs.shard, new.checkpoint_id, definition)
-    description = BatchDescription(
-        shard=ours.shard,
-        lower=lower,
-        upper=lower + 1,
-        token=token,
-        checkpoint_id=uuid7_of(lower, token),
-        epoch=old.epoch + 1,
-        parent_id=None,
-        writer=writer,
-        sources=point.sources,
-        era=ours.era,
-        is_change=True,
-        in_time_from=lower if begun is None else begun,
-    )
+    description = describe_change(client, ours, token, writer=writer, sources=point.sources)
+    description = replace(description, parent_id=None)  # the checkpoint before is of another generation
     manifest = replace(
         manifest_for(description, schema_of(theirs), (), BatchCounts(), rows=token),
         operators=copy_operators(client, point.operators, ours.shard, attempt),

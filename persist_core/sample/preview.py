@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from persist_core.config.collection import FILES, CollectionConfig
-from persist_core.config.error_limits import reached_limit
+from persist_core.config.limits import reached_limit
 from persist_core.contents.err_groups import grouped
 from persist_core.contents.stats import BatchWarning
 from persist_core.errors import PersistError

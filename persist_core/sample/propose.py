@@ -10,20 +10,22 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from persist_core.config.collection import NEVER_KEYS, PLAIN_FORMATS, CollectionConfig, Format
-from persist_core.config.path_pattern import S3, PathPattern, parse_pattern
+from persist_core.config.path_pattern import S3, parse_pattern
 from persist_core.errors import InvalidInput
+from persist_core.location.open import OpenLocation
 from persist_core.sample.detect import Detected, detect, escaped, path_of, stated_types
 from persist_core.sample.fields import hints_of, named_fields, rows_of
 from persist_core.sample.files import DMS_OP, RawRow, raw_rows, take, value_at
 from persist_core.sample.guess import Guess, guess
 from persist_core.schema import MAX_COLUMNS, RESERVED_PREFIX, folded
-from persist_core.sources.feed import Feed, LocalFeed, Wanted
+from persist_core.sources.feed import Feed, Wanted
+from persist_core.sources.feeds import feed_at
 from persist_core.sources.input_file import InputFile
 from persist_core.sources.natural_order import natural_key
 from persist_core.sources.root import join
@@ -85,9 +87,7 @@ class FoundFiles:
     connection: str | None = None
 
 
-def found_by(
-    globs: Sequence[str], feed_at: Callable[[PathPattern], Feed] = LocalFeed, connection: str | None = None
-) -> FoundFiles:
+def found_by(globs: Sequence[str], location: OpenLocation, connection: str | None = None) -> FoundFiles:
     """The files that these globs name, with the rules of `source.path`. `connection`: its name, for a bucket.
 
     Raises `InvalidInput` for files in several stores, and for none; `StorageError`.
@@ -99,7 +99,7 @@ def found_by(
         raise InvalidInput("--connection is for files on s3://; leave it out")
     if len(stores) > 1:
         raise InvalidInput("--from: found files in several stores; expected one folder tree, or one bucket")
-    feeds = [feed_at(pattern) for pattern in patterns]
+    feeds = [feed_at(location, pattern, connection) for pattern in patterns]
     for pattern, feed in zip(patterns, feeds, strict=True):
         for each in feed.scan(Wanted()).found:
             path = join(pattern.root, each.below_root)
@@ -192,14 +192,12 @@ def _names(detected: Detected, found: Sequence[Any]) -> list[str] | None:
 def _feed(detected: Detected, raw: Sequence[RawRow]) -> _Feed:
     rows = [value_at(each.row, ("payload",)) or {} for each in raw] if detected.prefix else [each.row for each in raw]
     rows = [row for row in rows if row and isinstance(row, Mapping)]  # the others are truncates and heartbeats
-    is_debezium = detected.format == "debezium-json"
+    is_debezium, is_plain = detected.format == "debezium-json", detected.format in PLAIN_FORMATS
     stated: dict[str, Guess] = {}
     for each in raw[:100] if is_debezium or detected.prefix else ():
         stated |= stated_types(each.message, "after" if is_debezium else None)
     names = list(dict.fromkeys([*stated, *(name for row in rows for name in row)]))
-    marker = (
-        next((name for name in names if _MARKERS.fullmatch(name)), None) if detected.format in PLAIN_FORMATS else None
-    )
+    marker = next((name for name in names if is_plain and _MARKERS.fullmatch(name)), None)
     marker = "__deleted" if "__deleted" in names else marker
     columns: list[_Column] = []
     others: dict[str, str] = {}
@@ -217,7 +215,7 @@ def _feed(detected: Detected, raw: Sequence[RawRow]) -> _Feed:
             others[name] = "always null in the sample: which type?"
             continue
         column = _Column(name, detected.prefix + name, values, _asked(found, values) if is_debezium else found)
-        if order is None and detected.format in PLAIN_FORMATS and _SEQUENCES.search(name) and _grows(column):
+        if order is None and is_plain and _SEQUENCES.search(name) and _grows(column):
             order = column
         elif not name or not name.isprintable() or name.startswith(_NOT_TAKEN) or len(columns) >= MAX_COLUMNS:
             others[name] = f"not taken, by its name; it looks like {found.type}"
@@ -225,7 +223,7 @@ def _feed(detected: Detected, raw: Sequence[RawRow]) -> _Feed:
             others[name] = "another column has this name, ignoring case: rename one, with field:"
         else:
             columns.append(column)
-    if order is None and detected.format in PLAIN_FORMATS:
+    if order is None and is_plain:
         order = next((each for each in columns if _CHANGED.search(each.name) and _grows(each)), None)
     if not any(each.can_be_key for each in columns):
         raise InvalidInput(f"--from: found no field that could be a key in {len(raw)} records of {detected.format}")

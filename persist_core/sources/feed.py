@@ -55,14 +55,9 @@ class Feed(Protocol):
 
 @dataclass(frozen=True)
 class LocalFeed:
-    """`Feed` of a folder. `root` is where `source.path` starts."""
+    """`Feed` of a folder."""
 
     pattern: PathPattern
-
-    @property
-    def root(self) -> str:
-        """The folder that `source.path` starts at."""
-        return self.pattern.root
 
     def scan(self, wanted: Wanted) -> Scan:  # noqa: ARG002 - to list a folder costs little
         """See `Feed`. Raises `Determinate` if a folder can't be listed."""
@@ -74,12 +69,13 @@ class LocalFeed:
 
     def check(self, files: Sequence[InputFile]) -> None:
         """Raise `SourceChanged` naming a file that was deleted, changed, replaced or moved since it was frozen, or that
-        a link now takes outside of `root`. Reads no contents.
+        a link now takes outside of the folder that `source.path` starts at. Reads no contents.
 
         Called before and after all files are read. Not found: a folder that was exchanged for another one and put back
         between the two calls.
         """
-        real_root = os.path.realpath(self.root)
+        root = self.pattern.root
+        real_root = os.path.realpath(root)
         folders: dict[str, str] = {}  # real paths; one look for each folder, not for each file
         for file in files:
             folder, name = os.path.split(file.path)
@@ -97,7 +93,7 @@ class LocalFeed:
                 ) from error
             if not holds(real_root, real):
                 raise SourceChanged(
-                    f"input file {file.path} now leads to {real}, outside of {self.root}: a link was put in its place"
+                    f"input file {file.path} now leads to {real}, outside of {root}: a link was put in its place"
                     " after minting. Nothing was committed: remove the link; the next run mints without it"
                 )
             size_bytes, mtime_ms = facts.st_size, facts.st_mtime_ns // 1_000_000

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from persist_core.config.path_pattern import HIDDEN, PathPattern
 from persist_core.errors import Determinate
+from persist_core.sources.root import holds
 
 UNFINISHED_SUFFIXES = (
     ".tmp", ".temp", ".part", ".partial", ".filepart", ".inprogress", ".crdownload", ".crc", ".swp", "._COPYING_", "~",
@@ -167,10 +168,10 @@ class _Scanner:
         real, left = f"{folder.real}/{entry.name}", folder.left
         if entry.is_symlink():
             real, left = os.path.realpath(entry.path), (*folder.left, folder.real)
-            if not self._is_inside(real):
+            if not holds(self._real_root, real):
                 self._result.reject(below_root, f"it is a symbolic link that leaves {self._pattern.root}")
                 return None
-            if any(place == real or place.startswith(f"{real}/") for place in left):
+            if any(holds(real, place) for place in left):
                 self._result.reject(below_root, "it is a symbolic link to a folder that holds it")
                 return None
         if folder.depth >= MAX_DEPTH:
@@ -183,7 +184,7 @@ class _Scanner:
         if is_unfinished(name):
             self._result.unfinished += 1
             return
-        if entry.is_symlink() and not self._is_inside(os.path.realpath(entry.path)):
+        if entry.is_symlink() and not holds(self._real_root, os.path.realpath(entry.path)):
             self._result.reject(below_root, f"it is a symbolic link that leaves {self._pattern.root}")
             return
         try:
@@ -198,9 +199,6 @@ class _Scanner:
             mtime_ms = facts.st_mtime_ns // 1_000_000
             found = FoundFile(below_root, facts.st_size, mtime_ms, facts.st_ctime_ns, None)
             self._result.look(self._pattern, found)
-
-    def _is_inside(self, real: str) -> bool:
-        return real == self._real_root or real.startswith(f"{self._real_root.rstrip('/')}/")
 
     def _next(self, states: Iterable[int], name: str) -> set[int]:
         """The segments that may match below a folder with this name."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from persist_core.errors import (
     Corruption,
@@ -23,16 +23,25 @@ from persist_core.handles.client import PersistClient
 from persist_core.ids import time_of_uuid7
 from persist_core.keys import attempt_of, batches_prefix, check_key_name, failure_key
 from persist_core.location.blob import Blob
-from persist_core.sealed import seal, unseal
+from persist_core.sealed import Sealed
 from persist_core.spark_job.causes import ENVIRONMENT, STOPPED, Cause, find_cause
 from persist_core.spark_job.deaths import record_death
 from persist_core.spark_job.spec import JobSpec
 
-FAILURE_VERSION = 1
 MAX_FAILURES = 1_000  # records that are read to find the newest refused batch
-_SEAL = "failure"
 _MAX_MESSAGE_CHARS = 20_000  # Spark's messages may hold whole plans
 _MAX_SHOWN_CHARS = 600  # of such a message in an error
+
+
+@dataclass(frozen=True)
+class Failure(Sealed):
+    """Why an attempt failed. `error` is the kind of a `PersistError`, or any word for other errors."""
+
+    KIND = "failure"
+
+    error: str
+    message: str
+    samples: tuple[RejectedRecord, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,27 +59,26 @@ class RejectedBatch:
 
 
 def record_failure(blob: Blob, spec: JobSpec, kind: str, message: str, samples: Sequence[RejectedRecord] = ()) -> None:
-    """Store why the attempt failed. `kind` is a `PersistError`'s, or any word for other errors."""
-    body = {"error": kind, "message": message[:_MAX_MESSAGE_CHARS], "samples": [asdict(sample) for sample in samples]}
-    blob.set(failure_key(spec.description.shard, spec.attempt), seal(_SEAL, FAILURE_VERSION, body))
+    """Store why the attempt failed: see `Failure`."""
+    failure = Failure(kind, message[:_MAX_MESSAGE_CHARS], tuple(samples))
+    blob.set(failure_key(spec.description.shard, spec.attempt), failure.encode())
 
 
 def named_failure(client: PersistClient, spec: JobSpec) -> PersistError | None:
     """The error of ours that the attempt's failure record names; `None` without a record, or for another error."""
-    kind, message = _record(client, spec)
-    error = error_of_kind(kind, message)
-    return error if error.kind == kind else None
+    found = _failure(client, spec)
+    error = error_of_kind(found.error, found.message)
+    return error if error.kind == found.error else None
 
 
-def _record(client: PersistClient, spec: JobSpec) -> tuple[str, str]:
-    """Kind and message of the failure record; empty without one, and for one that is damaged."""
+def _failure(client: PersistClient, spec: JobSpec) -> Failure:
+    """The failure record; of empty texts without one, and the damage of one that can't be read."""
     key = failure_key(spec.description.shard, spec.attempt)
     data = client.blob.get(key)
     try:
-        record = {} if data is None else unseal(data, kind=_SEAL, version=FAILURE_VERSION, what=key)
+        return Failure("", "") if data is None else Failure.decode(data, what=key)
     except Corruption as error:
-        record = {"error": error.kind, "message": str(error)}
-    return str(record.get("error", "")), str(record.get("message", ""))
+        return Failure(error.kind, str(error))
 
 
 def job_failure(
@@ -91,17 +99,17 @@ def job_failure(
     description = spec.description
     what = f"The Spark job for {description.interval} of shard {description.shard} (attempt {spec.attempt})"
     told = f"{what} ended without an answer; nothing was committed. {seen}"
-    kind, message = _record(client, spec)
-    if kind:
+    found = _failure(client, spec)
+    if found.error:
         # Its message has the client's error, which looks like a wrong host or port.
-        cause = None if kind == ServerLost.kind else find_cause(message.splitlines()) or cause
-        told = f"{what} failed; nothing was committed. {kind}: {_cut(message)}"
+        cause = None if found.error == ServerLost.kind else find_cause(found.message.splitlines()) or cause
+        told = f"{what} failed; nothing was committed. {found.error}: {_cut(found.message)}"
     is_environment = cause is not None and cause.what in ENVIRONMENT
     if is_alone and not is_environment and exit_status not in STOPPED and spec.input_uris:
         with suppress(StorageError):  # the failure counts
             record_death(client.blob, spec)
             told = f"{told.rstrip()}\nThe next try reads the files apart, to find out if one of them is the cause"
-    failure = ServerLost if kind == ServerLost.kind else RunFailed
+    failure = ServerLost if found.error == ServerLost.kind else RunFailed
     return failure(told if cause is None else f"{cause}.\n{told.rstrip()}\nThe cause: {cause}")
 
 
@@ -123,10 +131,9 @@ def newest_rejected(client: PersistClient, shard: str) -> RejectedBatch | None:
     failures = sorted(((attempt, key) for attempt, key in found if attempt is not None), reverse=True)
     for attempt, key in failures[:MAX_FAILURES]:  # newest first: attempts are UUIDv7s
         data = client.blob.get(key)
-        record = {} if data is None else unseal(data, kind=_SEAL, version=FAILURE_VERSION, what=key)
-        if record.get("error") == TooManyErrors.kind:
-            samples = tuple(RejectedRecord(**sample) for sample in record["samples"])
-            return RejectedBatch(shard, attempt, time_of_uuid7(attempt) or 0, str(record["message"]), samples)
+        failure = None if data is None else Failure.decode(data, what=key)
+        if failure is not None and failure.error == TooManyErrors.kind:
+            return RejectedBatch(shard, attempt, time_of_uuid7(attempt) or 0, failure.message, failure.samples)
     return None
 
 

@@ -112,7 +112,7 @@ def test_messages_name_the_guide_of_the_project(fruit: Fruit, client: PersistCli
         append: Any = next(task for task in dag.tasks if task.task_id.endswith(APPEND))
         holder = append.batch if group else append
         record = ConflictRecord(expected[-3:] * 10, NAME, 1, 2, 2, "a", "b", 1, "t", 1)
-        told(append, client, Conflict(record, is_new=True, is_covered=False), (notify,), {}, holder.guide)
+        told(append, client, Conflict(record, is_new=True), (notify,), {}, holder.guide)
         assert said == [f"{expected}#conflicts"]
         said.clear()
 

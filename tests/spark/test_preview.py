@@ -21,7 +21,6 @@ from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.sample.preview import Preview, lines_of, preview
 from persist_core.sample.propose import found_by, propose
-from persist_core.sources.feeds import feed_at
 from persist_core.spark_job.launch import Ended, Start, write_batch
 from persist_spark import __main__ as job
 from tests.core.sources.bucket import Bucket
@@ -216,7 +215,8 @@ def test_a_proposed_file_runs_on_the_demo(name: str, errors: int, look: Look, tm
 def proposed(folder: Path, feed: Path) -> CollectionConfig:
     """The collection that `persist init --from` proposes."""
     file = folder / "things.yaml"
-    file.write_text(propose(found_by([str(feed)]), folder=folder))
+    with open_location(PersistLocation("mem:", "mem:")) as location:
+        file.write_text(propose(found_by([str(feed)], location), folder=folder))
     return load_collection(file)
 
 
@@ -266,7 +266,7 @@ def test_a_feed_in_a_bucket(request: pytest.FixtureRequest, spark: SparkSession,
     with open_location(location) as opened:
         config = bucket.collection("{date:%Y-%m-%d}/*", time="path")
         found = preview(PersistClient(opened), config, starter(spark), limit=100, rows=10)
-        given = found_by([f"s3://{bucket.name}/feed/*/*"], lambda each: feed_at(opened, each, "vendor"), "vendor")
+        given = found_by([f"s3://{bucket.name}/feed/*/*"], opened, "vendor")
         text = propose(given, folder=tmp_path)
     assert [(row["id"], row["v"]) for row in found.rows] == [(1, "new"), (2, "two")]
     assert (found.next_run.files, found.next_run.upper is not None) == (2, True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,8 @@ from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.protocol.stages import Minted
-from persist_core.sealed import unseal
 from persist_core.shard.state import Committed
-from persist_core.spark_job.answer import FAILURE_VERSION, newest_rejected
+from persist_core.spark_job.answer import Failure, newest_rejected
 from persist_core.spark_job.launch import Ended, run_items
 from persist_core.spark_job.spec import JobSpec, stored
 from persist_spark import __main__ as job
@@ -183,13 +182,13 @@ def test_failed_job_says_why(
         assert job.main(arguments, collection.uris.to_env()) == 1
     found = collection.location.blob.get(failure_key("things", spec.attempt))
     assert found is not None
-    failure = unseal(found, kind="failure", version=FAILURE_VERSION, what="the record")
-    assert failure["error"] == "too_many_errors"
-    assert "limits.max_errors" in failure["message"]
-    samples = [(each["kind"], each["payload"], each["position"]) for each in failure["samples"]]
+    failure = Failure.decode(found)
+    assert failure.error == "too_many_errors"
+    assert "limits.max_errors" in failure.message
+    samples = [(each.kind, each.payload, each.position) for each in failure.samples]
     assert samples == [("key", "bad", "a.jsonl, line 1"), ("key", "worse", "a.jsonl, line 2")]
-    assert f"\n  2 key: {NOT_JSON}; the first: a.jsonl, line 1, 'bad'" in failure["message"]
+    assert f"\n  2 key: {NOT_JSON}; the first: a.jsonl, line 1, 'bad'" in failure.message
     refused = newest_rejected(collection.client, "things")
     assert refused is not None
-    assert (refused.attempt, [asdict(each) for each in refused.samples]) == (spec.attempt, failure["samples"])
+    assert (refused.attempt, refused.samples) == (spec.attempt, failure.samples)
     assert "too_many_errors: 2 of 2 processed records" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.storagelevel import StorageLevel
 
-from persist_core.config.error_limits import ErrorLimits, reached_limit
+from persist_core.config.limits import ErrorLimits, reached_limit
 from persist_core.contents.batch import STASH_OPERATOR, BatchDescription, BatchManifest, HollowBatch, Part, PartKind
 from persist_core.contents.err_groups import lines_of
 from persist_core.contents.key_range import KeyRange, Scalar, meets_any

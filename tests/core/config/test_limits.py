@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from persist_core.config.error_limits import DEFAULT, ErrorLimits, LimitsConfig, reached_limit
+from persist_core.config.limits import DEFAULT, ErrorLimits, LimitsConfig, reached_limit
 
 
 @pytest.mark.parametrize(
