@@ -26,11 +26,11 @@ import yaml
 from persist_airflow.announce import AnnounceFailure
 from persist_airflow.compat import (
     DAG,
+    Asset,
+    AssetAny,
     TaskGroup,
-    any_asset,
     file_import_error,
     interval_schedule,
-    make_asset,
     only_dag_id,
 )
 from persist_airflow.group_dag import document_of, group_tasks, split_groups
@@ -279,7 +279,7 @@ def _dags(
 
 def _schedule(config: ShardConfig, persist_conn_id: str) -> Any:
     if config.schedule == ON_INPUT:
-        return any_asset([make_asset(shard_uri(persist_conn_id, name)) for name in config.read_shards])
+        return AssetAny(*(Asset(uri=shard_uri(persist_conn_id, name)) for name in config.read_shards))
     return interval_schedule(config.schedule, config.timezone)
 
 

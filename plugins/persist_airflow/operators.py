@@ -22,11 +22,11 @@ from persist_airflow.announce import announce_conflict
 from persist_airflow.compat import (
     AirflowFailException,
     AirflowSkipException,
+    Asset,
     BaseOperator,
     Context,
     defers_by_default,
     interval_end_ms,
-    make_asset,
     set_event_extra,
 )
 from persist_airflow.failures import PersistCasConflict, result_before
@@ -179,7 +179,7 @@ class AppendBatchesOperator(lineage.ReportsLineage, _ShardOperator):
         self.write_task_id = write_task_id
         self.notify = chosen(None, notify)
         self.guide = guide
-        self.asset = make_asset(outlet_uri(self.persist_conn_id, self.config.name))
+        self.asset = Asset(uri=outlet_uri(self.persist_conn_id, self.config.name))
         self.outlets = [*self.outlets, self.asset]
         self._write: Any = None  # while it heals: the write task's operator
 
@@ -255,7 +255,7 @@ class CheckpointManifestOperator(_ShardOperator):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.asset = make_asset(f"{outlet_uri(self.persist_conn_id, self.config.name)}/checkpoints")
+        self.asset = Asset(uri=f"{outlet_uri(self.persist_conn_id, self.config.name)}/checkpoints")
         self.outlets = [*self.outlets, self.asset]
 
     @measured("checkpoint")

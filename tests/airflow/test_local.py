@@ -20,7 +20,6 @@ import pytest
 from rich.console import Console
 
 from persist_airflow.embedded import EmbeddedAirflowError, demo, keeper
-from persist_airflow.embedded.backfill import follow
 from persist_airflow.embedded.home import LocalAirflow, project_airflow
 from persist_airflow.embedded.keeper import Process, Program, psutil, read_processes, write_private
 from persist_airflow.embedded.kept import KeptProcesses
@@ -223,7 +222,7 @@ def test_the_demo_waits_for_a_scheduler_that_starts_slowly(
 def test_a_backfill_without_a_dag_run_is_an_error() -> None:
     idle: Any = SimpleNamespace(check=lambda: None, clock=ManualClock(), query=lambda *_: [])
     with pytest.raises(EmbeddedAirflowError, match="made no dag run for backfill 7"):
-        follow(Console(file=io.StringIO()), idle, 7)
+        demo.follow(Console(file=io.StringIO()), idle, "dag", 7)
 
 
 def test_the_demo_shows_its_results_by_commands(airflow: LocalAirflow, capsys: pytest.CaptureFixture[str]) -> None:
