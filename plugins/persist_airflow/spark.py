@@ -273,10 +273,9 @@ class WriteBatchesOperator(ReportsLineage, SparkJobOperator):
 
     def writer(self, client: PersistClient, context: Context) -> run.Write:
         """The function that runs this task's Spark job for a description. The append task uses it after a conflict."""
-        return functools.partial(self._write, client, context)
-
-    def _write(self, client: PersistClient, context: Context, description: BatchDescription) -> str:
-        return self.run_jobs(context, lambda start: write_batch(client, start, self.config, description))
+        return lambda description: self.run_jobs(
+            context, lambda start: write_batch(client, start, self.config, description)
+        )
 
     def _dry_run(self, client: PersistClient, context: Context) -> dict[str, Any]:
         asked, config = self.description, self.config

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 
 from airflow.providers.apache.spark.hooks.spark_connect import SparkConnectHook
 
-from persist_airflow.compat import BaseHook
 from persist_airflow.hook import connection_of
 from persist_core.spark_job.process import ENV_CONNECT_TIMEOUT, connect_environment
 
@@ -23,25 +22,16 @@ TIMEOUT_FIELD = "connect_timeout_s"  # an extra field: seconds until a server th
 
 
 def connect_environment_of(conn_id: str) -> dict[str, str] | None:
-    """The environment that leads a job to the server, token included; `None` for a connection of another type."""
-    url = connect_url(conn_id)
-    if url is None:
-        return None
-    timeout_s = BaseHook.get_connection(conn_id).extra_dejson.get(TIMEOUT_FIELD)
-    given = {} if timeout_s in (None, "") else {ENV_CONNECT_TIMEOUT: str(timeout_s)}
-    return {**connect_environment(url), **given}
-
-
-def connect_url(conn_id: str) -> str | None:
-    """The server's URL, with its token, if `conn_id` is a connection of type `spark_connect`; else `None`.
+    """The environment that leads a job to the server, token included; `None` for a connection of another type.
 
     Raises `Determinate` if it is not found, and not the default one.
     """
     connection = connection_of(conn_id, DEFAULT_SPARK)
     if connection is None or connection.conn_type != SparkConnectHook.conn_type:
         return None
-    url: str = SparkConnectHook(conn_id).get_connection_url()
-    return url
+    timeout_s = connection.extra_dejson.get(TIMEOUT_FIELD)
+    given = {} if timeout_s in (None, "") else {ENV_CONNECT_TIMEOUT: str(timeout_s)}
+    return {**connect_environment(SparkConnectHook(conn_id).get_connection_url()), **given}
 
 
 @contextmanager

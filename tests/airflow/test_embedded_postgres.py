@@ -30,7 +30,7 @@ def test_answers_are_durable_in_private_folders(tmp_path: Path, monkeypatch: pyt
     server, kept = LocalPostgres(home, free_port()), KeptProcesses(home, SystemClock())
     server.prepare()
     assert server.command()[0].startswith(str(private)) == (os.geteuid() != 0)
-    options = {"cwd": str(server.folder), **as_ordinary_user()}
+    options = {"cwd": str(server.data), **as_ordinary_user()}
     try:
         kept.start(Program("postgres", server.command(), ENVIRONMENT, options, signal.SIGINT))
         kept.wait_until(server.answers, "postgres", 60_000)

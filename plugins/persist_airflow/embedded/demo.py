@@ -99,7 +99,7 @@ def _upper(client: PersistClient, shard: str) -> int:
 
 
 def _run_steps(console: Console, airflow: LocalAirflow, steps: Sequence[Step]) -> bool:
-    if airflow.is_running():
+    if airflow.kept.is_running():
         raise EmbeddedAirflowError(
             "Airflow is running already, and the demo would start a second scheduler; stop it with"
             f" `{embedded_command(airflow.dags.parent, 'down')}`"
@@ -185,7 +185,7 @@ def follow(
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("dag runs", total=None, now="waiting for the scheduler")
         while True:
-            airflow.check()
+            airflow.kept.check()
             runs = Counter(state for (state,) in airflow.query(_STATES, dag_id, backfill_id, run_id))
             if not runs:
                 raise EmbeddedAirflowError(

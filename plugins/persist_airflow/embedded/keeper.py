@@ -101,13 +101,12 @@ def log_tail(home: Path, name: str) -> str:
     return ""
 
 
-def stop(processes: Sequence[Process]) -> list[str]:
-    """End these processes and all that descends from them, the first one last; the names of the running ones."""
+def stop(processes: Sequence[Process]) -> None:
+    """End these processes and all that descends from them, the first one last."""
     living = [(entry, process) for entry in processes if (process := entry.alive()) is not None]
     first = [pair for pair in living if pair[0].name == processes[0].name]
     for group in ([pair for pair in living if pair not in first], first):
         _end_trees(group)
-    return [entry.name for entry, _ in living]
 
 
 def _end_trees(living: Sequence[tuple[Process, Any]]) -> None:

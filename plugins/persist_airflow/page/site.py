@@ -17,8 +17,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from threading import Lock
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import ConnectionDetails, DagAccessEntity, DagDetails
+from airflow.models.connection import Connection
+from airflow.models.dag import DagModel
 from airflow.utils.session import create_session
 
 from persist_airflow.compat import conf
@@ -49,17 +53,29 @@ class Forbidden(Exception):
     """The user may not see this."""
 
 
-class Access(Protocol):
-    """The rights of one user, by Airflow's roles."""
+class Access:
+    """The rights of one user, by Airflow's roles: its auth manager is asked."""
+
+    def __init__(self, user: Any) -> None:
+        self._user = user
+        self._dags: frozenset[str] | None = None
 
     def readable_dags(self) -> frozenset[str]:
         """Ids of all DAGs that the user may read."""
+        if self._dags is None:
+            self._dags = frozenset(get_auth_manager().get_authorized_dag_ids(user=self._user, method="GET"))
+        return self._dags
 
     def reads_values(self, dag_id: str) -> bool:
         """True if the user may read the DAG's XComs."""
+        details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
+        return get_auth_manager().is_authorized_dag(
+            method="GET", access_entity=DagAccessEntity.XCOM, details=details, user=self._user
+        )
 
     def reads_connection(self, conn_id: str) -> bool:
-        """True if the user may read the connection."""
+        details = ConnectionDetails(conn_id=conn_id, team_name=Connection.get_team_name(conn_id))
+        return get_auth_manager().is_authorized_connection(method="GET", details=details, user=self._user)
 
 
 @dataclass

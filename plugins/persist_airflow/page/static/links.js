@@ -25,9 +25,9 @@ export function runLink(dagId, runId, text) {
 }
 
 // A commit's writer is `dag_id/run_id` if a DAG of Airflow wrote it, else the name of a program.
-export function writerLink(writer, dagIds) {
+export function writerLink(shard, writer) {
   const at = writer.indexOf("/"), dagId = writer.slice(0, at);
-  return at > 0 && dagIds.includes(dagId) ? runLink(dagId, writer.slice(at + 1), writer) : writer;
+  return at > 0 && shard.airflow.dags.some((dag) => dag.dag_id === dagId) ? runLink(dagId, writer.slice(at + 1), writer) : writer;
 }
 
 // Airflow shows this page in a sandboxed frame, which may not navigate the window around it. So a link to another page
