@@ -6,11 +6,12 @@ set -eu
 backfill() {
     airflow backfill create --dag-id "$1" --from-date "$2" --to-date "$3" --max-active-runs 1
     tries=0
-    while airflow dags list-runs "$1" --output json | grep -qE '"state": "(queued|running)"'; do
+    while runs=$(airflow dags list-runs "$1" --output json) && echo "$runs" | grep -qE '"state": "(queued|running)"'; do
         tries=$((tries + 1))
         [ $tries -lt 180 ] || { echo "dag runs of $1 have not ended" >&2; exit 1; }
         sleep 10
     done
+    case $runs in *'"state": "failed"'*) echo "a dag run of $1 failed" >&2; exit 1 ;; esac
 }
 
 for dag in persist_upsert__customers persist_upsert__cities; do

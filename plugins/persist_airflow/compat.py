@@ -168,13 +168,6 @@ def puts_off(error: BaseException) -> bool:
     return isinstance(error, (TaskDeferred, AirflowRescheduleException))
 
 
-def set_event_extra(context: Context, asset: Asset, extra: dict[str, Any]) -> None:
-    """Let the asset event of this task carry `extra` (plain JSON data)."""
-    events: Any = context.get("outlet_events")
-    if events is not None:
-        events[asset].extra = extra
-
-
 def asset_link(uri: str) -> str:
     """The page of Airflow's own UI that shows the asset's events with their extra."""
     if AIRFLOW_V_3_0_PLUS:

@@ -48,8 +48,7 @@ from persist_airflow.options import (
     add_failure_callback,
     options_of,
 )
-from persist_airflow.spark import WriteBatchesOperator
-from persist_airflow.spark_connect import DEFAULT_SPARK
+from persist_airflow.spark import DEFAULT_SPARK, WriteBatchesOperator
 from persist_airflow.watch import announced_as
 from persist_core.config.collection import FILES, CollectionConfig, load_collections
 from persist_core.config.files import config_files, groups_beside
@@ -143,12 +142,9 @@ def shard_task_group(config: ShardConfig, *, group_id: str | None = None, **opti
 def tasks_of(dag: DAG, group_id: str | None = None) -> ShardTasks:
     """The four tasks in a DAG that a factory has made, or in the task group `group_id` of a DAG."""
     prefix = f"{group_id}." if group_id else ""
-    mint, write, append, checkpoint = (_task(dag, f"{prefix}{task_id}") for task_id in TASK_IDS)
+    tasks: Any = (dag.get_task(f"{prefix}{task_id}") for task_id in TASK_IDS)
+    mint, write, append, checkpoint = tasks
     return ShardTasks(mint, write, append, checkpoint, dag.task_group_dict[group_id] if group_id else None)
-
-
-def _task(dag: DAG, task_id: str) -> Any:
-    return dag.get_task(task_id)
 
 
 def build_dag(

@@ -23,7 +23,16 @@ from persist_airflow.groups import (
 )
 from persist_airflow.hook import task_client
 from persist_airflow.metrics import Counted, count, report_commit, report_shards
-from persist_airflow.operators import MAX_HEALS, TakesTurns, asks_for, report_of, told, warn, with_page, writer_of
+from persist_airflow.operators import (
+    MAX_HEALS,
+    TakesTurns,
+    asks_for,
+    report_of,
+    told,
+    warn,
+    with_page,
+    writer_of,
+)
 from persist_airflow.spark import SparkJobOperator
 from persist_airflow.turns import wait_for_turn
 from persist_core.config.collection import CollectionConfig

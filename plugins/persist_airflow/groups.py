@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from persist_airflow.compat import Asset, Context, set_event_extra
+from persist_airflow.compat import Asset, Context
 from persist_airflow.failures import HOPELESS
 from persist_airflow.links import outlet_uri, shard_page, shard_uri
 from persist_airflow.metrics import report_tries
@@ -136,7 +136,7 @@ class OfBatch:
         for name, report in reports.items():
             asset = Asset(uri=f"{shard_uri(self.persist_conn_id, name)}{suffix}")
             self.outlets.append(asset)
-            set_event_extra(context, asset, report)
+            context["outlet_events"][asset].extra = report
 
 
 class GroupOperator(OfBatch, StageOperator):

@@ -28,7 +28,6 @@ from persist_airflow.compat import (
     Context,
     defers_by_default,
     interval_end_ms,
-    set_event_extra,
 )
 from persist_airflow.failures import PersistCasConflict, result_before
 from persist_airflow.hook import PersistHook, task_client
@@ -225,7 +224,7 @@ class AppendBatchesOperator(lineage.ReportsLineage, _ShardOperator):
             interval = show_interval(report["lower"], report["upper"])
             self.log.info("%s %s: %s", report["result"], interval, in_words(self.config.name, report["stats"]))
         warn(self.log, report)
-        set_event_extra(context, self.asset, with_page(report, self.persist_conn_id, self.config.name))
+        context["outlet_events"][self.asset].extra = with_page(report, self.persist_conn_id, self.config.name)
         return report
 
     def _heal(self, client: PersistClient, description: BatchDescription, context: Context) -> dict[str, Any]:
@@ -301,7 +300,7 @@ class CheckpointManifestOperator(_ShardOperator):
             self.log.info("%s", maintained)
         for warning in published.warnings:
             self.log.warning("%s", warning)
-        set_event_extra(context, self.asset, report)
+        context["outlet_events"][self.asset].extra = report
         return report
 
 

@@ -17,7 +17,6 @@ from persist_airflow.compat import (
     Asset,
     Context,
     is_dag_paused,
-    set_event_extra,
     triggered_by,
 )
 from persist_airflow.factory import UPSERT_PREFIX, VIEW_PREFIX
@@ -86,7 +85,7 @@ def reported(operator: Any, context: Context, done: Done) -> Json:
         shard = small["shard"] if small["status"] == "forked" else operator.shard
         asset = Asset(uri=shard_uri(operator.persist_conn_id, shard))
         operator.outlets = [asset]
-        set_event_extra(context, asset, {name: small[name] for name in EVENT_FACTS if name in small})
+        context["outlet_events"][asset].extra = {name: small[name] for name in EVENT_FACTS if name in small}
     return small
 
 

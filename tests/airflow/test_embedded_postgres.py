@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from persist_airflow.embedded import postgres
-from persist_airflow.embedded.keeper import Program
-from persist_airflow.embedded.kept import KeptProcesses
+from persist_airflow.embedded.keeper import KeptProcesses, Program
 from persist_airflow.embedded.ports import free_port
 from persist_airflow.embedded.postgres import ENVIRONMENT, LocalPostgres, as_ordinary_user
 from persist_core.clock import SystemClock

@@ -21,8 +21,7 @@ from rich.console import Console
 
 from persist_airflow.embedded import EmbeddedAirflowError, demo, keeper
 from persist_airflow.embedded.home import LocalAirflow, project_airflow
-from persist_airflow.embedded.keeper import Process, Program, psutil, read_processes, write_private
-from persist_airflow.embedded.kept import KeptProcesses
+from persist_airflow.embedded.keeper import KeptProcesses, Process, Program, psutil, read_processes, write_private
 from persist_airflow.embedded.ports import accepts_connections, require_free
 from persist_airflow.embedded.run import main
 from persist_core.clock import SystemClock

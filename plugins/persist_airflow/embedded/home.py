@@ -29,8 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from persist_airflow.embedded import EmbeddedAirflowError, keeper
-from persist_airflow.embedded.keeper import Program, write_private
-from persist_airflow.embedded.kept import KeptProcesses
+from persist_airflow.embedded.keeper import KeptProcesses, Program, write_private
 from persist_airflow.embedded.ports import accepts_connections, free_port
 from persist_airflow.embedded.postgres import ENVIRONMENT, LocalPostgres, as_ordinary_user
 from persist_airflow.embedded.spark_connect import LocalSpark

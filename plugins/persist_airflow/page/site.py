@@ -31,7 +31,7 @@ from persist_airflow.page import metadata
 from persist_airflow.page.metadata import DagFacts, Writers
 from persist_core.alerts.facts import AlertFacts, problems_of
 from persist_core.alerts.health import open_alerts
-from persist_core.clock import Clock, SystemClock
+from persist_core.clock import SystemClock
 from persist_core.errors import Corruption, PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.days import days_of
@@ -91,8 +91,8 @@ class _Place:
 class Site:
     """Holds the open locations of one API server process. Thread-safe."""
 
-    def __init__(self, clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
+    def __init__(self) -> None:
+        self._clock = SystemClock()
         self._lock = Lock()
         self._opening: defaultdict[str, Lock] = defaultdict(Lock)  # by connection: one that hangs holds up no other
         self._places: dict[str, _Place] = {}
@@ -153,7 +153,7 @@ class Site:
             document = next(filter(None, documents), None)
             actions = metadata.action_dags(session, readable, conn_id, shard)
             others = readable.intersection(metadata.known_dags(session, [*ids, *LOCATION_DAGS]))
-        inspector = self._inspector(conn_id)
+        inspector = self._place(conn_id).inspector
         description = _without_address(inspector.description(shard), is_seen=access.reads_connection(conn_id))
         alerts, shows_rows = _open_alerts(inspector), self._shows_rows(access, conn_id, ids)
         if not shows_rows:
@@ -193,7 +193,7 @@ class Site:
             ids = self._allowed(session, access, conn_id, shard)
             seen = access.readable_dags().intersection(ids)
             dags = metadata.dags(session, seen)
-        inspector = self._inspector(conn_id)
+        inspector = self._place(conn_id).inspector
         state = inspector.state(shard)  # outside of a session: a slow store holds no connection of Airflow's database
         zone = state.schemas.zone
         with create_session() as session:
@@ -210,7 +210,7 @@ class Site:
         """The inspector of the shard's location. Raises `Forbidden` if the user may not see the shard."""
         with create_session() as session:
             self._allowed(session, access, conn_id, shard)
-        return self._inspector(conn_id)
+        return self._place(conn_id).inspector
 
     def client(self, access: Access, conn_id: str, shard: str) -> PersistClient:
         """The client of the shard's location. Raises `Forbidden` if the user may not see the shard's rows."""
@@ -218,7 +218,7 @@ class Site:
             ids = self._allowed(session, access, conn_id, shard)
         if not self._shows_rows(access, conn_id, ids):
             raise Forbidden(f"the rows of shard {shard}")
-        return self._inspector(conn_id).client
+        return self._place(conn_id).inspector.client
 
     def without_addresses(self, access: Access, text: str) -> str:
         """A JSON text without the addresses of the stores whose connections the user may not read."""
@@ -245,9 +245,6 @@ class Site:
         if not is_allowed:
             raise Forbidden(f"shard {shard!r} of connection {conn_id!r}")
         return ids
-
-    def _inspector(self, conn_id: str) -> Inspector:
-        return self._place(conn_id).inspector
 
     def _place(self, conn_id: str) -> _Place:
         """The open location of a connection. One that is replaced stays open for reads that still run."""
