@@ -1,6 +1,6 @@
 """The plugin of an Airflow whose plugins folder is this one. An installed package has its own, which replaces it.
 
-Without the package, Airflow also lacks what only a provider adds: the connection type `persist` and our commands.
+Without the package, Airflow also lacks what only a provider adds: the connection type `persist`.
 """
 
 from importlib.metadata import entry_points

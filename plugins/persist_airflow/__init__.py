@@ -1,4 +1,4 @@
-"""The Airflow face: hook, operators, task-group factory, notifier, extra link, commands, the embedded Airflow.
+"""The Airflow face: hook, operators, task-group factory, notifier, extra link, the embedded Airflow.
 
     collections/x.yaml --factory.build_dags--> DAG persist_upsert__x
 

@@ -43,7 +43,7 @@ from persist_airflow.shard_actions import (
     restored,
     typed,
 )
-from persist_airflow.spark_connect import DEFAULT_SPARK
+from persist_airflow.spark import DEFAULT_SPARK
 from persist_core.config.collection import CollectionConfig, load_collections
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient

@@ -23,6 +23,7 @@ from airflow.providers.common.compat.sdk import (
     AirflowSensorTimeout,
     AirflowSkipException,
     Asset,
+    AssetAny,
     BaseHook,
     BaseNotifier,
     BaseOperator,
@@ -31,6 +32,7 @@ from airflow.providers.common.compat.sdk import (
     Context,
     Param,
     Stats,
+    TaskDeferred,
     TaskGroup,
     conf,
     mask_secret,
@@ -46,6 +48,10 @@ try:
     from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 except ImportError:  # 2.11 has it in its core
     from airflow.operators.trigger_dagrun import TriggerDagRunOperator  # type: ignore[import-not-found, no-redef]
+try:
+    from airflow.sdk.exceptions import AirflowRescheduleException
+except ImportError:  # 2.11
+    from airflow.exceptions import AirflowRescheduleException
 
 from persist_core.clock import Clock
 from persist_core.errors import ConfigError
@@ -153,35 +159,13 @@ def defers_by_default() -> bool:
 
 def reschedule(at_ms: int) -> NoReturn:
     """End this look of the task, and start it again at `at_ms`. Takes neither a try nor, meanwhile, a slot."""
-    module = "airflow.sdk.exceptions" if AIRFLOW_V_3_0_PLUS else "airflow.exceptions"
-    error: Any = importlib.import_module(module).AirflowRescheduleException
+    error: Any = AirflowRescheduleException  # Airflow's has no types
     raise error(datetime.fromtimestamp(at_ms / 1000, UTC))
 
 
 def puts_off(error: BaseException) -> bool:
     """True if this only ends a look of the task, which then waits: deferred, or until it is rescheduled."""
-    module: Any = importlib.import_module("airflow.sdk.exceptions" if AIRFLOW_V_3_0_PLUS else "airflow.exceptions")
-    return isinstance(error, (module.TaskDeferred, module.AirflowRescheduleException))
-
-
-def make_asset(uri: str) -> Asset:
-    """An asset named like its URI; on 2.11 a dataset, which has no name."""
-    return Asset(uri=uri)
-
-
-def any_asset(assets: Sequence[Asset]) -> Any:
-    """A DAG's `schedule`: run when any of these was updated (a bare list would wait for all of them)."""
-    joined: Any = assets[0]
-    for asset in assets[1:]:
-        joined = joined | asset
-    return [joined] if len(assets) == 1 else joined
-
-
-def set_event_extra(context: Context, asset: Asset, extra: dict[str, Any]) -> None:
-    """Let the asset event of this task carry `extra` (plain JSON data)."""
-    events: Any = context.get("outlet_events")
-    if events is not None:
-        events[asset].extra = extra
+    return isinstance(error, (TaskDeferred, AirflowRescheduleException))
 
 
 def asset_link(uri: str) -> str:
@@ -202,15 +186,6 @@ def framed_url(route: str, path: str) -> str | None:
         return None
     base = (conf.get("api", "base_url", fallback="") or "").rstrip("/")
     return f"{base}/plugin/{route}{urlsplit(base).path}/{path}"
-
-
-def asset_tables() -> tuple[Any, Any, Any]:
-    """The tables of assets and of tasks that update them, and the column of the second that names the first."""
-    if AIRFLOW_V_3_0_PLUS:
-        tables: Any = importlib.import_module("airflow.models.asset")
-        return tables.AssetModel, tables.TaskOutletAssetReference, tables.TaskOutletAssetReference.asset_id
-    tables = importlib.import_module("airflow.models.dataset")
-    return tables.DatasetModel, tables.TaskOutletDatasetReference, tables.TaskOutletDatasetReference.dataset_id
 
 
 def submit_once(operator: type) -> dict[str, Any]:

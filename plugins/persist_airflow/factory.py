@@ -26,11 +26,11 @@ import yaml
 from persist_airflow.announce import AnnounceFailure
 from persist_airflow.compat import (
     DAG,
+    Asset,
+    AssetAny,
     TaskGroup,
-    any_asset,
     file_import_error,
     interval_schedule,
-    make_asset,
     only_dag_id,
 )
 from persist_airflow.group_dag import document_of, group_tasks, split_groups
@@ -48,8 +48,7 @@ from persist_airflow.options import (
     add_failure_callback,
     options_of,
 )
-from persist_airflow.spark import WriteBatchesOperator
-from persist_airflow.spark_connect import DEFAULT_SPARK
+from persist_airflow.spark import DEFAULT_SPARK, WriteBatchesOperator
 from persist_airflow.watch import announced_as
 from persist_core.config.collection import FILES, CollectionConfig, load_collections
 from persist_core.config.files import config_files, groups_beside
@@ -143,12 +142,9 @@ def shard_task_group(config: ShardConfig, *, group_id: str | None = None, **opti
 def tasks_of(dag: DAG, group_id: str | None = None) -> ShardTasks:
     """The four tasks in a DAG that a factory has made, or in the task group `group_id` of a DAG."""
     prefix = f"{group_id}." if group_id else ""
-    mint, write, append, checkpoint = (_task(dag, f"{prefix}{task_id}") for task_id in TASK_IDS)
+    tasks: Any = (dag.get_task(f"{prefix}{task_id}") for task_id in TASK_IDS)
+    mint, write, append, checkpoint = tasks
     return ShardTasks(mint, write, append, checkpoint, dag.task_group_dict[group_id] if group_id else None)
-
-
-def _task(dag: DAG, task_id: str) -> Any:
-    return dag.get_task(task_id)
 
 
 def build_dag(
@@ -279,7 +275,7 @@ def _dags(
 
 def _schedule(config: ShardConfig, persist_conn_id: str) -> Any:
     if config.schedule == ON_INPUT:
-        return any_asset([make_asset(shard_uri(persist_conn_id, name)) for name in config.read_shards])
+        return AssetAny(*(Asset(uri=shard_uri(persist_conn_id, name)) for name in config.read_shards))
     return interval_schedule(config.schedule, config.timezone)
 
 

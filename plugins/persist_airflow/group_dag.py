@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from persist_airflow.announce import AnnounceFailure
-from persist_airflow.compat import BaseOperator, TaskGroup
-from persist_airflow.group_end import CompleteGroupOperator
+from persist_airflow.compat import BaseOperator, Context, TaskGroup, tasks_of_run
+from persist_airflow.failures import failed_together
 from persist_airflow.group_stages import (
     AppendGroupOperator,
     CheckpointGroupOperator,
@@ -28,8 +28,9 @@ from persist_airflow.group_stages import (
 from persist_airflow.groups import Batch
 from persist_airflow.hook import PersistHook
 from persist_airflow.notifications import NotifyBy, chosen
+from persist_airflow.operators import StageOperator
 from persist_airflow.options import RETRY, STAGES, TASK_IDS, StageOptions, add_failure_callback, options_of
-from persist_airflow.spark_connect import DEFAULT_SPARK
+from persist_airflow.spark import DEFAULT_SPARK
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.files import config_files
 from persist_core.config.groups import agreed
@@ -116,6 +117,56 @@ def group_tasks(
     )
     complete.set_upstream(last)
     add_failure_callback(complete, AnnounceFailure(by, guide=guide))
+
+
+class CompleteGroupOperator(StageOperator):
+    """Fail, without another try, if a batch that the DAG no longer has has begun what it did not append.
+
+    Batches have numbers. If files leave the group, or `batch_of` grows, while a dag run is active, its last batches are
+    no longer in the DAG. Airflow removes their tasks from the dag run, which ends with success. What they returned
+    stays: that is read, and no store. It also runs if tasks before it were skipped.
+
+    :param group: the group's name
+    :param names: its collections
+    """
+
+    ui_color = "#eeeeee"
+
+    def __init__(self, *, group: str, names: Sequence[str], **kwargs: Any) -> None:
+        super().__init__(shard=group, trigger_rule="none_failed", **kwargs)
+        self.names = tuple(names)
+
+    def execute(self, context: Context) -> None:
+        """Raise the list of these collections."""
+        dag: Any = context["dag"]
+        mint, _, append, _ = TASK_IDS
+        batches = {task.rpartition(".")[0] for task in tasks_of_run(context) if task.endswith(f".{mint}")}
+        begun: dict[str, str] = {}
+        for batch in batches:
+            if f"{batch}.{mint}" not in dag.task_ids:
+                minted = _returned(context, batch, mint)
+                begun |= dict.fromkeys([*minted.get("descriptions", ()), *minted.get("failed", ())], batch)
+        if not begun:
+            return
+        for batch in batches:  # a collection may have moved into another one that began later
+            for task in (append, RETRY):
+                for name in _returned(context, batch, task).get("results", ()):
+                    begun.pop(name, None)
+        if begun:
+            lost = {name: {"error": _lost(name, begun[name]), "may_retry": False} for name in sorted(begun)}
+            raise failed_together(f"collections of group {self.shard}", lost, len({*self.names, *lost}))
+
+
+def _returned(context: Context, batch: str, task: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] | None = context["ti"].xcom_pull(task_ids=f"{batch}.{task}")
+    return found or {}
+
+
+def _lost(name: str, batch: str) -> str:
+    return (
+        f"not appended: {batch} had begun it, and is no longer in the DAG, because files of the group or batch_of"
+        f" changed during the dag run. `persist run {name}` or the next dag run takes its input in"
+    )
 
 
 def document_of(group: str, members: Mapping[str, CollectionConfig]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from persist_airflow import lineage
-from persist_airflow.compat import AirflowSkipException, Context, defers_by_default, interval_end_ms
+from persist_airflow.compat import AirflowSkipException, Context, interval_end_ms
 from persist_airflow.failures import failed_together, result_before
 from persist_airflow.groups import (
     Batch,
@@ -23,7 +23,16 @@ from persist_airflow.groups import (
 )
 from persist_airflow.hook import task_client
 from persist_airflow.metrics import Counted, count, report_commit, report_shards
-from persist_airflow.operators import MAX_HEALS, asks_for, report_of, told, warn, with_page, writer_of
+from persist_airflow.operators import (
+    MAX_HEALS,
+    TakesTurns,
+    asks_for,
+    report_of,
+    told,
+    warn,
+    with_page,
+    writer_of,
+)
 from persist_airflow.spark import SparkJobOperator
 from persist_airflow.turns import wait_for_turn
 from persist_core.config.collection import CollectionConfig
@@ -41,22 +50,13 @@ NEEDS_SPARK = ""  # instead of a manifest's key
 OUTDATED = "outdated or already committed: nothing was staged; append finds the commit, or says what prevents it"
 
 
-class MintGroupOperator(GroupOperator):
+class MintGroupOperator(TakesTurns, GroupOperator):
     """Describe the batch of each collection, as `MintBatchDescriptionsOperator` does for one.
 
     Returns `{"descriptions": {NAME: ...}, "failed": {NAME: ...}}`. Skips if no collection has anything to do.
-
-    :param deferrable: wait for the turn in the triggerer; default: Airflow's `[operators] default_deferrable`
     """
 
-    ui_color = "#cfe3f5"
-
-    def __init__(self, *, deferrable: bool | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.deferrable = defers_by_default() if deferrable is None else deferrable
-
-    def execute(self, context: Context) -> Json:
-        """Mint all. Raises `AirflowSkipException` if there is nothing to do."""
+    def _mint(self, context: Context) -> Json:
         with task_client(self.persist_conn_id, *self.batch.configs(self.batch.names)) as client:
             until = interval_end_ms(context, client.clock)
             wait_for_turn(self, context, client, deferrable=self.deferrable)
@@ -84,10 +84,6 @@ class MintGroupOperator(GroupOperator):
         if not minted and not failed:
             raise AirflowSkipException(f"none of {len(found)} collections has anything to do")
         return {"descriptions": {name: one.description.to_json() for name, one in minted.items()}, "failed": failed}
-
-    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> Json:  # noqa: ARG002 - its name and signature are Airflow's
-        """Called when the triggerer has found that the shard moved on, or after a while: look again."""
-        return self.execute(context)
 
 
 class AppendGroupOperator(lineage.ReportsLineage, GroupOperator):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from persist_airflow.compat import Context, make_asset, set_event_extra
+from persist_airflow.compat import Asset, Context
 from persist_airflow.failures import HOPELESS
 from persist_airflow.links import outlet_uri, shard_page, shard_uri
 from persist_airflow.metrics import report_tries
@@ -134,9 +134,9 @@ class OfBatch:
         """Let this try update the assets of these collections, and no others of its outlets."""
         self.outlets = []
         for name, report in reports.items():
-            asset = make_asset(f"{shard_uri(self.persist_conn_id, name)}{suffix}")
+            asset = Asset(uri=f"{shard_uri(self.persist_conn_id, name)}{suffix}")
             self.outlets.append(asset)
-            set_event_extra(context, asset, report)
+            context["outlet_events"][asset].extra = report
 
 
 class GroupOperator(OfBatch, StageOperator):
@@ -158,7 +158,7 @@ def in_few_words(report: Json) -> str:
 
 
 def assets_of(conn_id: str, batch: Batch, suffix: str = "") -> list[Any]:
-    return [make_asset(f"{outlet_uri(conn_id, name)}{suffix}") for name in batch.names]
+    return [Asset(uri=f"{outlet_uri(conn_id, name)}{suffix}") for name in batch.names]
 
 
 def checkpointed(client: PersistClient, config: CollectionConfig) -> tuple[Json, list[str]]:

@@ -21,8 +21,7 @@ from persist_airflow.compat import DAG, BaseOperator, Context, conf, interval_sc
 from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.metrics import count, export, measured, report_shards
 from persist_airflow.options import location_dag
-from persist_airflow.spark import SparkJobOperator
-from persist_airflow.spark_connect import DEFAULT_SPARK
+from persist_airflow.spark import DEFAULT_SPARK, SparkJobOperator
 from persist_core.compaction.steps import BUDGET_BYTES
 from persist_core.config.project import ProjectConfig, load_project
 from persist_core.errors import Corruption, StorageError

@@ -103,7 +103,7 @@ def targets(entries: Iterable[NotifyBy], context: Context) -> tuple[Target, ...]
     """
     made: list[Target] = []
     names: dict[str, int] = {}
-    for entry in entries:
+    for entry in map(_with_choices, entries):
         name = _name_of(entry)
         names[name] = names.get(name, 0) + 1
         unique = name if names[name] == 1 else f"{name} {names[name]}"
@@ -113,7 +113,7 @@ def targets(entries: Iterable[NotifyBy], context: Context) -> tuple[Target, ...]
 
 def takes(entries: Iterable[NotifyBy], kind: str) -> bool:
     """True if one of the entries takes notices of this kind: `alerts`, `failures`, `conflicts`."""
-    return any(kind in _choices(entry)[0] for entry in entries)
+    return any(kind in _with_choices(entry).on for entry in entries)
 
 
 def facts_of(notice: Notice) -> dict[str, Any]:
@@ -138,26 +138,22 @@ def facts_of(notice: Notice) -> dict[str, Any]:
     }
 
 
-def _choices(entry: NotifyBy) -> tuple[Sequence[str], Level]:
-    if isinstance(entry, NotifyConfig | Notify):
-        return entry.on, entry.level
-    return Notify(entry).on, Notify(entry).level
+def _with_choices(entry: NotifyBy) -> NotifyConfig | Notify:
+    return entry if isinstance(entry, NotifyConfig | Notify) else Notify(entry)
 
 
-def _name_of(entry: NotifyBy) -> str:
-    if isinstance(entry, NotifyConfig):
-        return entry.name or entry.notifier.rpartition(".")[2]
-    if isinstance(entry, Notify):
-        return entry.name or _name_of(entry.notifier)
-    return type(entry).__name__ if isinstance(entry, BaseNotifier) else getattr(entry, "__name__", type(entry).__name__)
+def _name_of(entry: NotifyConfig | Notify) -> str:
+    notifier = entry.notifier
+    kind = notifier.rpartition(".")[2] if isinstance(notifier, str) else type(notifier).__name__
+    name: str = getattr(notifier, "__name__", kind)
+    return entry.name or name
 
 
-def _accepts(entry: NotifyBy) -> Callable[[Notice], bool]:
-    kinds, level = _choices(entry)
-    return lambda notice: _KINDS[notice.kind] in kinds and (level == "warn" or notice.level == "fail")
+def _accepts(entry: NotifyConfig | Notify) -> Callable[[Notice], bool]:
+    return lambda notice: _KINDS[notice.kind] in entry.on and (entry.level == "warn" or notice.level == "fail")
 
 
-def _sender(entry: NotifyBy, context: Context) -> Callable[[Notice], None]:
+def _sender(entry: NotifyConfig | Notify, context: Context) -> Callable[[Notice], None]:
     def send(notice: Notice) -> None:
         notifier = _notifier(entry, notice.shard)
         given: Any = copy.copy(context)  # its own: a slow notifier goes on while others send other notices
@@ -172,11 +168,11 @@ def _sender(entry: NotifyBy, context: Context) -> Callable[[Notice], None]:
     return send
 
 
-def _notifier(entry: NotifyBy, shard: str) -> Notifier:
+def _notifier(entry: NotifyConfig | Notify, shard: str) -> Notifier:
     """A notifier to use once: rendering changes it."""
     if isinstance(entry, NotifyConfig):
         return _from_config(entry, f"{shard}: field notify of its file, or of persist.yaml")
-    notifier = entry.notifier if isinstance(entry, Notify) else entry
+    notifier = entry.notifier
     return copy.copy(notifier) if isinstance(notifier, BaseNotifier) else notifier
 
 

@@ -12,7 +12,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
@@ -22,12 +23,11 @@ from persist_airflow.announce import announce_conflict
 from persist_airflow.compat import (
     AirflowFailException,
     AirflowSkipException,
+    Asset,
     BaseOperator,
     Context,
     defers_by_default,
     interval_end_ms,
-    make_asset,
-    set_event_extra,
 )
 from persist_airflow.failures import PersistCasConflict, result_before
 from persist_airflow.hook import PersistHook, task_client
@@ -47,11 +47,11 @@ from persist_core.handles.client import PersistClient
 from persist_core.inspection.metrics import CONFLICTS, HEALS
 from persist_core.maintenance.maintain import maintain_inline
 from persist_core.protocol import run, stages
-from persist_core.protocol.run import Round, Step, Write, rounds, written
 from persist_core.protocol.stages import Conflict, Minted, NothingToDo
 from persist_core.shard.state import Commit, Committed
 from persist_core.time_text import show_interval
 
+MAX_HEALS = 5  # per try: each costs a Spark job; Airflow tries a run again, later, that loses more often
 APPEND_RETRIES = 6  # a conflict costs a try, and so does a worker that dies
 
 
@@ -89,19 +89,12 @@ class _ShardOperator(StageOperator):
         return task_client(self.persist_conn_id, self.config)
 
 
-class MintBatchDescriptionsOperator(_ShardOperator):
-    """Describe the batch of this dag run: `[shard's upper, end of the data interval)` and all unread input that is due.
+class TakesTurns(StageOperator):
+    """The base of mint: dag runs of one DAG take turns, the earliest first (`persist_airflow.turns`).
 
-    A view that refreshes on input goes as far as its inputs, whatever the interval. Dag runs of one DAG take turns, the
-    earliest first (`persist_airflow.turns`). `{"force": true}` in the dag run's conf accepts an end more than an hour
-    from now. Returns
-    `BatchDescription.to_json()`; of a read-only view (`read_only` in its file, or in the dag run's conf)
-    `{"dry_run_as_of": ..., "description": ...}`, minting nothing. Skips if the interval is already in the shard, or the
-    inputs have not advanced.
+    `_mint` is not `execute`, which Airflow lets only its task runner call.
 
-    :param config: the collection or view
     :param deferrable: wait for the turn in the triggerer; default: Airflow's `[operators] default_deferrable`
-    :param persist_conn_id: the location (templated)
     """
 
     ui_color = "#cfe3f5"
@@ -117,6 +110,23 @@ class MintBatchDescriptionsOperator(_ShardOperator):
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - its name and signature are Airflow's
         """Called when the triggerer has found that the shard moved on, or after a while: look again."""
         return self._mint(context)
+
+    @abstractmethod
+    def _mint(self, context: Context) -> dict[str, Any]:
+        """Mint when it is the dag run's turn."""
+
+
+class MintBatchDescriptionsOperator(TakesTurns, _ShardOperator):
+    """Describe the batch of this dag run: `[shard's upper, end of the data interval)` and all unread input that is due.
+
+    A view that refreshes on input goes as far as its inputs, whatever the interval. `{"force": true}` in the dag run's
+    conf accepts an end more than an hour from now. Returns `BatchDescription.to_json()`; of a read-only view
+    (`read_only` in its file, or in the dag run's conf) `{"dry_run_as_of": ..., "description": ...}`, minting nothing.
+    Skips if the interval is already in the shard, or the inputs have not advanced.
+
+    :param config: the collection or view
+    :param persist_conn_id: the location (templated)
+    """
 
     @measured("mint")
     def _mint(self, context: Context) -> dict[str, Any]:
@@ -179,7 +189,7 @@ class AppendBatchesOperator(lineage.ReportsLineage, _ShardOperator):
         self.write_task_id = write_task_id
         self.notify = chosen(None, notify)
         self.guide = guide
-        self.asset = make_asset(outlet_uri(self.persist_conn_id, self.config.name))
+        self.asset = Asset(uri=outlet_uri(self.persist_conn_id, self.config.name))
         self.outlets = [*self.outlets, self.asset]
         self._write: Any = None  # while it heals: the write task's operator
 
@@ -214,11 +224,14 @@ class AppendBatchesOperator(lineage.ReportsLineage, _ShardOperator):
             interval = show_interval(report["lower"], report["upper"])
             self.log.info("%s %s: %s", report["result"], interval, in_words(self.config.name, report["stats"]))
         warn(self.log, report)
-        set_event_extra(context, self.asset, with_page(report, self.persist_conn_id, self.config.name))
+        context["outlet_events"][self.asset].extra = with_page(report, self.persist_conn_id, self.config.name)
         return report
 
     def _heal(self, client: PersistClient, description: BatchDescription, context: Context) -> dict[str, Any]:
-        """Mint, write and append what the conflict left open, with the Spark settings of the write task."""
+        """Mint, write and append what the conflict left open of the interval, with the Spark settings of write.
+
+        Raises `PersistCasConflict` after `MAX_HEALS` lost appends.
+        """
         write: Any = context["dag"].get_task(self.write_task_id).prepare_for_execution()
         self._write = write
         write.render_template_fields(context)
@@ -231,10 +244,23 @@ class AppendBatchesOperator(lineage.ReportsLineage, _ShardOperator):
                 interval = show_interval(step.description.lower, step.description.upper)
                 self.log.info("after the conflict: minted %s from the new upper", interval)
 
-        healed = heal(client, self.config, description, write=write.writer(client, context), on_step=on_step)
+        healing = run.rounds(
+            client,
+            self.config,
+            until=description.upper,
+            writer=description.writer,
+            on_step=on_step,
+            max_conflicts=MAX_HEALS,
+            max_rounds=1,
+            is_forced=True,  # the mint before the conflict has checked its end
+        )
+        healed = run.written(healing, write.writer(client, context))
+        if isinstance(healed, Conflict):
+            raise PersistCasConflict(healed.record)
         if isinstance(healed, NothingToDo):
             self.log.info("nothing left to append: %s", healed.reason)
             return report_of(client, "covered", client.state(self.config.name).newest_commit)
+        assert isinstance(healed, run.Round)
         self.lineage = lineage.of_commit(client, self.config, healed.commit, self.persist_conn_id, self.lineage.inputs)
         count(self, context, HEALS)
         report_commit(self, context, client, healed.commit)
@@ -255,7 +281,7 @@ class CheckpointManifestOperator(_ShardOperator):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.asset = make_asset(f"{outlet_uri(self.persist_conn_id, self.config.name)}/checkpoints")
+        self.asset = Asset(uri=f"{outlet_uri(self.persist_conn_id, self.config.name)}/checkpoints")
         self.outlets = [*self.outlets, self.asset]
 
     @measured("checkpoint")
@@ -274,7 +300,7 @@ class CheckpointManifestOperator(_ShardOperator):
             self.log.info("%s", maintained)
         for warning in published.warnings:
             self.log.warning("%s", warning)
-        set_event_extra(context, self.asset, report)
+        context["outlet_events"][self.asset].extra = report
         return report
 
 
@@ -348,32 +374,3 @@ def told(
     operator.log.log(logging.ERROR if conflict.is_new else logging.INFO, "%s", conflict.record)
     if announce_conflict(client, conflict.record, notify, context, guide=guide):
         count(Counted(operator.persist_conn_id, conflict.record.shard), context, CONFLICTS)
-
-
-MAX_HEALS = 5  # per try: each costs a Spark job; Airflow tries a run again, later, that loses more often
-
-
-def heal(
-    client: PersistClient, config: ShardConfig, lost: BatchDescription, *, write: Write, on_step: Callable[[Step], None]
-) -> Round | NothingToDo:
-    """Commit what is still missing of `lost`'s interval; `NothingToDo` if others have committed all of it.
-
-    `on_step` sees each step first. Raises `PersistCasConflict` after `MAX_HEALS` lost appends.
-    """
-    last = written(
-        rounds(
-            client,
-            config,
-            until=lost.upper,
-            writer=lost.writer,
-            on_step=on_step,
-            max_conflicts=MAX_HEALS,
-            max_rounds=1,
-            is_forced=True,  # the mint that made `lost` has checked its end
-        ),
-        write,
-    )
-    if isinstance(last, Conflict):
-        raise PersistCasConflict(last.record)
-    assert isinstance(last, Round | NothingToDo)
-    return last

@@ -14,10 +14,9 @@ from typing import Any
 
 from persist_airflow.compat import (
     AirflowFailException,
+    Asset,
     Context,
     is_dag_paused,
-    make_asset,
-    set_event_extra,
     triggered_by,
 )
 from persist_airflow.factory import UPSERT_PREFIX, VIEW_PREFIX
@@ -84,9 +83,9 @@ def reported(operator: Any, context: Context, done: Done) -> Json:
             small[f"{name}_count"] = len(value)
     if small.get("status") in COMMITTED:
         shard = small["shard"] if small["status"] == "forked" else operator.shard
-        asset = make_asset(shard_uri(operator.persist_conn_id, shard))
+        asset = Asset(uri=shard_uri(operator.persist_conn_id, shard))
         operator.outlets = [asset]
-        set_event_extra(context, asset, {name: small[name] for name in EVENT_FACTS if name in small})
+        context["outlet_events"][asset].extra = {name: small[name] for name in EVENT_FACTS if name in small}
     return small
 
 

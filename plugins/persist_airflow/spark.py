@@ -16,10 +16,12 @@ import inspect
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+from airflow.providers.apache.spark.hooks.spark_connect import SparkConnectHook
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
@@ -28,7 +30,6 @@ from persist_airflow.failures import SparkJobFailed, airflow_error, result_befor
 from persist_airflow.hook import PersistHook, connection_of, task_client
 from persist_airflow.lineage import ReportsLineage, of_inputs
 from persist_airflow.metrics import measured
-from persist_airflow.spark_connect import DEFAULT_SPARK, connect_environment_of, in_environment, run_connected
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig
 from persist_core.contents.batch import BatchDescription
@@ -47,11 +48,13 @@ from persist_core.spark_job.handover import (
 from persist_core.spark_job.installation import job_path, local_environment, spark_home
 from persist_core.spark_job.jars import with_s3a_jars
 from persist_core.spark_job.launch import Ended, Start, dry_run_view, write_batch
-from persist_core.spark_job.process import ENV_CONNECT_TIMEOUT, LOCAL_MASTER, is_local, tuned_conf
+from persist_core.spark_job.process import ENV_CONNECT_TIMEOUT, LOCAL_MASTER, connect_environment, is_local, tuned_conf
 from persist_core.spark_job.spec import JobSpec
 from persist_core.time_text import show_time
 
 _Result = TypeVar("_Result")
+DEFAULT_SPARK = "spark_default"  # without this connection Spark runs in the task's own machine
+TIMEOUT_FIELD = "connect_timeout_s"  # an extra field: seconds until a server that does not answer is given up
 RETRIES = 3
 RETRY_DELAY = timedelta(seconds=10)
 
@@ -224,6 +227,49 @@ class SparkJobOperator(SparkSubmitOperator):
         return (f"{master}:{port}" if port else master), deploy_mode
 
 
+def connect_environment_of(conn_id: str) -> dict[str, str] | None:
+    """The environment that leads a job to the server, token included; `None` for a connection of another type.
+
+    Raises `Determinate` if it is not found, and not the default one.
+    """
+    connection = connection_of(conn_id, DEFAULT_SPARK)
+    if connection is None or connection.conn_type != SparkConnectHook.conn_type:
+        return None
+    timeout_s = connection.extra_dejson.get(TIMEOUT_FIELD)
+    given = {} if timeout_s in (None, "") else {ENV_CONNECT_TIMEOUT: str(timeout_s)}
+    return {**connect_environment(SparkConnectHook(conn_id).get_connection_url()), **given}
+
+
+@contextmanager
+def in_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Run the body with `variables` in the environment of this process, which is afterwards as it was.
+
+    Not thread-safe: a process has one environment.
+    """
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def run_connected(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run one job to its end in this process, in `environment`; its exit status.
+
+    A new Python would import pyspark's client, pandas and our packages again, which is about 1.5 s of processor time. A
+    worker that imports them before it forks its tasks pays that once.
+
+    A signal that ends the task ends the job too: the session's release stops what the server still does for it.
+    """
+    from persist_spark.__main__ import main  # imports Spark, which only a task with such a job needs
+
+    with in_environment(environment):
+        return main(arguments, os.environ)
+
+
 def _close_pipe(hook: SparkSubmitHook | None) -> None:
     process = getattr(hook, "_submit_sp", None)
     if process is not None and process.stdout is not None:
@@ -273,10 +319,9 @@ class WriteBatchesOperator(ReportsLineage, SparkJobOperator):
 
     def writer(self, client: PersistClient, context: Context) -> run.Write:
         """The function that runs this task's Spark job for a description. The append task uses it after a conflict."""
-        return functools.partial(self._write, client, context)
-
-    def _write(self, client: PersistClient, context: Context, description: BatchDescription) -> str:
-        return self.run_jobs(context, lambda start: write_batch(client, start, self.config, description))
+        return lambda description: self.run_jobs(
+            context, lambda start: write_batch(client, start, self.config, description)
+        )
 
     def _dry_run(self, client: PersistClient, context: Context) -> dict[str, Any]:
         asked, config = self.description, self.config

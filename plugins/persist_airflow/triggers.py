@@ -73,25 +73,6 @@ async def _looks(persist_conn_id: str, look: Callable[[], _Found], poll_s: float
         await asyncio.sleep(poll_s)
 
 
-async def _wait(
-    looks: AsyncIterator[_Found | None], is_done: Callable[[_Found], bool], timeout_s: float | None
-) -> tuple[_Found | None, bool]:
-    """Return the last finding of `looks`, and whether the task waits for it. If not, `timeout_s` seconds have passed.
-
-    The time does not outlive a restart of the triggerer.
-    """
-    clock = SystemClock()
-    deadline_ms = None if timeout_s is None else clock.now_ms() + timeout_s * 1000
-    last: _Found | None = None
-    async for found in looks:
-        last = last if found is None else found
-        if found is not None and is_done(found):
-            return last, True
-        if deadline_ms is not None and clock.now_ms() >= deadline_ms:
-            break
-    return last, False
-
-
 def _event(**payload: Any) -> TriggerEvent:
     event: Any = TriggerEvent  # Airflow's has no types
     return cast(TriggerEvent, event(payload))
@@ -143,16 +124,18 @@ class ShardUpperTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look every `poll_s` seconds. Connections are opened and read in a thread: they may block."""
         client = await _in_thread(self.persist_conn_id, PersistHook(self.persist_conn_id).get_conn)
-
-        def is_there(state: ShardState | None) -> bool:
-            return state is not None and state.upper >= Frontier(self.upper)
-
+        clock, upper, reached = SystemClock(), Frontier(0), False
+        timeout_ms = float("inf") if self.timeout_s is None else self.timeout_s * 1000
+        deadline_ms = clock.now_ms() + timeout_ms  # a restart of the triggerer moves it
         try:
-            looks = _looks(self.persist_conn_id, partial(client.machine.fetch, self.shard), self.poll_s)
-            found, reached = await _wait(looks, is_there, self.timeout_s)
+            async for state in _looks(self.persist_conn_id, partial(client.machine.fetch, self.shard), self.poll_s):
+                if state is not None:
+                    upper, reached = state.upper, state.upper >= Frontier(self.upper)
+                if reached or clock.now_ms() >= deadline_ms:
+                    break
         finally:
             await _in_thread(self.persist_conn_id, client.location.close)
-        yield _event(shard=self.shard, upper=found.upper.time if found else 0, reached=reached)
+        yield _event(shard=self.shard, upper=upper.time, reached=reached)
 
 
 class InputTrigger(BaseTrigger):

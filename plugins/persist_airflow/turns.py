@@ -15,7 +15,6 @@ reaches the start of its interval, and costs nothing meanwhile. Otherwise it is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -29,15 +28,6 @@ LAST_LOOK_MS = 60_000  # of the runs far behind it
 LOOK_S, LAST_LOOK_S = 2.0, 60.0  # in the triggerer: between two looks, and until the task itself looks again
 SOON_S = 5.0  # the shard has come far enough, and the task before is just ending
 PATIENCE_MS = 24 * 3_600_000  # a turn that takes longer is stuck
-
-
-@dataclass(frozen=True)
-class _Distance:
-    """From the shard's `upper` to the `start` of this run's interval, in ms, and how many of its intervals that is."""
-
-    upper: int
-    start: int
-    intervals: float
 
 
 def wait_for_turn(operator: BaseOperator, context: Context, client: PersistClient, *, deferrable: bool) -> None:
@@ -55,21 +45,21 @@ def wait_for_turn(operator: BaseOperator, context: Context, client: PersistClien
     ahead = append and run_ahead(context, append=last, staging=[append.write_task_id, append.task_id, last])
     if not ahead:
         return
-    distance = _distance(context, client, shard)
+    upper, start, intervals = _distance(context, client, shard)
     if deferrable:
-        is_near = distance.start <= distance.upper
-        operator.log.info("%s; waiting for the shard to reach %s", ahead, show_time(distance.start))
+        is_near = start <= upper
+        operator.log.info("%s; waiting for the shard to reach %s", ahead, show_time(start))
         operator.defer(
             trigger=ShardUpperTrigger(
                 shard,
-                max(distance.start, distance.upper + 1),
+                max(start, upper + 1),
                 persist_conn_id=vars(operator)["persist_conn_id"],
                 poll_s=LOOK_S,
                 timeout_s=SOON_S if is_near else LAST_LOOK_S,
             ),
             method_name="execute_complete",
         )
-    look_ms = now_ms + int(min(max(distance.intervals, 1) * NEXT_LOOK_MS, LAST_LOOK_MS))
+    look_ms = now_ms + int(min(max(intervals, 1) * NEXT_LOOK_MS, LAST_LOOK_MS))
     operator.log.info("%s; looking again at %s", ahead, format_time(look_ms))
     reschedule(look_ms)
 
@@ -84,12 +74,13 @@ def _append_task(context: Context, shard: str) -> Any:
     return next((task for task in of_shard if hasattr(task, "write_task_id")), None)
 
 
-def _distance(context: Context, client: PersistClient, shard: str) -> _Distance:
+def _distance(context: Context, client: PersistClient, shard: str) -> tuple[int, int, float]:
+    """The shard's upper and the start of this run's interval, in ms, and how many of its intervals are between them."""
     state = client.machine.fetch(shard)
     upper = (state.upper.time if state else 0) or 0
     start: Any = context.get("data_interval_start")
     end: Any = context.get("data_interval_end")
     if start is None or end is None or end <= start:
-        return _Distance(upper, upper, 1)
+        return upper, upper, 1
     start_ms = int(start.timestamp() * 1000)
-    return _Distance(upper, start_ms, (start_ms - upper) / ((end - start).total_seconds() * 1000))
+    return upper, start_ms, (start_ms - upper) / ((end - start).total_seconds() * 1000)

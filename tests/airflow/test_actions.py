@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections import defaultdict
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -69,8 +70,9 @@ def context(user: str | None = "alice", **conf: Any) -> Any:
     pushed: dict[str, Any] = {}
     ti = SimpleNamespace(xcom_push=lambda key, value: pushed.update({key: value}))
     dag_run = SimpleNamespace(dag_id="persist_actions", conf=conf, triggering_user_name=user)
-    params = {**dag.params.dump(), **conf}
-    return {"params": params, "dag_run": dag_run, "run_id": "manual__1", "ti": ti, "pushed": pushed}
+    params, events = {**dag.params.dump(), **conf}, defaultdict[Any, Any](SimpleNamespace)
+    of_run = {"dag_run": dag_run, "run_id": "manual__1", "outlet_events": events}
+    return {"params": params, **of_run, "ti": ti, "pushed": pushed}
 
 
 def act(user: str | None = "alice", **conf: Any) -> Any:

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from persist_airflow.embedded import postgres
-from persist_airflow.embedded.keeper import Program
-from persist_airflow.embedded.kept import KeptProcesses
+from persist_airflow.embedded.keeper import KeptProcesses, Program
 from persist_airflow.embedded.ports import free_port
 from persist_airflow.embedded.postgres import ENVIRONMENT, LocalPostgres, as_ordinary_user
 from persist_core.clock import SystemClock
@@ -30,7 +29,7 @@ def test_answers_are_durable_in_private_folders(tmp_path: Path, monkeypatch: pyt
     server, kept = LocalPostgres(home, free_port()), KeptProcesses(home, SystemClock())
     server.prepare()
     assert server.command()[0].startswith(str(private)) == (os.geteuid() != 0)
-    options = {"cwd": str(server.folder), **as_ordinary_user()}
+    options = {"cwd": str(server.data), **as_ordinary_user()}
     try:
         kept.start(Program("postgres", server.command(), ENVIRONMENT, options, signal.SIGINT))
         kept.wait_until(server.answers, "postgres", 60_000)

@@ -20,10 +20,8 @@ import pytest
 from rich.console import Console
 
 from persist_airflow.embedded import EmbeddedAirflowError, demo, keeper
-from persist_airflow.embedded.backfill import follow
 from persist_airflow.embedded.home import LocalAirflow, project_airflow
-from persist_airflow.embedded.keeper import Process, Program, psutil, read_processes, write_private
-from persist_airflow.embedded.kept import KeptProcesses
+from persist_airflow.embedded.keeper import KeptProcesses, Process, Program, psutil, read_processes, write_private
 from persist_airflow.embedded.ports import accepts_connections, require_free
 from persist_airflow.embedded.run import main
 from persist_core.clock import SystemClock
@@ -130,7 +128,7 @@ def test_a_program_that_keeps_ending_is_given_up_and_retried(airflow: LocalAirfl
         assert look().state == keeper.RUNS
     assert look().state == keeper.GIVEN_UP
     with pytest.raises(EmbeddedAirflowError, match=r"bad was started 6 times .*exit code 1 .*no space left: an Error"):
-        airflow.check()
+        airflow.kept.check()
     clock.sleep_ms(keeper.STEADY_MS)
     assert look().state == keeper.GIVEN_UP
     airflow.kept.restart(())
@@ -201,8 +199,9 @@ def test_the_demo_waits_for_a_scheduler_that_starts_slowly(
 ) -> None:
     """On a busy machine a scheduler needs minutes to its first dag run. If none ends, the error shows its log."""
     airflow.clock = ManualClock()
-    for name in ("launch_database", "launch_spark", "prepare", "launch", "check"):
+    for name in ("launch_database", "launch_spark", "prepare", "launch"):
         monkeypatch.setattr(airflow, name, lambda: None)
+    monkeypatch.setattr(airflow.kept, "check", lambda: None)
     monkeypatch.setattr(demo, "create", lambda *_: 1)
     monkeypatch.setattr("os.environ", {})
     (airflow.logs / "scheduler.log").write_text("still importing")
@@ -221,9 +220,9 @@ def test_the_demo_waits_for_a_scheduler_that_starts_slowly(
 
 
 def test_a_backfill_without_a_dag_run_is_an_error() -> None:
-    idle: Any = SimpleNamespace(check=lambda: None, clock=ManualClock(), query=lambda *_: [])
+    idle: Any = SimpleNamespace(kept=SimpleNamespace(check=lambda: None), clock=ManualClock(), query=lambda *_: [])
     with pytest.raises(EmbeddedAirflowError, match="made no dag run for backfill 7"):
-        follow(Console(file=io.StringIO()), idle, 7)
+        demo.follow(Console(file=io.StringIO()), idle, "dag", 7)
 
 
 def test_the_demo_shows_its_results_by_commands(airflow: LocalAirflow, capsys: pytest.CaptureFixture[str]) -> None:

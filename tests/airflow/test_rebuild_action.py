@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,8 +82,7 @@ def test_only_a_commit_updates_the_asset_of_the_shard(client: PersistClient) -> 
     for is_dry_run in (True, False):
         operator = ShardActionOperator(task_id="shard_action", shard=SHARD)
         asked = context(action="restore", shard=SHARD, checkpoint_id=first, dry_run=is_dry_run)
-        events: dict[Any, Any] = defaultdict(SimpleNamespace)
-        asked["outlet_events"] = events
+        events = asked["outlet_events"]
         done: Any = operator.execute(asked)
         assert [asset.uri for asset in operator.outlets] == [] if is_dry_run else ["persist://persist_default/fruit"]
         assert [event.extra["upper"] for event in events.values()] == [] if is_dry_run else [done["upper"]]

@@ -97,15 +97,18 @@ def test_what_no_wait_can_change_fails_the_first_look(
         ShardSensor(**wait, soft_fail=True).execute(context(0))
 
 
-def test_a_look_that_fails_hides_no_earlier_one() -> None:
-    found = iter((7,))
+def test_a_look_that_fails_hides_no_earlier_one(client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit(client, NAME, KEYS, 1)
+    found = iter([client.machine.fetch(NAME)])
 
-    def look() -> int:
-        for number in found:
-            return number
+    def look(*_: object) -> Any:
+        for state in found:
+            return state
         raise Determinate("the store is away")
 
-    assert asyncio.run(triggers._wait(triggers._looks("", look, 0.01), lambda _: False, 0.05)) == (7, False)
+    monkeypatch.setattr(type(client.machine), "fetch", look)
+    fired: Any = anext(triggers.ShardUpperTrigger(NAME, 2, poll_s=0.01, timeout_s=0.05).run())
+    assert asyncio.run(fired).payload == {"shard": NAME, "upper": 1, "reached": False}
 
 
 def test_a_slow_store_holds_up_no_other_trigger(client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from persist_airflow.compat import AirflowFailException
 from persist_airflow.embedded.spark_connect import LocalSpark
 from persist_airflow.factory import build_upsert_dag
 from persist_airflow.failures import SparkJobFailed
-from persist_airflow.spark_connect import TIMEOUT_FIELD, connect_url, run_connected
+from persist_airflow.spark import TIMEOUT_FIELD, connect_environment_of, run_connected
 from persist_core.config.view import load_view
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
@@ -222,7 +222,7 @@ def test_the_connections_type_says_where_jobs_run(
     monkeypatch.delenv("AIRFLOW_CONN_SPARK_DEFAULT", raising=False)
     if connection is not None:
         monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
-    assert connect_url("spark_default") == url
+    assert (connect_environment_of("spark_default") or {}).get("SPARK_REMOTE") == url
 
 
 @pytest.mark.parametrize("accepts", [False, True], ids=["dead port", "silent server"])
@@ -330,7 +330,7 @@ def test_a_task_that_is_stopped_stops_its_job_in_the_server_too(server: ConnectS
     script = """
 import os, signal, sys
 from types import SimpleNamespace
-from persist_airflow.spark_connect import run_connected
+from persist_airflow.spark import run_connected
 from pyspark.sql import functions as F
 
 def stop(number, frame):

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import importlib.metadata
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from persist_airflow.turns import LAST_LOOK_MS, NEXT_LOOK_MS, PATIENCE_MS
 from persist_core.handles.client import PersistClient
 from tests.airflow.fruit import NAME, Fruit, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
+from tests.airflow.test_groups import NAMES, Orchard
 
 pytestmark = pytest.mark.airflow_2_11
 
@@ -124,3 +126,14 @@ def test_a_trigger_fires_when_the_shard_reaches_a_time(dag: Any) -> None:
     DagRunDriver(dag, end_of(0)).run_all()
     on_time = ShardUpperTrigger(NAME, end_ms(0), poll_s=0.01)
     assert asyncio.run(first_event(on_time)) == {"shard": NAME, "upper": end_ms(0), "reached": True}
+
+
+@only_airflow_3
+@pytest.mark.usefixtures("client")
+def test_a_group_goes_on_after_its_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow lets only its task runner call `execute`, which it has not done then."""
+    monkeypatch.setattr("airflow.sdk.bases.operator.ExecutorSafeguard.test_mode", False)
+    mint: Any = Orchard(tmp_path, NAMES).dag().get_task(f"batch_1.{MINT}")
+    mint.allow_nested_operators = False
+    minted = mint.execute_complete(DagRunDriver(mint.dag, end_of(0)).context(), {"reached": False})
+    assert set(minted["descriptions"]) == {*NAMES}

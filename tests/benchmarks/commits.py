@@ -23,7 +23,7 @@ from typing import Any
 
 import click
 
-from persist_airflow.spark_connect import run_connected
+from persist_airflow.spark import run_connected
 from persist_core.config.collection import CollectionConfig, load_collection
 from persist_core.handles.client import PersistClient
 from persist_core.keys import manifest_key

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from airflow.cli.cli_parser import get_parser
 from packaging.requirements import Requirement
 
 from persist_core.location.settings import ENV_BLOB_URI, ENV_CONSENSUS_URI
@@ -78,6 +79,14 @@ def test_the_location_of_the_stack_can_be_opened() -> None:
     connection = json.loads(COMPOSE["services"]["scheduler"]["environment"]["AIRFLOW_CONN_SPARK_DEFAULT"])
     url = f"sc://{connection['host']}:{connection['port']}"
     assert connect_environment(url)["SPARK_REMOTE"] in (DOCKER / "demo.sh").read_text()
+
+
+def test_the_demo_calls_commands_that_airflow_has() -> None:
+    found = re.findall(r"airflow ((?:[a-z][a-z-]+ )+)", (DOCKER / "demo.sh").read_text())
+    assert len(found) == 3
+    for words in found:
+        with pytest.raises(SystemExit, match="0"):
+            get_parser().parse_args([*words.split(), "--help"])
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)

@@ -63,7 +63,7 @@ def check(airflow: LocalAirflow, client: PersistClient, slack: HttpSink, statsd:
     def wait_until(holds: Callable[[], bool], what: str) -> None:
         deadline_ms = airflow.clock.now_ms() + TIMEOUT_MS
         while not holds():
-            airflow.check()
+            airflow.kept.check()
             states = airflow.query("select dag_id, run_id, state from dag_run order by id desc limit 8")
             waited = "failed" not in sensors() and airflow.clock.now_ms() < deadline_ms
             assert waited, (what, states, sensors(), slack.requests, logs_of(airflow, STARTER))

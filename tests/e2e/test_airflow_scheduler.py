@@ -76,7 +76,7 @@ def follow(airflow: LocalAirflow, *dag_ids: str, timeout_ms: int = 1_500_000) ->
     """Wait until every dag run has ended; their states by DAG."""
     deadline_ms = airflow.clock.now_ms() + timeout_ms
     while True:
-        airflow.check()
+        airflow.kept.check()
         states = {dag_id: run_states(airflow, dag_id) for dag_id in dag_ids}
         if all(state in ("success", "failed") for found in states.values() for state in found):
             return states
@@ -112,7 +112,7 @@ def start_until_a_task_writes(airflow: LocalAirflow) -> list[int]:
     running = "select task_id from task_instance where state = 'running' and task_id = 'write_batches'"
     deadline_ms = airflow.clock.now_ms() + 240_000
     while not airflow.query(running):
-        airflow.check()
+        airflow.kept.check()
         assert airflow.clock.now_ms() < deadline_ms
         airflow.clock.sleep_ms(100)
     return [process.pid for process in airflow.kept.all()]
@@ -132,7 +132,7 @@ def check_backfills(airflow: LocalAirflow, client: PersistClient) -> None:
         assert follow(airflow, DAG_ID) == {DAG_ID: ["success"] * 3}, "no new runs of the two days that are there"
         days = len(list((airflow.dags.parent / "feed").iterdir()))
         assert check_history(client, min(days, 3)) == {"upper": START_MS + 3 * DAY_MS, "commits": 3}
-    assert not airflow.is_running()
+    assert not airflow.kept.is_running()
     assert fsck(client, NAME).is_clean
     check_asset_events(airflow, client)
 

@@ -123,7 +123,7 @@ def wait_for_view(airflow: LocalAirflow, client: PersistClient, upper: int) -> N
         "totals" in client.shards()
         and upper <= (client.state("prices").upper.time or 0) == client.state("totals").upper.time
     ):
-        airflow.check()
+        airflow.kept.check()
         assert airflow.clock.now_ms() < deadline_ms
         airflow.clock.sleep_ms(500)
 

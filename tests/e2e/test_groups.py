@@ -194,7 +194,7 @@ def wait_for(airflow: LocalAirflow, state: str, *task_ids: str) -> None:
     """Each of these tasks is in that state."""
     deadline_ms = airflow.clock.now_ms() + 300_000
     while any([found for found, _ in tries(airflow, task_id)] != [state] for task_id in task_ids):
-        airflow.check()
+        airflow.kept.check()
         assert airflow.clock.now_ms() < deadline_ms
         airflow.clock.sleep_ms(500)
 
@@ -203,7 +203,7 @@ def wait_for_view(airflow: LocalAirflow, client: PersistClient) -> None:
     """The view has come as far as its input, started by the asset of one member alone."""
     deadline_ms = airflow.clock.now_ms() + 300_000
     while "cheap" not in client.shards() or client.state("cheap").upper.time != end_ms(DAYS - 1):
-        airflow.check()
+        airflow.kept.check()
         assert airflow.clock.now_ms() < deadline_ms
         airflow.clock.sleep_ms(500)
     assert client.open_reader("cheap").snapshot().to_pylist() == [{"n": DAYS}]

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from persist_core.inspection.metrics import (
-    COMMITS,
-    RESULTS,
-    RUN_METRICS,
-    SHARD_METRICS,
-    STAGES,
-    Metric,
-)
+from persist_core.inspection.metrics import COMMITS, RESULTS, RUN_METRICS, SHARD_METRICS, STAGES, Metric
 
 AIRFLOW_PREFIX = "airflow"  # Airflow's default for `[metrics] statsd_prefix`
 
@@ -33,6 +26,8 @@ and `shard`, and the labels named below.
 `persist_maintenance` for all shards of the location (`list_shards`, `maintain_shard`). A fact that is not known has no
 value.
 
+| in Prometheus | in Airflow's Stats | kind | labels | meaning |
+| --- | --- | --- | --- | --- |
 {shards}
 
 ## Of runs
@@ -40,6 +35,8 @@ value.
 Only Airflow's tasks send them. Counters start at 0 when the collector starts, so ask for `increase(...)` or
 `rate(...)`. `persist metrics` prints `{commits}` too: the number of all commits of the shard.
 
+| in Prometheus | in Airflow's Stats | kind | labels | meaning |
+| --- | --- | --- | --- | --- |
 {runs}
 
 * `stage`: {stages}.
@@ -81,8 +78,8 @@ def reference_page(made: str) -> str:
     """The tables of all metrics."""
     return REFERENCE_HEAD.format(
         made=made,
-        shards=_table(SHARD_METRICS),
-        runs=_table(RUN_METRICS),
+        shards=_rows(SHARD_METRICS),
+        runs=_rows(RUN_METRICS),
         commits=COMMITS.series,
         stages=_listed(STAGES),
         results=_listed(RESULTS),
@@ -106,12 +103,10 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _table(metrics: Iterable[Metric]) -> str:
-    lines = ["| in Prometheus | in Airflow's Stats | kind | labels | meaning |", "| --- | --- | --- | --- | --- |"]
-    for metric in metrics:
-        cells = (f"`{metric.series}`", f"`{metric.stat}`", metric.kind, _listed(metric.labels), metric.help)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+def _rows(metrics: Iterable[Metric]) -> str:
+    return "\n".join(
+        f"| `{each.series}` | `{each.stat}` | {each.kind} | {_listed(each.labels)} | {each.help} |" for each in metrics
+    )
 
 
 def _listed(words: Iterable[str]) -> str:

@@ -7,16 +7,19 @@ seven days of a change feed -> a real scheduler runs one dag run per day -> `per
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from persist_airflow.embedded import EmbeddedAirflowError
-from persist_airflow.embedded.backfill import ENDED, FOLLOW_TIMEOUT_MS, POLL_MS, create, follow, open_backfill
-from persist_airflow.embedded.home import LocalAirflow, project_airflow
+from persist_airflow.embedded.home import SCHEDULER, LocalAirflow, project_airflow
 from persist_airflow.embedded.ports import embedded_command, is_clone
 from persist_core.cli.main import run_command
 from persist_core.config.collection import load_collection
@@ -32,6 +35,18 @@ VIEW = "regions"
 UPSERT, VIEWS = "persist_upsert__", "persist_view__"  # of DAG ids; the factory has them, and would import Airflow here
 DAYS = 7
 FEW = ("--limit", "12")
+POLL_MS = 500
+FOLLOW_TIMEOUT_MS = 900_000
+CLOSE_TIMEOUT_MS = 120_000  # the scheduler marks ended backfills as completed every 30 s
+ENDED = ("success", "failed")
+_UNCLOSED = "select id from backfill where dag_id = %s and completed_at is null"
+_OPEN = f"{_UNCLOSED} and exists (select 1 from dag_run where backfill_id = backfill.id and state <> all(%s))"
+_CHOSEN = "r.dag_id = %s and (r.backfill_id = %s or r.run_id = %s)"
+_STATES = f"select r.state from dag_run r where {_CHOSEN}"
+_RUNNING = (
+    "select to_char(r.data_interval_end, 'YYYY-MM-DD'), t.task_id from task_instance t"
+    f" join dag_run r using (dag_id, run_id) where t.state = 'running' and {_CHOSEN}"
+)
 _FAILED_TASKS = "select run_id, task_id from task_instance where state = 'failed' order by run_id limit 20"
 SCHEDULE_OFF = {"AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False"}  # the demo starts what runs: the feed ends in January
 
@@ -84,7 +99,7 @@ def _upper(client: PersistClient, shard: str) -> int:
 
 
 def _run_steps(console: Console, airflow: LocalAirflow, steps: Sequence[Step]) -> bool:
-    if airflow.is_running():
+    if airflow.kept.is_running():
         raise EmbeddedAirflowError(
             "Airflow is running already, and the demo would start a second scheduler; stop it with"
             f" `{embedded_command(airflow.dags.parent, 'down')}`"
@@ -111,52 +126,84 @@ def _run_steps(console: Console, airflow: LocalAirflow, steps: Sequence[Step]) -
 
 
 def _run_step(console: Console, airflow: LocalAirflow, step: Step) -> bool:
+    """True if none of its dag runs failed."""
+    dag_id = step.dag_id
     if step.first_ms is None or step.last_ms is None:
-        return _run_once(console, airflow, step.dag_id)
-    days = (step.last_ms - step.first_ms) // DAY_MS + 1
-    if (interrupted := open_backfill(airflow, step.dag_id)) is not None:
+        run_id = f"demo__{airflow.clock.now_ms()}"
+        _airflow("dags", "trigger", dag_id, "--run-id", run_id)
+        console.print(f"dag run {run_id} of DAG {dag_id}")
+        return follow(console, airflow, dag_id, run_id=run_id)
+    for (interrupted,) in airflow.query(_OPEN, dag_id, list(ENDED)):
         console.print(f"backfill {interrupted} of an earlier demo goes on first")
-        _follow(console, airflow, step.dag_id, interrupted)
-    backfill_id = create(airflow, step.dag_id, step.first_ms, step.last_ms)
-    console.print(
-        f"backfill {backfill_id} of DAG {step.dag_id}: {days} {'days, one dag run each' if days > 1 else 'day'}"
+        follow(console, airflow, dag_id, interrupted)
+    backfill_id = create(airflow, dag_id, step.first_ms, step.last_ms)
+    days = (step.last_ms - step.first_ms) // DAY_MS + 1
+    console.print(f"backfill {backfill_id} of DAG {dag_id}: {days} {'days, one dag run each' if days > 1 else 'day'}")
+    return follow(console, airflow, dag_id, backfill_id)
+
+
+def create(airflow: LocalAirflow, dag_id: str, first_ms: int, last_ms: int) -> int:
+    """The id of a new backfill of the days `first_ms` to `last_ms`, one dag run after the other.
+
+    Airflow refuses it until its scheduler has marked the DAG's last backfill as completed. Raises
+    `EmbeddedAirflowError` if that takes too long.
+    """
+    airflow.kept.wait_until(lambda: not airflow.query(_UNCLOSED, dag_id), SCHEDULER, CLOSE_TIMEOUT_MS)
+    days = ("--from-date", format_time(first_ms), "--to-date", format_time(last_ms))
+    # Runs of an earlier demo may be there whose data was deleted.
+    options = ("--max-active-runs", "1", "--reprocess-behavior", "completed")
+    _airflow("backfill", "create", "--dag-id", dag_id, *days, *options)
+    ((backfill_id,),) = airflow.query("select max(id) from backfill where dag_id = %s", dag_id)
+    return int(backfill_id)
+
+
+def _airflow(*arguments: str) -> None:
+    """Run `airflow ARGUMENTS` in this process: to import Airflow takes seconds."""
+    from airflow.cli.cli_parser import get_parser
+
+    parsed = get_parser().parse_args(arguments)
+    with contextlib.redirect_stdout(io.StringIO()):
+        parsed.func(parsed)
+
+
+def follow(
+    console: Console, airflow: LocalAirflow, dag_id: str, backfill_id: int | None = None, *, run_id: str | None = None
+) -> bool:
+    """Draw progress until the dag runs of the backfill, or this one, have ended; True if none failed.
+
+    Raises `EmbeddedAirflowError` if the backfill has no dag runs (Airflow makes them when it creates it, or never), and
+    if they have not ended after `FOLLOW_TIMEOUT_MS`.
+    """
+    deadline_ms = airflow.clock.now_ms() + FOLLOW_TIMEOUT_MS
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[now]}", style="cyan"),
     )
-    return _follow(console, airflow, step.dag_id, backfill_id)
-
-
-def _follow(console: Console, airflow: LocalAirflow, dag_id: str, backfill_id: int) -> bool:
-    runs = follow(console, airflow, backfill_id)
-    ended = sum(runs[state] for state in ENDED)
-    if ended < runs.total():
-        raise _unended(airflow, f"{ended} of {runs.total()} dag runs of {dag_id} have ended")
-    return not runs["failed"]
-
-
-def _unended(airflow: LocalAirflow, what: str) -> EmbeddedAirflowError:
-    return EmbeddedAirflowError(
-        f"{what}; the machine may be too busy. The end of the scheduler's log:\n{airflow.kept.log_tail('scheduler')}"
-    )
-
-
-def _run_once(console: Console, airflow: LocalAirflow, dag_id: str) -> bool:
-    from airflow.api.common.trigger_dag import trigger_dag
-    from airflow.utils.types import DagRunTriggeredByType
-
-    clock = airflow.clock
-    run_id, deadline_ms = f"demo__{clock.now_ms()}", clock.now_ms() + FOLLOW_TIMEOUT_MS
-    trigger_dag(dag_id, triggered_by=DagRunTriggeredByType.CLI, run_id=run_id)
-    with console.status(f"dag run {run_id} of DAG {dag_id}"):
-        state = "queued"
-        while state not in ENDED and clock.now_ms() < deadline_ms:
-            airflow.check()
-            clock.sleep_ms(POLL_MS)
-            ((state,),) = airflow.query("select state from dag_run where dag_id = %s and run_id = %s", dag_id, run_id)
-    if state not in ENDED:
-        raise _unended(
-            airflow, f"dag run {run_id} of DAG {dag_id} is still {state} after {FOLLOW_TIMEOUT_MS // 1000} s"
-        )
-    console.print(f"dag run {run_id} of DAG {dag_id}: {state}")
-    return bool(state == "success")
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("dag runs", total=None, now="waiting for the scheduler")
+        while True:
+            airflow.kept.check()
+            runs = Counter(state for (state,) in airflow.query(_STATES, dag_id, backfill_id, run_id))
+            if not runs:
+                raise EmbeddedAirflowError(
+                    f"Airflow made no dag run for backfill {backfill_id}: the days have dag runs that have not ended"
+                )
+            ended = sum(runs[state] for state in ENDED)
+            is_over = ended == runs.total()
+            tasks = airflow.query(_RUNNING, dag_id, backfill_id, run_id)
+            now = "  ".join(f"until {end}: {task}" for end, task in tasks)
+            progress.update(bar, total=runs.total(), completed=ended, now=now or ("" if is_over else "queued"))
+            if is_over:
+                return not runs["failed"]
+            if airflow.clock.now_ms() > deadline_ms:
+                raise EmbeddedAirflowError(
+                    f"{ended} of {runs.total()} dag runs of {dag_id} have ended; the machine may be too busy. The end"
+                    f" of the scheduler's log:\n{airflow.kept.log_tail(SCHEDULER)}"
+                )
+            airflow.clock.sleep_ms(POLL_MS)
 
 
 def looks(first_ms: int) -> tuple[tuple[str, tuple[str, ...]], ...]:

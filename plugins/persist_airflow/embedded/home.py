@@ -3,7 +3,6 @@
     LocalAirflow(home, dags, location)
         .start(...)     PostgreSQL, Spark, api-server, scheduler, more if asked; a keeper starts what dies again
         .troubles()     what does not do its work, and why
-        .check()        raises if a process was given up
         .stop()         all of them, by pid and start time
 
 For one machine: LocalExecutor. Nothing listens on any other interface. The process that starts it stops it: `with
@@ -30,8 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from persist_airflow.embedded import EmbeddedAirflowError, keeper
-from persist_airflow.embedded.keeper import Program, write_private
-from persist_airflow.embedded.kept import KeptProcesses
+from persist_airflow.embedded.keeper import KeptProcesses, Program, write_private
 from persist_airflow.embedded.ports import accepts_connections, free_port
 from persist_airflow.embedded.postgres import ENVIRONMENT, LocalPostgres, as_ordinary_user
 from persist_airflow.embedded.spark_connect import LocalSpark
@@ -93,7 +91,7 @@ class LocalAirflow:
     def __post_init__(self) -> None:
         self.home, self.dags = self.home.absolute(), self.dags.absolute()
         self.kept = KeptProcesses(self.home, self.clock)
-        ports = json.loads((self.home / _PORTS).read_text(encoding="utf-8")) if self.is_running() else {}
+        ports = json.loads((self.home / _PORTS).read_text(encoding="utf-8")) if self.kept.is_running() else {}
         self.port = self.port or ports.get("port") or free_port()
         self._postgres = LocalPostgres(self.home, ports.get("postgres_port") or free_port())
         self._spark = LocalSpark(self.home, ports.get("spark_port") or free_port()) if self.has_spark else None
@@ -168,16 +166,16 @@ class LocalAirflow:
             _PRELOAD + (_PRELOAD_SPARK if self.has_spark else "")
         )
 
-    def command(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+    def command(self, *arguments: str) -> str:
         """Run `airflow ARGUMENTS` to its end; its output. Raises `EmbeddedAirflowError` with the end of that."""
-        return self.python(f"airflow {' '.join(arguments)}", "-m", "airflow", *arguments, timeout_s=timeout_s)
+        return self.python(f"airflow {' '.join(arguments)}", "-m", "airflow", *arguments)
 
     def commands(self, *commands: Sequence[str]) -> str:
         """As `command`, several in one process. Importing Airflow takes most of it."""
         named = "; ".join(f"airflow {' '.join(arguments)}" for arguments in commands)
         return self.python(named, "-c", _COMMANDS, json.dumps(commands))
 
-    def python(self, what: str, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+    def python(self, what: str, *arguments: str) -> str:
         """Run `python ARGUMENTS` in this home to its end, as `command` does. `what` names it in the error."""
         with self.database():
             done = subprocess.run(
@@ -187,7 +185,7 @@ class LocalAirflow:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                timeout=timeout_s,
+                timeout=COMMAND_TIMEOUT_S,
                 check=False,
             )
         if done.returncode:
@@ -197,7 +195,7 @@ class LocalAirflow:
     @contextlib.contextmanager
     def database(self) -> Iterator[None]:
         """Its PostgreSQL runs in the body; it stops afterwards if it did not run before."""
-        if self.is_running():
+        if self.kept.is_running():
             yield
             return
         with self.stopping():
@@ -226,7 +224,7 @@ class LocalAirflow:
         self._postgres.prepare()
         ports = {"port": self.port, "postgres_port": self._postgres.port}
         write_private(self.home / _PORTS, ports | ({"spark_port": self._spark.port} if self._spark else {}))
-        options = {"cwd": str(self._postgres.folder), **as_ordinary_user()}
+        options = {"cwd": str(self._postgres.data), **as_ordinary_user()}
         # SIGINT ends its sessions; SIGTERM would wait for them.
         self.kept.start(Program(POSTGRES, self._postgres.command(), ENVIRONMENT, options, signal.SIGINT))
         self.kept.wait_until(lambda: bool(self.kept.all()) and self._postgres.answers(), POSTGRES, DATABASE_TIMEOUT_MS)
@@ -265,13 +263,9 @@ class LocalAirflow:
             return body
         return None
 
-    def check(self) -> None:
-        """Raise `EmbeddedAirflowError` with the reason if the keeper has ended or has given up a process."""
-        self.kept.check()
-
     def troubles(self) -> dict[str, str]:
         """Processes that do not do their work, and why; empty if all is well. It takes the UI's API server."""
-        if not self.is_running():
+        if not self.kept.is_running():
             return {"keeper": "it has ended, and nothing starts again what dies"}
         components = json.loads(self._get("/api/v2/monitor/health") or b"{}")
         works: dict[str, Callable[[], bool]] = {
@@ -327,10 +321,6 @@ class LocalAirflow:
         """Rows of the metadata database: this process need not import Airflow."""
         with self.database(), self._postgres.connect() as connection:
             return connection.execute(sql.encode(), parameters or None).fetchall()
-
-    def is_running(self) -> bool:
-        """True if its keeper lives."""
-        return self.kept.is_running()
 
     def passwords(self) -> dict[str, str]:
         """The UI's users and their passwords, which Airflow draws when its API server first starts."""

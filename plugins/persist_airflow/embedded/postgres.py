@@ -2,7 +2,7 @@
 
     LocalPostgres(home, port)
         .prepare()   initdb, once; programs that its user can read
-        .command(), .launch_options()   how to start it
+        .command(), .data           how to start it, and where
         .uri(), .connect()
 
 It listens on 127.0.0.1 alone, with a password that is in a file of the home and on no command line. It writes with
@@ -54,7 +54,8 @@ class LocalPostgres:
     port: int
 
     @property
-    def _data(self) -> Path:
+    def data(self) -> Path:
+        """The data folder, which is the server's working folder too."""
         return self.home / "postgres"
 
     @property
@@ -66,15 +67,15 @@ class LocalPostgres:
         self.remove_programs()
         programs = readable_programs()
         self._programs_file.write_text(str(programs), encoding="utf-8")
-        if not (self._data / "PG_VERSION").exists():
-            shutil.rmtree(self._data, ignore_errors=True)  # of an initdb that was interrupted
+        if not (self.data / "PG_VERSION").exists():
+            shutil.rmtree(self.data, ignore_errors=True)  # of an initdb that was interrupted
             self._initialize(programs)
         else:
-            _own_all(self._data)  # a home may have been copied or moved
+            _own_all(self.data)  # a home may have been copied or moved
 
     def _initialize(self, programs: Path) -> None:
-        self._data.mkdir(mode=0o700)
-        own(self._data)
+        self.data.mkdir(mode=0o700)
+        own(self.data)
         with tempfile.TemporaryFile("w+", dir=self.home) as password:
             password.write(self._password())
             password.flush()
@@ -88,28 +89,23 @@ class LocalPostgres:
                 timeout=_INITDB_TIMEOUT_S,
                 check=False,
                 pass_fds=[password.fileno()],
-                cwd=self._data,
+                cwd=self.data,
                 env=postgres_environment(),
                 **as_ordinary_user(),
             )
         if done.returncode:
-            shutil.rmtree(self._data, ignore_errors=True)
+            shutil.rmtree(self.data, ignore_errors=True)
             raise EmbeddedAirflowError(f"initdb: exit code {done.returncode}\n{done.stdout}{done.stderr}")
 
     def command(self) -> list[str]:
-        """The server's command line. Its working folder has to be `folder`, its user `as_ordinary_user`'s."""
+        """The server's command line. Its working folder has to be `data`, its user `as_ordinary_user`'s."""
         programs = Path(self._programs_file.read_text(encoding="utf-8"))
         settings = {"port": self.port, "listen_addresses": "127.0.0.1", "unix_socket_directories": ""}
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         return [str(programs / "postgres"), "-D", self._data_argument(), *options]
 
-    @property
-    def folder(self) -> Path:
-        """The server's working folder."""
-        return self._data
-
     def _data_argument(self) -> str:
-        return "/proc/self/cwd" if os.geteuid() == 0 else str(self._data)
+        return "/proc/self/cwd" if os.geteuid() == 0 else str(self.data)
 
     def uri(self) -> str:
         """The URL for SQLAlchemy, which uses this driver for blocking and other calls."""

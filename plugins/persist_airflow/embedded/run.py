@@ -30,7 +30,7 @@ def up(root: Path) -> int:
     """Start Airflow with its UI in the background, or repair the one that runs; print where it is and how to log in."""
     console = Console()
     airflow = project_airflow(root)
-    if airflow.is_running():
+    if airflow.kept.is_running():
         _repair(console, airflow)
     else:
         if left := airflow.stop():

@@ -1,20 +1,15 @@
 """The FastAPI app of Airflow 3.
 
 Airflow does not authenticate the apps of plugins. So every route here but the static files asks Airflow's own
-dependency for the user (session cookie or bearer token), and `UserAccess` asks the auth manager what the user may see.
+dependency for the user (session cookie or bearer token), and `Access` asks the auth manager what the user may see.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
 from urllib.parse import urlencode
 
-from airflow.api_fastapi.app import get_auth_manager
-from airflow.api_fastapi.auth.managers.models.resource_details import ConnectionDetails, DagAccessEntity, DagDetails
 from airflow.api_fastapi.core_api.security import GetUserDep, get_user
-from airflow.models.connection import Connection
-from airflow.models.dag import DagModel
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, JSONResponse, RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
@@ -23,30 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from persist_airflow.page.answers import HEADERS, READS, STATIC, answer, problem
 from persist_airflow.page.lanes import Busy, ClientGone, Lane, TooSlow
-from persist_airflow.page.site import Site
-
-
-class UserAccess:
-    """`site.Access` of a user of Airflow 3, by its auth manager."""
-
-    def __init__(self, user: Any) -> None:
-        self._user = user
-        self._dags: frozenset[str] | None = None
-
-    def readable_dags(self) -> frozenset[str]:
-        if self._dags is None:
-            self._dags = frozenset(get_auth_manager().get_authorized_dag_ids(user=self._user, method="GET"))
-        return self._dags
-
-    def reads_values(self, dag_id: str) -> bool:
-        details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
-        return get_auth_manager().is_authorized_dag(
-            method="GET", access_entity=DagAccessEntity.XCOM, details=details, user=self._user
-        )
-
-    def reads_connection(self, conn_id: str) -> bool:
-        details = ConnectionDetails(conn_id=conn_id, team_name=Connection.get_team_name(conn_id))
-        return get_auth_manager().is_authorized_connection(method="GET", details=details, user=self._user)
+from persist_airflow.page.site import Access, Site
 
 
 class _WithHeaders:
@@ -91,7 +63,7 @@ def make_app() -> FastAPI:
             given[name].append(value)
         lane = reads if endpoint in READS else facts
         try:
-            status, body = await lane.do(request, lambda check: answer(site, UserAccess(user), endpoint, given, check))
+            status, body = await lane.do(request, lambda check: answer(site, Access(user), endpoint, given, check))
         except Busy:
             text = "other reads take all places of this server; try again in a few seconds"
             return JSONResponse(problem("busy", text), 429, {"Retry-After": "2"})

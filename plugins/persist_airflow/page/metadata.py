@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
+from airflow.models.asset import AssetModel, TaskOutletAssetReference
 from airflow.models.connection import Connection
 from airflow.models.dag import DagModel, DagTag
 from airflow.models.dagrun import DagRun
@@ -22,7 +23,6 @@ from airflow.models.xcom import XComModel
 from pydantic import ValidationError
 from sqlalchemy import func, select
 
-from persist_airflow.compat import asset_tables
 from persist_airflow.metrics import SECONDS_XCOM
 from persist_airflow.options import GROUP_PREFIX
 from persist_airflow.provider import CONNECTION_TYPE
@@ -78,12 +78,12 @@ Writers = dict[str, dict[str, tuple[str, ...]]]  # connection -> shard -> ids of
 
 def writers(session: Any) -> Writers:
     """The DAGs that write each shard of each connection."""
-    asset, outlet, asset_id = asset_tables()
+    outlet = TaskOutletAssetReference
     statement = (
-        select(asset.uri, outlet.dag_id)
-        .join(outlet, asset_id == asset.id)
-        .where(asset.uri.like("persist://%"))
-        .order_by(asset.uri, outlet.dag_id)
+        select(AssetModel.uri, outlet.dag_id)
+        .join(outlet, outlet.asset_id == AssetModel.id)
+        .where(AssetModel.uri.like("persist://%"))
+        .order_by(AssetModel.uri, outlet.dag_id)
         .limit(MAX_ASSETS)
     )
     found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))

@@ -17,8 +17,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from threading import Lock
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import ConnectionDetails, DagAccessEntity, DagDetails
+from airflow.models.connection import Connection
+from airflow.models.dag import DagModel
 from airflow.utils.session import create_session
 
 from persist_airflow.compat import conf
@@ -27,7 +31,7 @@ from persist_airflow.page import metadata
 from persist_airflow.page.metadata import DagFacts, Writers
 from persist_core.alerts.facts import AlertFacts, problems_of
 from persist_core.alerts.health import open_alerts
-from persist_core.clock import Clock, SystemClock
+from persist_core.clock import SystemClock
 from persist_core.errors import Corruption, PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.days import days_of
@@ -49,17 +53,29 @@ class Forbidden(Exception):
     """The user may not see this."""
 
 
-class Access(Protocol):
-    """The rights of one user, by Airflow's roles."""
+class Access:
+    """The rights of one user, by Airflow's roles: its auth manager is asked."""
+
+    def __init__(self, user: Any) -> None:
+        self._user = user
+        self._dags: frozenset[str] | None = None
 
     def readable_dags(self) -> frozenset[str]:
         """Ids of all DAGs that the user may read."""
+        if self._dags is None:
+            self._dags = frozenset(get_auth_manager().get_authorized_dag_ids(user=self._user, method="GET"))
+        return self._dags
 
     def reads_values(self, dag_id: str) -> bool:
         """True if the user may read the DAG's XComs."""
+        details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
+        return get_auth_manager().is_authorized_dag(
+            method="GET", access_entity=DagAccessEntity.XCOM, details=details, user=self._user
+        )
 
     def reads_connection(self, conn_id: str) -> bool:
-        """True if the user may read the connection."""
+        details = ConnectionDetails(conn_id=conn_id, team_name=Connection.get_team_name(conn_id))
+        return get_auth_manager().is_authorized_connection(method="GET", details=details, user=self._user)
 
 
 @dataclass
@@ -75,8 +91,8 @@ class _Place:
 class Site:
     """Holds the open locations of one API server process. Thread-safe."""
 
-    def __init__(self, clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
+    def __init__(self) -> None:
+        self._clock = SystemClock()
         self._lock = Lock()
         self._opening: defaultdict[str, Lock] = defaultdict(Lock)  # by connection: one that hangs holds up no other
         self._places: dict[str, _Place] = {}
@@ -137,7 +153,7 @@ class Site:
             document = next(filter(None, documents), None)
             actions = metadata.action_dags(session, readable, conn_id, shard)
             others = readable.intersection(metadata.known_dags(session, [*ids, *LOCATION_DAGS]))
-        inspector = self._inspector(conn_id)
+        inspector = self._place(conn_id).inspector
         description = _without_address(inspector.description(shard), is_seen=access.reads_connection(conn_id))
         alerts, shows_rows = _open_alerts(inspector), self._shows_rows(access, conn_id, ids)
         if not shows_rows:
@@ -177,7 +193,7 @@ class Site:
             ids = self._allowed(session, access, conn_id, shard)
             seen = access.readable_dags().intersection(ids)
             dags = metadata.dags(session, seen)
-        inspector = self._inspector(conn_id)
+        inspector = self._place(conn_id).inspector
         state = inspector.state(shard)  # outside of a session: a slow store holds no connection of Airflow's database
         zone = state.schemas.zone
         with create_session() as session:
@@ -194,7 +210,7 @@ class Site:
         """The inspector of the shard's location. Raises `Forbidden` if the user may not see the shard."""
         with create_session() as session:
             self._allowed(session, access, conn_id, shard)
-        return self._inspector(conn_id)
+        return self._place(conn_id).inspector
 
     def client(self, access: Access, conn_id: str, shard: str) -> PersistClient:
         """The client of the shard's location. Raises `Forbidden` if the user may not see the shard's rows."""
@@ -202,7 +218,7 @@ class Site:
             ids = self._allowed(session, access, conn_id, shard)
         if not self._shows_rows(access, conn_id, ids):
             raise Forbidden(f"the rows of shard {shard}")
-        return self._inspector(conn_id).client
+        return self._place(conn_id).inspector.client
 
     def without_addresses(self, access: Access, text: str) -> str:
         """A JSON text without the addresses of the stores whose connections the user may not read."""
@@ -229,9 +245,6 @@ class Site:
         if not is_allowed:
             raise Forbidden(f"shard {shard!r} of connection {conn_id!r}")
         return ids
-
-    def _inspector(self, conn_id: str) -> Inspector:
-        return self._place(conn_id).inspector
 
     def _place(self, conn_id: str) -> _Place:
         """The open location of a connection. One that is replaced stays open for reads that still run."""

@@ -1,5 +1,5 @@
 // The calendar of days: one cell for each day of the shard's time zone, in columns of weeks, and what is known of the day that is chosen.
-import { h, table } from "./dom.js";
+import { h, muted, table } from "./dom.js";
 import { runLink } from "./links.js";
 import { bytes, count, timeElement } from "./words.js";
 
@@ -15,7 +15,7 @@ const STATES = {
 
 // `view` remembers the date that a user has chosen.
 export function calendar(shard, body, pick, view) {
-  if (!body.days.length) return h("p", { class: "muted" }, "No days: the shard has no commit yet, or its times are not clock times.");
+  if (!body.days.length) return muted("No days: the shard has no commit yet, or its times are not clock times.");
   const detail = h("div", { class: "day-detail", "aria-live": "polite" });
   const choose = (day) => {
     view.date = day.date;
@@ -36,8 +36,8 @@ export function calendar(shard, body, pick, view) {
   const counts = Object.keys(STATES).map((state) => [state, body.days.filter((day) => day.state === state).length]);
   const known = body.days.reduce((sum, day) => sum + day.commits, 0);
   return h("div", { class: "calendar" },
-    known < shard.commits && h("p", { class: "muted" }, `Of the newest ${count(known)} commits of ${count(shard.commits)}; older ones are under History.`),
-    body.timezone !== "UTC" && h("p", { class: "muted" }, `Days of ${body.timezone}.`),
+    known < shard.commits && muted(`Of the newest ${count(known)} commits of ${count(shard.commits)}; older ones are under History.`),
+    body.timezone !== "UTC" && muted(`Days of ${body.timezone}.`),
     h("p", { class: "legend-line" }, counts.filter(([, number]) => number).map(([state, number]) =>
       h("span", { class: "legend-item", title: STATES[state][1] }, h("span", { class: `day ${state}`, "aria-hidden": "true" }, STATES[state][0]), ` ${state} ${count(number)}`))),
     h("div", { class: "scroll weeks", role: "group", "aria-label": `The last ${body.days.length} days`, tabindex: "0" },
@@ -63,7 +63,7 @@ function describe(shard, body, day, pick) {
     h("h3", {}, `${day.date}: ${day.state}`),
     h("p", {}, `${STATES[day.state][1]}. ${facts}. `, run && ["The dag run: ", runLink(run[0], run[1], run[1])]),
     table(`Files of ${day.date}`, columns, rows, { empty: "No files." }),
-    more > 0 && h("p", { class: "muted" }, `and ${count(more)} more files`),
+    more > 0 && muted(`and ${count(more)} more files`),
     pick && shard.upper !== null && day.end_ms <= shard.upper && day.day_ms >= (shard.since ?? 0)
       && h("button", { type: "button", onclick: () => pick(day.end_ms - 1) }, "Rows at the end of this day"),
   ].filter(Boolean);

@@ -21,10 +21,23 @@ export function replaceMain(...children) {
   main.setAttribute("aria-busy", "false");
 }
 
+export function muted(...children) {
+  return h("p", { class: "muted" }, children);
+}
+
+export function alertBox(...children) {
+  return h("div", { class: "alert", role: "alert" }, children);
+}
+
+// A column of numbers, for `table`.
+export function number(name, title) {
+  return { name, number: true, title };
+}
+
 // A table. `columns` are {name, number?, title?, head?}; `rows` are lists of text, numbers or elements. Its caption can
 // be left to screen readers if the text before it says the same.
 export function table(caption, columns, rows, { empty = "none", hasCaption = true, kind = "" } = {}) {
-  if (!rows.length) return h("p", { class: "muted" }, empty);
+  if (!rows.length) return muted(empty);
   const head = columns.map((c) => h("th", { scope: "col", class: c.number && "number", title: c.title }, c.name));
   const body = rows.map((row) =>
     h("tr", {}, row.map((cell, i) => h(columns[i].head ? "th" : "td", { scope: columns[i].head && "row", class: columns[i].number && "number", "data-label": columns[i].name }, cell ?? ""))));
@@ -43,7 +56,7 @@ export function folded(summary, rows, whole) {
 
 // What `show` makes of an answer, or the error that came instead of it.
 export function orAlert(body, show) {
-  return body.failed ? h("div", { class: "alert", role: "alert" }, body.failed) : show(body);
+  return body.failed ? alertBox(body.failed) : show(body);
 }
 
 export function badge(text, kind = "") {

@@ -1,13 +1,12 @@
 // The history of a shard: its commits as a table, the conflicts, and the checkpoints with what can be done with each.
 import { actionButton } from "./actions.js";
 import { get } from "./api.js";
-import { badge, folded, h, orAlert, section, table } from "./dom.js";
+import { badge, folded, h, muted, number, orAlert, section, table } from "./dom.js";
 import { writerLink } from "./links.js";
 import { bytes, count, duration, time, timeElement } from "./words.js";
 
 export async function historyParts({ shard, commits }, ask, pick) {
-  const failure = (error) => ({ failed: error.message });
-  const [checkpoints, conflicts] = await Promise.all(["checkpoints", "conflicts"].map((what) => ask(what).catch(failure)));
+  const [checkpoints, conflicts] = await Promise.all([ask("checkpoints"), ask("conflicts")]);
   return [
     section("commits", "Commits", orAlert(commits, (page) => commitsPart(shard, page, pick))),
     section("conflicts", "Conflicts", orAlert(conflicts, (body) => conflictsTable(shard, body.conflicts))),
@@ -16,7 +15,7 @@ export async function historyParts({ shard, commits }, ask, pick) {
 }
 
 function commitsPart(shard, page, pick) {
-  if (!page.commits.length) return h("p", { class: "muted" }, "Nothing has been committed yet.");
+  if (!page.commits.length) return muted("Nothing has been committed yet.");
   const part = h("div");
   const draw = (shown) => {
     part.toggleAttribute("data-used", shown !== page);
@@ -39,15 +38,13 @@ function commitsPart(shard, page, pick) {
 }
 
 function commitsTable(shard, commits, pick) {
-  const dagIds = shard.airflow.dags.map((dag) => dag.dag_id);
-  const number = (name, title) => ({ name, number: true, title });
   const columns = [{ name: "Upper", head: true }, { name: "Committed" }, number("Inserts"), number("Updates"), number("Deletes"), number("Errors"), number("Warnings", "Rows that a check or a column warns of"), number("Rows", "Rows after the commit"),
     number("Stash", "Records left in the stash"), number("Size"), number("Lag", "From the upper to the commit"), { name: "Writer" }, { name: "Read" }];
   const rows = [...commits].reverse().map((c) => [
     h("time", {}, time(c.upper)), timeElement(c.committed_ms, shard.now_ms),
     ...(c.error ? [h("span", { class: "bad", title: c.error }, "unreadable"), "", "", "", ""] : [count(c.inserts), count(c.updates), count(c.deletes), count(c.errors), count(c.stats.warnings ?? 0)]),
     c.rows === null ? "" : count(c.rows), c.stash === null ? "" : count(c.stash), c.size_bytes === null ? "" : bytes(c.size_bytes), c.lag_ms === null ? "" : duration(c.lag_ms),
-    [writerLink(c.writer, dagIds), marks(shard, c)],
+    [writerLink(shard, c.writer), marks(shard, c)],
     pick && c.upper !== null && c.upper - 1 >= (shard.since ?? 0) ? h("button", { type: "button", "aria-label": `Rows as of ${time(c.upper - 1)}`, onclick: () => pick(c.upper - 1) }, "Rows") : "",
   ]);
   return table("Commits, newest first", columns, rows, { empty: "no commits" });
@@ -62,11 +59,10 @@ function marks(shard, c) {
 }
 
 function conflictsTable(shard, conflicts) {
-  const dagIds = shard.airflow.dags.map((dag) => dag.dag_id);
   const columns = [{ name: "Detected" }, { name: "Expected upper" }, { name: "Found upper" }, { name: "Lost" }, { name: "Won" }];
   const rows = [...conflicts].reverse().map((c) => [
-    timeElement(c.detected_ms, shard.now_ms), time(c.expected_upper), time(c.found_upper), writerLink(c.loser, dagIds),
-    c.winner ? [writerLink(c.winner, dagIds), c.winner_committed_ms ? [" at ", timeElement(c.winner_committed_ms, shard.now_ms)] : ""] : "an older commit",
+    timeElement(c.detected_ms, shard.now_ms), time(c.expected_upper), time(c.found_upper), writerLink(shard, c.loser),
+    c.winner ? [writerLink(shard, c.winner), c.winner_committed_ms ? [" at ", timeElement(c.winner_committed_ms, shard.now_ms)] : ""] : "an older commit",
   ]);
   return table("Appends that lost a race, newest first; their input was read again", columns, rows, { empty: "No conflicts." });
 }

@@ -1,33 +1,32 @@
 // Links to this page and to Airflow's pages. All are relative to this page, which lies one level below Airflow's UI.
 import { h } from "./dom.js";
 
-export function shardHref(connId, shard) {
-  return `?${new URLSearchParams({ conn_id: connId, shard })}`;
-}
-
 export function shardLink(connId, shard) {
-  return h("a", { href: shardHref(connId, shard) }, shard);
+  return h("a", { href: `?${new URLSearchParams({ conn_id: connId, shard })}` }, shard);
 }
 
-export function dagLink(dagId, text = dagId) {
-  return h("a", { href: `../dags/${encodeURIComponent(dagId)}`, "data-airflow": true, target: "_top" }, text);
+export function dagLink(dagId) {
+  return airflowLink(`../dags/${encodeURIComponent(dagId)}`, dagId);
+}
+
+function airflowLink(href, text) {
+  return h("a", { href, "data-airflow": true, target: "_top" }, text);
 }
 
 // The list of assets, filtered by the shard's: its own page has a number that only Airflow knows.
 export function assetLink(connId, shard) {
   const uri = `persist://${connId}/${shard}`;
-  return h("a", { href: `../assets?${new URLSearchParams({ name_pattern: uri })}`, "data-airflow": true, target: "_top" }, uri);
+  return airflowLink(`../assets?${new URLSearchParams({ name_pattern: uri })}`, uri);
 }
 
 export function runLink(dagId, runId, text) {
-  const href = `../dags/${encodeURIComponent(dagId)}/runs/${encodeURIComponent(runId)}`;
-  return h("a", { href, "data-airflow": true, target: "_top" }, text);
+  return airflowLink(`../dags/${encodeURIComponent(dagId)}/runs/${encodeURIComponent(runId)}`, text);
 }
 
 // A commit's writer is `dag_id/run_id` if a DAG of Airflow wrote it, else the name of a program.
-export function writerLink(writer, dagIds) {
+export function writerLink(shard, writer) {
   const at = writer.indexOf("/"), dagId = writer.slice(0, at);
-  return at > 0 && dagIds.includes(dagId) ? runLink(dagId, writer.slice(at + 1), writer) : writer;
+  return at > 0 && shard.airflow.dags.some((dag) => dag.dag_id === dagId) ? runLink(dagId, writer.slice(at + 1), writer) : writer;
 }
 
 // Airflow shows this page in a sandboxed frame, which may not navigate the window around it. So a link to another page

@@ -1,6 +1,6 @@
 // The list of shards: sortable, filterable, what is wrong first.
 import { DAMAGED, alertsOfAll, problemBadges } from "./alerts.js";
-import { badge, h, replaceMain } from "./dom.js";
+import { alertBox, badge, h, muted, replaceMain } from "./dom.js";
 import { runLink, shardLink, writerLink } from "./links.js";
 import { bytes, count, duration, time, timeElement } from "./words.js";
 
@@ -10,13 +10,13 @@ const COLUMNS = [
   { name: "Shard", key: (s) => s.shard.toLowerCase() },
   { name: "Attention", key: (s) => -s.problems.reduce((sum, problem) => sum + WEIGHTS[problem.urgency], 0) },
   { name: "Upper", key: (s) => s.upper ?? Infinity },
-  { name: "Lag", key: (s) => s.lag_ms ?? -1, number: true, title: "How far the upper is behind the clock" },
-  { name: "Rows", key: (s) => s.rows ?? -1, number: true },
-  { name: "Errors", key: (s) => s.errors ?? -1, number: true, title: "Errors that are alive" },
-  { name: "Stash", key: (s) => s.stash ?? -1, number: true, title: "Records that wait for their time" },
-  { name: "Conflicts", key: (s) => s.conflicts_7d ?? Infinity, number: true, title: "Lost appends of the last 7 days" },
-  { name: "Size", key: (s) => s.size_bytes, number: true },
-  { name: "Batches", key: (s) => s.batches, number: true },
+  { name: "Lag", key: (s) => s.lag_ms ?? -1, number: true, show: (s) => (s.lag_ms === null ? "" : duration(s.lag_ms)), title: "How far the upper is behind the clock" },
+  { name: "Rows", key: (s) => s.rows ?? -1, number: true, show: (s) => count(s.rows) },
+  { name: "Errors", key: (s) => s.errors ?? -1, number: true, show: (s) => count(s.errors), title: "Errors that are alive" },
+  { name: "Stash", key: (s) => s.stash ?? -1, number: true, show: (s) => count(s.stash), title: "Records that wait for their time" },
+  { name: "Conflicts", key: (s) => s.conflicts_7d ?? Infinity, number: true, show: (s) => count(s.conflicts_7d), title: "Lost appends of the last 7 days" },
+  { name: "Size", key: (s) => s.size_bytes, number: true, show: (s) => bytes(s.size_bytes) },
+  { name: "Batches", key: (s) => s.batches, number: true, show: (s) => count(s.batches) },
   { name: "Last commit", key: (s) => s.newest_commit?.committed_ms ?? -1 },
   { name: "Next", key: (s) => nextRun(s) ?? Infinity, title: "The next dag run, and maintenance that is due" },
 ];
@@ -83,9 +83,9 @@ export function showList(body) {
 function placeLine(place, now) {
   const where = place.location ? `: ${place.location}` : "";
   return [
-    h("p", { class: "muted" }, "Connection ", h("code", {}, place.conn_id), where),
-    place.error && h("div", { class: "alert", role: "alert" }, `${place.error.kind}: ${place.error.message}`),
-    place.alerts === null ? h("div", { class: "alert", role: "alert" }, DAMAGED) : place.alerts.length > 0 && openAlerts(place, now),
+    muted("Connection ", h("code", {}, place.conn_id), where),
+    place.error && alertBox(`${place.error.kind}: ${place.error.message}`),
+    place.alerts === null ? alertBox(DAMAGED) : place.alerts.length > 0 && openAlerts(place, now),
   ];
 }
 
@@ -98,7 +98,7 @@ function openAlerts(place, now) {
 }
 
 function row(shard, body, hasGroup) {
-  const now = body.now_ms, commit = shard.newest_commit, dagIds = shard.airflow.dags.map((dag) => dag.dag_id);
+  const now = body.now_ms, commit = shard.newest_commit;
   const place = body.locations.length > 1 && h("span", { class: "muted" }, ` ${shard.conn_id}`);
   return h("tr", { class: isUrgent(shard) && `attention ${shard.problems[0].urgency}` },
     h("th", { scope: "row", class: "name" }, shardLink(shard.conn_id, shard.shard), " ", shard.kind !== "other" && badge(shard.kind),
@@ -106,14 +106,8 @@ function row(shard, body, hasGroup) {
     h("td", {}, problemBadges(shard.problems), shard.error && h("span", { class: "muted cut", title: shard.error }, ` ${shard.error}`)),
     h("td", {}, shard.seqno < 0 ? "" : timeElement(shard.upper, now),
       shard.airflow.behind_ms > 0 && h("div", { class: "muted" }, `${duration(shard.airflow.behind_ms)} behind its schedule`)),
-    h("td", { class: "number" }, shard.lag_ms === null ? "" : duration(shard.lag_ms)),
-    h("td", { class: "number" }, count(shard.rows)),
-    h("td", { class: "number" }, count(shard.errors)),
-    h("td", { class: "number" }, count(shard.stash)),
-    h("td", { class: "number" }, count(shard.conflicts_7d)),
-    h("td", { class: "number" }, bytes(shard.size_bytes)),
-    h("td", { class: "number" }, count(shard.batches)),
-    h("td", {}, commit ? [timeElement(commit.committed_ms, now), h("div", { class: "muted cut", title: commit.writer }, writerLink(commit.writer, dagIds))] : "never"),
+    COLUMNS.filter((column) => column.number).map((column) => h("td", { class: "number" }, column.show(shard))),
+    h("td", {}, commit ? [timeElement(commit.committed_ms, now), h("div", { class: "muted cut", title: commit.writer }, writerLink(shard, commit.writer))] : "never"),
     h("td", {}, next(shard, now)),
     hasGroup && h("td", {}, lastInGroup(groupOf(shard))));
 }

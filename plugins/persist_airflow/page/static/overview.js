@@ -2,7 +2,7 @@
 import { actionButton } from "./actions.js";
 import { calendar } from "./calendar.js";
 import { chart, chartGroup } from "./chart.js";
-import { h, orAlert, section, table } from "./dom.js";
+import { alertBox, h, muted, orAlert, section, table } from "./dom.js";
 import { assetLink, dagLink, shardLink, writerLink } from "./links.js";
 import { bytes, count, duration, seconds, time, timeElement } from "./words.js";
 
@@ -48,7 +48,7 @@ function factsOf(shard) {
     ["stash", `${count(shard.stash)} records`],
     ["size", `${bytes(shard.size_bytes)} in ${count(shard.batches)} batches, ${count(shard.updates)} updates`],
     ["commits", count(shard.commits)],
-    ["last commit", commit ? [timeElement(commit.committed_ms, now), " by ", writerLink(commit.writer, dags.map((dag) => dag.dag_id)), commit.restored_from && ` (restored from ${commit.restored_from})`] : "never"],
+    ["last commit", commit ? [timeElement(commit.committed_ms, now), " by ", writerLink(shard, commit.writer), commit.restored_from && ` (restored from ${commit.restored_from})`] : "never"],
     ["history", shard.history === "all" ? "all is kept" : `${shard.history} before the upper`],
     ["conflicts, 7 days", count(shard.conflicts_7d)],
     ["maintenance", shard.due_merge ? `a merge of ${shard.due_merge.batches} batches, ${count(shard.due_merge.rows)} rows, is due` : "nothing is due"],
@@ -93,7 +93,7 @@ function lineage(shard) {
 
 function charts(shard, page, pick) {
   const commits = page.commits.filter((c) => c.upper !== null);
-  if (!commits.length) return h("p", { class: "muted" }, "Nothing has been committed yet.");
+  if (!commits.length) return muted("Nothing has been committed yet.");
   const at = commits.map((c) => c.upper), group = chartGroup(), of = (field) => commits.map((c) => c[field]);
   const choose = pick && ((i) => pick(commits[i].upper - 1));
   const stages = page.airflow.stage_seconds, stageOf = (name) => commits.map((c) => stages[c.writer]?.[name] ?? null);
@@ -109,19 +109,19 @@ function charts(shard, page, pick) {
   ].filter(Boolean);
   const broken = commits.filter((c) => c.error);
   return [
-    broken.length > 0 && h("div", { class: "alert", role: "alert" }, `${count(broken.length)} of ${count(commits.length)} commits cannot be read: ${broken.at(-1).error}`),
-    h("p", { class: "muted" }, `${commits.length < shard.commits ? `The newest ${count(commits.length)} of ${count(shard.commits)}` : count(commits.length)} commits. Drag to zoom, double-click to see all${pick ? ", click for the rows of that time" : ""}. The table of the same numbers is under History.`),
+    broken.length > 0 && alertBox(`${count(broken.length)} of ${count(commits.length)} commits cannot be read: ${broken.at(-1).error}`),
+    muted(`${commits.length < shard.commits ? `The newest ${count(commits.length)} of ${count(shard.commits)}` : count(commits.length)} commits. Drag to zoom, double-click to see all${pick ? ", click for the rows of that time" : ""}. The table of the same numbers is under History.`),
     h("div", { class: "charts" }, wanted.map(([title, series, options]) => chart(title, at, series, { ...options, pick: choose, group }))),
   ];
 }
 
 function actions(shard) {
   const dags = shard.airflow.action_dags;
-  if (!dags.length) return h("p", { class: "muted" }, "No DAG of actions that you may see.");
+  if (!dags.length) return muted("No DAG of actions that you may see.");
   return [
     h("div", { class: "controls" },
       actionButton(shard, "Run", "run"), actionButton(shard, "Maintain", "maintain"), actionButton(shard, "Check (fsck)", "fsck"),
       actionButton(shard, "Check and repair", "fsck", { repair: true }, "Repairs derived objects. Data is never changed.")),
-    h("p", { class: "muted" }, "Pin, restore and fork are at each checkpoint under History. Airflow starts every action, with its roles and its audit log: ", dags.map(({ dag_id }, i) => [i > 0 && ", ", dagLink(dag_id)])),
+    muted("Pin, restore and fork are at each checkpoint under History. Airflow starts every action, with its roles and its audit log: ", dags.map(({ dag_id }, i) => [i > 0 && ", ", dagLink(dag_id)])),
   ];
 }

@@ -1,6 +1,6 @@
 // The entry: what the URL asks for, and the theme. Facts come as JSON from api/; nothing is written.
 import { get } from "./api.js";
-import { h, replaceMain } from "./dom.js";
+import { alertBox, h, replaceMain } from "./dom.js";
 import { showList } from "./list.js";
 import { showShard } from "./shard.js";
 import { drawAgain } from "./chart.js";
@@ -22,7 +22,7 @@ async function show() {
 
 function failed(error) {
   const again = h("button", { type: "button", onclick: () => location.reload() }, "Load again");
-  replaceMain(h("h1", {}, "Shards"), h("div", { class: "alert", role: "alert" }, h("p", {}, error.message), again));
+  replaceMain(h("h1", {}, "Shards"), alertBox(h("p", {}, error.message), again));
 }
 
 followTheme(drawAgain);

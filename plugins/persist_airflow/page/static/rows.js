@@ -2,7 +2,7 @@
 // is read page by page.
 import { get } from "./api.js";
 import { actionButton } from "./actions.js";
-import { h, table } from "./dom.js";
+import { alertBox, h, muted, table } from "./dom.js";
 import { count, time } from "./words.js";
 
 const LIMIT = 50;
@@ -52,7 +52,7 @@ export function rowsPanel(shard, commits, what) {
       if (texts.slice(key.length).some(Boolean)) throw new Error(`Fill the key column ${keys[first].name} too: a key is looked up by its first columns.`);
       shown = pageOf(shard, await get(what, asked), name, (to) => { isUsed = true; offset = to; load(); });
     } catch (error) {
-      shown = h("div", { class: "alert", role: "alert" }, error.message);
+      shown = alertBox(error.message);
     }
     if (mine === reading) { result.replaceChildren(shown); result.setAttribute("aria-busy", "false"); }
   };
@@ -76,7 +76,7 @@ export function rowsPanel(shard, commits, what) {
     h("button", { type: "submit" }, "Read"));
   slideTo(shard.upper === null ? Infinity : shard.upper - 1);
   return {
-    element: h("section", { id: what, "aria-label": what }, isDiff && h("p", { class: "muted" }, "Each is a time, a checkpoint, a fork, or an earlier generation: ", h("code", {}, `persist generations ${shard.shard}`)), form, result),
+    element: h("section", { id: what, "aria-label": what }, isDiff && muted("Each is a time, a checkpoint, a fork, or an earlier generation: ", h("code", {}, `persist generations ${shard.shard}`)), form, result),
     load: fresh,
     // Shows the contents as of a time.
     pick: (at) => {

@@ -1,7 +1,7 @@
 // One shard: what is wrong first, then tabs. Facts are read again every half minute while the page is looked at.
 import { DAMAGED, alertsOfShard, problemBadges } from "./alerts.js";
 import { get } from "./api.js";
-import { badge, h, replaceMain, section } from "./dom.js";
+import { alertBox, badge, h, muted, replaceMain, section } from "./dom.js";
 import { definition } from "./definition.js";
 import { historyParts } from "./history.js";
 import { overview } from "./overview.js";
@@ -17,17 +17,18 @@ const READS = ["rows", "changes", "differences", "errors"];
 
 export async function showShard(connId, name) {
   const asked = { conn_id: connId, shard: name };
+  const ask = (what) => get(what, asked).catch((error) => ({ failed: error.message }));
   const load = async () => {
-    const [shard, commits, days] = await Promise.all([get("shard", asked), ...["commits", "days"].map((each) => get(each, asked).catch((error) => ({ failed: error.message })))]);
+    const [shard, commits, days] = await Promise.all([get("shard", asked), ask("commits"), ask("days")]);
     return { shard, commits, days };
   };
   let facts = await load();
-  const header = h("div"), ask = (what) => get(what, asked);
+  const header = h("div");
   const panels = {}; // those that show newer facts by themselves, once they are made
   const showRows = (what) => {
     const { shard, commits } = facts;
-    if (!shard.schema) return h("p", { class: "muted" }, "Nothing has been committed yet.");
-    if (!shard.shows_rows) return h("p", { class: "muted" }, "Your roles, or the setting [persist] page_rows, do not show rows.");
+    if (!shard.schema) return muted("Nothing has been committed yet.");
+    if (!shard.shows_rows) return muted("Your roles, or the setting [persist] page_rows, do not show rows.");
     const panel = rowsPanel(shard, commits.commits ?? [], what);
     panels[what] = panel;
     if (wanted !== null) panel.pick(wanted);
@@ -81,8 +82,8 @@ function drawHeader(header, shard) {
     h("nav", { "aria-label": "Breadcrumb" }, h("a", { href: "./" }, "Shards"), " / ", h("span", { "aria-current": "page" }, shard.shard)),
     h("h1", {}, shard.shard, " ", shard.kind !== "other" && badge(shard.kind), " ", problemBadges(shard.problems)),
     h("p", { class: "muted seen" }, `Read at ${clock(shard.now_ms)}Z`),
-    shard.error && h("div", { class: "alert", role: "alert" }, shard.error),
-    shard.alerts === null ? section("alerts", "Alerts", h("div", { class: "alert", role: "alert" }, DAMAGED))
+    shard.error && alertBox(shard.error),
+    shard.alerts === null ? section("alerts", "Alerts", alertBox(DAMAGED))
       : shard.alerts.length > 0 && section("alerts", "Alerts", alertsOfShard(shard)),
   ];
   header.replaceChildren(...parts.filter(Boolean));

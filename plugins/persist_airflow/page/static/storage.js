@@ -1,11 +1,10 @@
 // What a shard has in the store: bytes by folder, batches and runs, and who holds its history.
 import { chart } from "./chart.js";
-import { folded, h, orAlert, section, table } from "./dom.js";
+import { folded, h, muted, number, orAlert, section, table } from "./dom.js";
 import { bytes, count, time } from "./words.js";
 
 export async function storageParts({ shard, commits }, ask) {
-  const failure = (error) => ({ failed: error.message });
-  const [batches, storage] = await Promise.all(["batches", "storage"].map((what) => ask(what).catch(failure)));
+  const [batches, storage] = await Promise.all([ask("batches"), ask("storage")]);
   return [
     section("stored", "In the store", orAlert(storage, storedTable)),
     section("state", "In the state", orAlert(commits, stateChart)),
@@ -15,7 +14,6 @@ export async function storageParts({ shard, commits }, ask) {
 }
 
 function storedTable(page) {
-  const number = (name, title) => ({ name, number: true, title });
   const columns = [{ name: "Folder", head: true }, number("Objects"), number("Bytes"), number("Needed by the newest state")];
   const rows = page.folders.map((each) => [each.folder, count(each.objects), bytes(each.size_bytes), each.needed_bytes === null ? "" : bytes(each.needed_bytes)]);
   return [
@@ -27,13 +25,12 @@ function storedTable(page) {
 // The newest state by the commits that led to it. A merge shows in the next commit.
 function stateChart(page) {
   const known = page.commits.filter((c) => c.upper !== null);
-  if (!known.length) return h("p", { class: "muted" }, "Nothing has been committed yet.");
+  if (!known.length) return muted("Nothing has been committed yet.");
   const series = [{ name: "bytes", color: "--c2", values: known.map((c) => c.state_bytes) }];
   return h("div", { class: "charts" }, chart("Bytes in the state after each commit", known.map((c) => c.upper), series, { shape: "line", show: bytes }));
 }
 
 function batchesPart(shard, page) {
-  const number = (name, title) => ({ name, number: true, title });
   const columns = [{ name: "From", head: true }, { name: "Up to" }, { name: "Kind" }, number("Insertions"), number("Retractions"), number("Errors", "Insertions less retractions of errors"), number("History", "Rows that only reads of the past open"), number("Size")];
   const rows = [...page.batches].reverse().map((b) => [
     h("time", {}, time(b.lower)), h("time", {}, time(b.upper)), [b.is_run ? "run" : "batch", b.owner !== shard.shard && ` of ${b.owner}`],

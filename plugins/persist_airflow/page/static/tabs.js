@@ -1,5 +1,5 @@
 // Tabs by the pattern of WAI-ARIA: arrow keys move, the address has the open one, a panel is made when it is first shown.
-import { h } from "./dom.js";
+import { alertBox, h } from "./dom.js";
 
 // `tabs` are {id, name, note?, make}: `make` returns the panel's elements, or a promise of them; `note` returns a text.
 export function tabs(label, list) {
@@ -26,7 +26,7 @@ export function tabs(label, list) {
       parts = await list[i].make();
     } catch (error) {
       if (mine === turns[i]) { made.delete(i); stale.add(i); }
-      parts = [h("div", { class: "alert", role: "alert" }, error.message)];
+      parts = [alertBox(error.message)];
     }
     if (mine !== turns[i]) return; // a newer answer is on its way, or has come first
     panels[i].replaceChildren(...[parts].flat(Infinity).filter(Boolean));
