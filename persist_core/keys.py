@@ -124,6 +124,7 @@ erased_prefix, erased_key = _folder("erased"), _named("erased")  # GC leaves the
 inputs_prefix, input_key = _folder("inputs"), _of_era("inputs")
 ledger_prefix, ledger_segment_key = _folder("sources/files"), _of_era("sources/files", ".json.zst")
 gc_prefix, garbage_list_key = _folder("gc"), _of_era("gc")
+gc_era_prefix: Callable[[str, int], str] = "{}/gc/{}/".format  # shard, era
 gc_clock_key: Callable[[str], str] = "{}/gc/clock".format
 forks_prefix = _folder("forks")
 fork_key: Callable[[str, str, str], str] = "{}/forks/{}/{}.json".format  # shard, fork, digest

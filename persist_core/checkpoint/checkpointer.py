@@ -82,15 +82,10 @@ class Checkpointer:
     """Checkpoints of one shard in a blob store; with `life` (`Origin.life`), of that life only."""
 
     def __init__(self, blob: Blob, shard: str, life: str | None = None) -> None:
-        self._blob = blob
+        self.blob = blob
         self._shard = shard
         self._life = life
         self.layout = CheckpointLayout(shard)
-
-    @property
-    def blob(self) -> Blob:
-        """The keys under which everything is stored."""
-        return self._blob
 
     def save_manifest(self, manifest: CheckpointManifest) -> None:
         """Write the manifest. Saving the same facts again succeeds; other facts raise `InvalidInput`.
@@ -109,11 +104,11 @@ class Checkpointer:
             manifest = replace(known, unknown={**manifest.unknown, **known.unknown})
             if manifest == known:
                 return
-        self._blob.set(self.layout.manifest(manifest.checkpoint_id), manifest.encode())
+        self.blob.set(self.layout.manifest(manifest.checkpoint_id), manifest.encode())
 
     def check_known(self, checkpoint_id: str) -> None:
         """Raise `CheckpointNotFound` if there is no manifest of this id, which a user has given."""
-        if self._blob.get(self.layout.manifest(checkpoint_id)) is None:
+        if self.blob.get(self.layout.manifest(checkpoint_id)) is None:
             raise CheckpointNotFound(
                 f"shard {self._shard} has no checkpoint {checkpoint_id}; `persist checkpoints {self._shard}` lists them"
             )
@@ -121,7 +116,7 @@ class Checkpointer:
     def load_manifest(self, checkpoint_id: str) -> CheckpointManifest:
         """The manifest. Raises `CorruptArtifact` naming it if it is missing or unreadable."""
         key = self.layout.manifest(checkpoint_id)
-        data = self._blob.get(key)
+        data = self.blob.get(key)
         if data is None:
             raise CorruptArtifact(f"checkpoint manifest {key} is missing")
         manifest = CheckpointManifest.decode(data, what=f"checkpoint manifest {key}")
@@ -143,15 +138,15 @@ class Checkpointer:
     def write_derived(self, checkpoint_id: str, path: str, data: bytes) -> bool:
         """Write bytes that the checkpoint's commit determines. True if they replace other, damaged bytes."""
         key = self.layout.artifact(checkpoint_id, path)
-        known = self._blob.get(key)
+        known = self.blob.get(key)
         if known != data:
-            self._blob.set(key, data)
+            self.blob.set(key, data)
         return known not in (None, data)
 
     def load_artifact(self, checkpoint_id: str, artifact: PartitionState) -> bytes:
         """The artifact's bytes, with the digest verified. Raises `CorruptArtifact` naming it and both digests."""
         key = self.layout.artifact(checkpoint_id, artifact.path)
-        return load_verified(self._blob, key, artifact.sha256)
+        return load_verified(self.blob, key, artifact.sha256)
 
     def update_latest(self, checkpoint_id: str) -> bool:
         """Move `_latest` forward to this checkpoint. False if it already names this one or a newer one.
@@ -161,18 +156,19 @@ class Checkpointer:
         *ancestors, manifest = manifest_chain(self, checkpoint_id)
         if not self._is_newer_than_latest(manifest):
             return False
-        for ancestor in ancestors:
-            self._check_sizes(ancestor, ancestor.artifacts)
-        self._check_sizes(manifest, [artifact for artifact in manifest.artifacts if artifact.is_carried])
-        for artifact in manifest.artifacts:
-            if not artifact.is_carried:
-                self.load_artifact(checkpoint_id, artifact)
-        self._blob.set(self.layout.latest, checkpoint_id.encode())
+        sizes = Sizes(self.blob)  # digests were verified when the first checkpoint with the bytes became the latest
+        for link in (*ancestors, manifest):
+            for artifact in link.artifacts:
+                if link is manifest and not artifact.is_carried:
+                    self.load_artifact(checkpoint_id, artifact)
+                else:
+                    sizes.check(self.layout.artifact(link.checkpoint_id, artifact.path), artifact)
+        self.blob.set(self.layout.latest, checkpoint_id.encode())
         return True
 
     def read_latest(self) -> str | None:
         """The id that `_latest` names, or `None` before the first."""
-        data = self._blob.get(self.layout.latest)
+        data = self.blob.get(self.layout.latest)
         if data is None:
             return None
         try:
@@ -186,7 +182,7 @@ class Checkpointer:
 
     def listing(self) -> Listing:
         """All checkpoints, including damaged ones. Raises only what the store raises."""
-        entries = {entry.key: entry.size_bytes for entry in self._blob.list_keys_and_metadata(self.layout.root)}
+        entries = {entry.key: entry.size_bytes for entry in self.blob.list_keys_and_metadata(self.layout.root)}
         folders: dict[str, set[str]] = {}
         for key in entries:
             checkpoint_id, slash, rest = key.removeprefix(self.layout.root).partition("/")
@@ -201,7 +197,7 @@ class Checkpointer:
             except OfAnotherLife as error:
                 other_lives[checkpoint_id] = error.life
             except Corruption as error:
-                if self._blob.get(self.layout.manifest(checkpoint_id)) is not None:  # else deleted since the listing
+                if self.blob.get(self.layout.manifest(checkpoint_id)) is not None:  # else deleted since the listing
                     unreadable[checkpoint_id] = error
         return Listing(
             manifests=tuple(sorted(manifests, key=lambda manifest: manifest.position)),
@@ -221,21 +217,21 @@ class Checkpointer:
         latest = self.read_latest()
         if latest is not None and checkpoint_id in self.needed_by(latest):
             raise self._needed(checkpoint_id, f"the latest, {latest}, needs it")
-        data = self._blob.get(key)
+        data = self.blob.get(key)
         if data is not None:
             self._check_not_pinned(checkpoint_id)
-            self._blob.delete(key)
+            self.blob.delete(key)
             try:  # a pin set meanwhile was confirmed to its user: restore the checkpoint
                 self._check_not_pinned(checkpoint_id)
             except InvalidInput:
-                self._blob.set(key, data)
+                self.blob.set(key, data)
                 raise
         for _ in range(_MAX_DELETIONS):
-            entries = list(self._blob.list_keys_and_metadata(self.layout.folder(checkpoint_id)))
+            entries = list(self.blob.list_keys_and_metadata(self.layout.folder(checkpoint_id)))
             if not entries:
                 break
             for entry in entries:
-                self._blob.delete(entry.key)
+                self.blob.delete(entry.key)
         return data is not None
 
     def is_complete(self, manifest: CheckpointManifest, sizes: Mapping[str, int] | None = None) -> bool:
@@ -244,7 +240,8 @@ class Checkpointer:
         `sizes`: size in bytes of every object, by key; by default a new listing.
         """
         if sizes is None:
-            sizes = self._sizes(manifest.checkpoint_id)
+            entries = self.blob.list_keys_and_metadata(self.layout.folder(manifest.checkpoint_id))
+            sizes = {entry.key: entry.size_bytes for entry in entries}
         return all(
             sizes.get(self.layout.artifact(manifest.checkpoint_id, path)) == size
             for path, size in manifest.paths.items()
@@ -264,7 +261,7 @@ class Checkpointer:
     def pin(self, checkpoint_id: str) -> None:
         """Exempt this checkpoint from retention. Raises `CorruptArtifact` if it does not exist or is damaged."""
         manifest_chain(self, checkpoint_id)
-        self._blob.set(self.layout.pin(checkpoint_id), b"")
+        self.blob.set(self.layout.pin(checkpoint_id), b"")
         try:
             manifest_chain(self, checkpoint_id)
         except CorruptArtifact as error:  # deleted meanwhile
@@ -275,11 +272,13 @@ class Checkpointer:
 
     def unpin(self, checkpoint_id: str) -> bool:
         """Make this checkpoint subject to retention again. False if it was not pinned."""
-        return self._blob.delete(self.layout.pin(checkpoint_id)) is not None
+        return self.blob.delete(self.layout.pin(checkpoint_id)) is not None
 
     def pinned(self) -> frozenset[str]:
         """Ids of all pinned checkpoints."""
-        return frozenset(self._pins())
+        entries = self.blob.list_keys_and_metadata(self.layout.root)
+        found = (entry.key.removeprefix(self.layout.root).partition("/") for entry in entries)
+        return frozenset(each for each, _, rest in found if rest == "pinned" and is_checkpoint_id(each))
 
     def find_readable(self, checkpoint_id: str) -> CheckpointManifest | None:
         """The manifest, or `None` if it is missing or its bytes cannot be read as one."""
@@ -303,38 +302,14 @@ class Checkpointer:
             known = None
         if known is not None:
             return known.position < manifest.position
-        if self._blob.get(self.layout.manifest(latest)) is not None:
+        if self.blob.get(self.layout.manifest(latest)) is not None:
             return latest < manifest.checkpoint_id  # its epoch cannot be read; the time in its id decides
         # It names a checkpoint that retention has deleted, or that never existed.
         return latest < manifest.checkpoint_id or manifest == self.listing().manifests[-1]
 
-    def _check_sizes(self, manifest: CheckpointManifest, artifacts: Sequence[PartitionState]) -> None:
-        """Check that artifacts exist. Their digests were verified when their first checkpoint became the latest."""
-        keys = [self.layout.artifact(manifest.checkpoint_id, artifact.path) for artifact in artifacts]
-        folders = sorted({f"{posixpath.dirname(key)}/" for key in keys})
-        entries = (entry for folder in folders for entry in self._blob.list_keys_and_metadata(folder))
-        sizes = {entry.key: entry.size_bytes for entry in entries}
-        for key, artifact in zip(keys, artifacts, strict=True):
-            if sizes.get(key) != artifact.size_bytes:
-                found = "missing" if key not in sizes else f"{sizes[key]} bytes"
-                raise CorruptArtifact(
-                    f"artifact {key} in {self._blob.uri} is {found}; expected {artifact.size_bytes} bytes with SHA-256"
-                    f" {artifact.sha256}"
-                )
-
-    def _sizes(self, checkpoint_id: str) -> dict[str, int]:
-        folder = self.layout.folder(checkpoint_id)
-        return {entry.key: entry.size_bytes for entry in self._blob.list_keys_and_metadata(folder)}
-
-    def _pins(self) -> Iterator[str]:
-        for entry in self._blob.list_keys_and_metadata(self.layout.root):
-            checkpoint_id, _, rest = entry.key.removeprefix(self.layout.root).partition("/")
-            if rest == "pinned" and is_checkpoint_id(checkpoint_id):
-                yield checkpoint_id
-
     def _check_not_pinned(self, checkpoint_id: str) -> None:
         """Raise `InvalidInput` if the checkpoint or one whose chain needs it is pinned."""
-        for pinned in self._pins():
+        for pinned in sorted(self.pinned()):
             if pinned == checkpoint_id:
                 raise InvalidInput(f"checkpoint {checkpoint_id} is pinned; unpin it before deleting it")
             if checkpoint_id in self.needed_by(pinned):
@@ -348,9 +323,9 @@ class Checkpointer:
 
     def _save(self, checkpoint_id: str, path: str, data: bytes) -> str:
         key = self.layout.artifact(checkpoint_id, path)
-        known = self._blob.get(key)
+        known = self.blob.get(key)
         if known is None:
-            self._blob.set(key, data)
+            self.blob.set(key, data)
         elif known != data:
             raise InvalidInput(
                 f"{key} contains other bytes ({len(known)}, SHA-256 {hashlib.sha256(known).hexdigest()[:16]}) than the"
@@ -368,6 +343,27 @@ def load_verified(blob: Blob, key: str, sha256: str) -> bytes:
     if found != sha256:
         raise CorruptArtifact(f"artifact {key} in {blob.uri} has SHA-256 {found}; expected {sha256}")
     return data
+
+
+class Sizes:
+    """Sizes of stored artifacts. Lists each folder once."""
+
+    def __init__(self, blob: Blob) -> None:
+        self._blob = blob
+        self._folders: dict[str, dict[str, int]] = {}
+
+    def check(self, key: str, artifact: PartitionState | StateArtifact) -> None:
+        """Raise `CorruptArtifact` unless an object of the artifact's size is under `key`."""
+        folder = f"{posixpath.dirname(key)}/"
+        if folder not in self._folders:
+            entries = self._blob.list_keys_and_metadata(folder)
+            self._folders[folder] = {entry.key: entry.size_bytes for entry in entries}
+        found = self._folders[folder].get(key)
+        if found != artifact.size_bytes:
+            raise CorruptArtifact(
+                f"artifact {key} in {self._blob.uri} is {'missing' if found is None else f'{found} bytes'}; expected"
+                f" {artifact.size_bytes} bytes with SHA-256 {artifact.sha256}"
+            )
 
 
 def manifest_chain(checkpointer: Checkpointer, checkpoint_id: str) -> list[CheckpointManifest]:

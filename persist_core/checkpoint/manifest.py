@@ -150,6 +150,11 @@ class CheckpointManifest(_Entry):
         """The shard's upper after the checkpoint's commit; `None` if it was closed."""
         return self.shard.upper if self.shard else self.watermark
 
+    @property
+    def sources(self) -> dict[str, SourceFrontier]:
+        """The progress that it names, as a batch commits it."""
+        return {name: SourceFrontier(each.source_type, each.offsets) for name, each in self.source_offsets.items()}
+
     def facts(self) -> dict[str, Any]:
         """All fields that this release knows, as plain data."""
         return {**_plain(self, keep_unknown=False), "version": MANIFEST_VERSION}

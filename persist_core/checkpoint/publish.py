@@ -350,9 +350,7 @@ class _Publication:
         """Apply retention; returns the deleted ids, oldest first."""
         doomed = plan_retention(
             listing.manifests,
-            keep_last=retention.keep_last,
-            keep_daily=retention.keep_daily,
-            keep_weekly=retention.keep_weekly,
+            retention,
             latest_id=_latest_or_none(self.checkpointer),
             pinned=listing.pinned,
             history_start=history_start(self._state),

@@ -14,13 +14,11 @@ error names the object, and the newest older checkpoint that is whole, for `pers
 
 from __future__ import annotations
 
-import posixpath
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from persist_core.checkpoint.chains import walk
-from persist_core.checkpoint.checkpointer import Checkpointer, load_verified
+from persist_core.checkpoint.checkpointer import Checkpointer, Sizes, load_verified
 from persist_core.checkpoint.manifest import CheckpointManifest, path_of
 from persist_core.contents.operator_state import OperatorState, StateArtifact, chain_digest
 from persist_core.errors import CorruptArtifact, Corruption, StorageError
@@ -64,7 +62,7 @@ def recover_newest(
     parent = state.newest_commit
     if parent is None or not state.operators:
         return RecoveredState({})
-    with _naming_the_way_back(client, state, parent.checkpoint_id):
+    try:
         recovered = _Recovery(client, state, verified_bytes).recover(parent.checkpoint_id)
         found = {name: chain_digest(chain) for name, chain in recovered.operators.items()}
         if found != state.operators:
@@ -72,6 +70,12 @@ def recover_newest(
                 f"the operator state of checkpoint {parent.checkpoint_id} of shard {state.shard} is not the one that"
                 f" was committed: found the digests {found}, expected {dict(state.operators)}"
             )
+    except CorruptArtifact as error:  # with its meaning and the remedy
+        raise CorruptArtifact(
+            f"{error}. It holds what the rows of the shard do not say: records that wait for their time and, in"
+            " sequence order, orders of deleted keys. So the run stops here. Restore the object from a backup of the"
+            f" location, or {_way_back(client, state, parent.checkpoint_id)}"
+        ) from error
     return recovered
 
 
@@ -87,7 +91,7 @@ class _Recovery:
     def __init__(self, client: PersistClient, state: ShardState, verified_bytes: int | None) -> None:
         self._client = client
         self._unread = verified_bytes
-        self._sizes: dict[str, dict[str, int]] = {}
+        self._sizes = Sizes(client.blob)
         self._checkpointer = Checkpointer(client.blob, state.shard, state.origin.life)
         self._commits = {commit.checkpoint_id: commit for commit in state.commits}
         self._notices: list[str] = []
@@ -138,49 +142,24 @@ class _Recovery:
         is_read = self._unread is None or artifact.size_bytes <= self._unread
         if is_read and self._unread is not None:
             self._unread -= artifact.size_bytes
-        check = self._check_digest if is_read else self._check_size
         try:
-            check(artifact.key, artifact)
+            self._check(artifact.key, artifact, is_read=is_read)
         except CorruptArtifact as error:
             if copy_key == artifact.key:
                 raise
             try:
-                check(copy_key, artifact)
+                self._check(copy_key, artifact, is_read=is_read)
             except CorruptArtifact:
                 raise CorruptArtifact(f"{error}; its copy {copy_key} is missing or damaged too") from error
             self._notices.append(f"{error}. Its copy {copy_key} is used instead")
             return replace(artifact, key=copy_key)
         return artifact
 
-    def _check_digest(self, key: str, artifact: StateArtifact) -> None:
-        load_verified(self._client.blob, key, artifact.sha256)
-
-    def _check_size(self, key: str, artifact: StateArtifact) -> None:
-        """Lists each folder once."""
-        folder = f"{posixpath.dirname(key)}/"
-        if folder not in self._sizes:
-            entries = self._client.blob.list_keys_and_metadata(folder)
-            self._sizes[folder] = {entry.key: entry.size_bytes for entry in entries}
-        found = self._sizes[folder].get(key)
-        if found != artifact.size_bytes:
-            size = "missing" if found is None else f"{found} bytes"
-            raise CorruptArtifact(
-                f"artifact {key} in {self._client.blob.uri} is {size}; expected {artifact.size_bytes} bytes with"
-                f" SHA-256 {artifact.sha256}"
-            )
-
-
-@contextmanager
-def _naming_the_way_back(client: PersistClient, state: ShardState, checkpoint_id: str) -> Iterator[None]:
-    """Add the meaning and the remedy to a `CorruptArtifact` of the checkpoint that a run starts from."""
-    try:
-        yield
-    except CorruptArtifact as error:
-        raise CorruptArtifact(
-            f"{error}. It holds what the rows of the shard do not say: records that wait for their time and, in"
-            " sequence order, orders of deleted keys. So the run stops here. Restore the object from a backup of the"
-            f" location, or {_way_back(client, state, checkpoint_id)}"
-        ) from error
+    def _check(self, key: str, artifact: StateArtifact, *, is_read: bool) -> None:
+        if is_read:
+            load_verified(self._client.blob, key, artifact.sha256)
+        else:
+            self._sizes.check(key, artifact)
 
 
 def newest_whole(client: PersistClient, state: ShardState, *, except_for: str) -> CheckpointManifest | None:
@@ -203,8 +182,7 @@ def _way_back(client: PersistClient, state: ShardState, checkpoint_id: str) -> s
         return f"go back to an older checkpoint (`persist checkpoints {shard}`) with `persist restore`"
     if whole is None:
         return "load the input into a new collection: no other checkpoint of this shard is intact"
-    upper = whole.shard.upper if whole.shard else whole.watermark
     return (
         f"go back with `persist restore {shard} --to {whole.checkpoint_id}`: the newest intact checkpoint (epoch"
-        f" {whole.epoch}, upper {show_time(upper)}). Input that was consumed after it is then consumed again"
+        f" {whole.epoch}, upper {show_time(whole.upper)}). Input that was consumed after it is then consumed again"
     )

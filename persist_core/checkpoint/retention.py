@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from persist_core.checkpoint.chains import walk
 from persist_core.checkpoint.manifest import CheckpointManifest
+from persist_core.config.shard import RetentionConfig
 from persist_core.contents.batch import last_time
 from persist_core.errors import CorruptArtifact
 from persist_core.frontier import ZERO, Frontier
@@ -21,10 +22,8 @@ _MONDAY_OFFSET_DAYS = 3  # the Unix epoch was a Thursday; weeks begin on Monday
 
 def plan_retention(
     manifests: Sequence[CheckpointManifest],
+    retention: RetentionConfig,
     *,
-    keep_last: int,
-    keep_daily: int,
-    keep_weekly: int,
     latest_id: str | None,
     pinned: Collection[str] = (),
     history_start: Frontier = ZERO,
@@ -37,9 +36,9 @@ def plan_retention(
     ordered = sorted(manifests, key=lambda manifest: manifest.position)
     by_id = {manifest.checkpoint_id: manifest for manifest in ordered}
     restorable = [manifest for manifest in ordered if history_start <= Frontier(last_time(manifest.upper))]
-    kept = {manifest.checkpoint_id for manifest in restorable[-keep_last:]} if keep_last else set()
-    kept |= _newest_of_each(restorable, keep_daily, _day)
-    kept |= _newest_of_each(restorable, keep_weekly, lambda each: (_day(each) + _MONDAY_OFFSET_DAYS) // 7)
+    kept = {manifest.checkpoint_id for manifest in restorable[-retention.keep_last :]}
+    kept |= _newest_of_each(restorable, retention.keep_daily, _day)
+    kept |= _newest_of_each(restorable, retention.keep_weekly, lambda each: (_day(each) + _MONDAY_OFFSET_DAYS) // 7)
     kept |= set(pinned) & by_id.keys()
     if latest_id in by_id:
         kept.add(latest_id)

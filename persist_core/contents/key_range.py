@@ -147,13 +147,8 @@ def parse_key(texts: Sequence[str], key: Sequence[Column]) -> Key:
     return tuple(_parsed(text, column) for text, column in zip(texts, key, strict=False))
 
 
-def rows_within(table: pa.Table, ranges: Sequence[KeyRange], key: Sequence[Column]) -> pa.Table:
-    """The rows whose key is in one of the ranges. Rows with null keys are in none."""
-    return table.filter(is_within(table, ranges, key))
-
-
 def is_within(table: pa.Table, ranges: Sequence[KeyRange], key: Sequence[Column]) -> pa.ChunkedArray | pa.Array:
-    """For each row, whether its key is in one of the ranges."""
+    """For each row, whether its key is in one of the ranges. Rows with null keys are in none."""
     if len(key) == 1 and all(each.first is not None and each.first == each.last for each in ranges):
         wanted = _arrow_values([each.first[0] for each in ranges if each.first], key[0])
         return pc.is_in(table[key[0].name], wanted.cast(table[key[0].name].type))

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from persist_core.contents.key_range import Key, KeyRange, spanning
-from persist_core.errors import CorruptArtifact
 from persist_core.schema import CollectionSchema
-from persist_core.sealed import seal, sealed_digest, unseal
+from persist_core.sealed import check_in_place, seal, sealed_digest, unseal
 
 MAX_PARTS = 1000  # in one object: about 0.5 MB
 LIST_VERSION = 1
@@ -46,11 +45,7 @@ class PartList:
     def read(self, data: bytes, *, what: str) -> list[dict[str, Any]]:
         """The parts in its bytes, as the manifest would hold them. Raises `CorruptArtifact` naming `what`."""
         body = unseal(data, kind=_LIST, version=LIST_VERSION, what=what)
-        if sealed_digest(data) != self.sha256:
-            raise CorruptArtifact(
-                f"{what} has SHA-256 {sealed_digest(data)}; its manifest says {self.sha256}, so it was replaced. Run"
-                " `persist fsck`"
-            )
+        check_in_place(sealed_digest(data), self.sha256, what=what)
         parts: list[dict[str, Any]] = body["parts"]
         return parts
 

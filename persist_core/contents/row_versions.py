@@ -43,14 +43,14 @@ def resolve(updates: pa.Table, keys: Sequence[str]) -> Versions:
     if not len(table):
         return Versions(table, table, table.append_column(ENDED, table[TIME]))
     diffs, times = table[DIFF].combine_chunks(), table[TIME].combine_chunks()
-    same_key = _same_as_before(table.select(keys))  # row i has the key of row i - 1
-    alternates = pc.or_(pc.invert(same_key), pc.equal(diffs, pc.negate(_shifted(diffs, -1))))
+    same_key = same_as_before(table.select(keys))  # row i has the key of row i - 1
+    alternates = pc.or_(pc.invert(same_key), pc.equal(diffs, pc.negate(shifted(diffs, -1))))
     is_unit = pc.equal(pc.abs(diffs), 1)
     _check(table, pc.and_(alternates, is_unit), keys)
     inserted = pc.greater(diffs, 0)
-    is_last = pc.invert(_shifted(same_key, 1))
+    is_last = pc.invert(shifted(same_key, 1))
     ends_here = pc.and_(inserted, pc.invert(is_last))
-    history = table.append_column(ENDED, _shifted(times, 1)).filter(ends_here)
+    history = table.append_column(ENDED, shifted(times, 1)).filter(ends_here)
     below = pc.and_(pc.invert(inserted), pc.invert(same_key))
     return Versions(table.filter(pc.and_(inserted, is_last)), table.filter(below), history)
 
@@ -114,17 +114,26 @@ def _with(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.
     return table.set_column(table.column_names.index(name), table.schema.field(name), values)
 
 
-def _shifted(values: pa.Array, by: int) -> pa.Array:
+def shifted(values: pa.Array, by: int) -> pa.Array:
     """Each place holds its neighbor's value: `by` is 1 for the next, -1 for the one before. False or 0 at the end."""
     edge = pa.array([False if pa.types.is_boolean(values.type) else 0], values.type)
     pieces = [values.slice(1), edge] if by > 0 else [edge, values.slice(0, len(values) - 1)]
     return pa.concat_arrays(pieces)
 
 
-def _same_as_before(keys: pa.Table) -> pa.Array:
-    columns = [column.combine_chunks() for column in keys.columns]
-    same = [pc.equal(column.slice(1), column.slice(0, len(column) - 1)) for column in columns]
+def same_as_before(table: pa.Table) -> pa.Array:
+    """For each row, whether it is equal to the row before it; False for the first. Null equals null; NaN equals NaN."""
+    columns = [column.combine_chunks() for column in table.columns]
+    same = [_same(column.slice(0, len(column) - 1), column.slice(1)) for column in columns]
     return pa.concat_arrays([pa.array([False]), functools.reduce(pc.and_, same)])
+
+
+def _same(left: pa.Array, right: pa.Array) -> pa.Array:
+    same = pc.equal(left, right)
+    if pa.types.is_floating(left.type):
+        same = pc.or_kleene(same, pc.and_(pc.is_nan(left), pc.is_nan(right)))
+    both_null = pc.and_(pc.is_null(left), pc.is_null(right))
+    return pc.or_(both_null, pc.fill_null(same, False))
 
 
 def _check(table: pa.Table, holds: pa.Array, keys: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from persist_core.gc.garbage_list import Garbage, GarbageList
 from persist_core.gc.needs import Needs
 from persist_core.gc.sweep import Swept, abort_uploads, find_garbage, store, sweep
 from persist_core.handles.client import PersistClient
-from persist_core.keys import collectable_prefixes, era_in, gc_clock_key, gc_prefix
+from persist_core.keys import collectable_prefixes, gc_clock_key, gc_era_prefix, gc_prefix
 from persist_core.location.blob import Blob
 from persist_core.shard.eras import begin_era
 from persist_core.shard.state import ShardState
@@ -138,21 +138,14 @@ def _collect(
 def due_since_ms(client: PersistClient, state: ShardState, *, grace_ms: int = GRACE_MS) -> int | None:
     """How long `collect` has been due, by this process's clock; negative before that, `None` if nothing was committed.
 
-    Costs one listing of the shard's lists, or of a dropped shard's files.
+    Costs one listing of the era's lists, or of a dropped shard's files.
     """
     if state.is_dropped:
         listings = (client.blob.list_keys_and_metadata(prefix) for prefix in collectable_prefixes(state.shard))
         return 0 if any(next(iter(each), None) for each in listings) else None
-    lists = [entry for entry in client.blob.list_keys_and_metadata(gc_prefix(state.shard)) if _is_of(entry.key, state)]
+    lists = client.blob.list_keys_and_metadata(gc_era_prefix(state.shard, state.era))
     begun = [entry.modified_ms for entry in lists] or [commit.committed_ms for commit in state.commits[:1]]
     return client.clock.now_ms() - min(begun) - grace_ms if begun else None
-
-
-def _is_of(key: str, state: ShardState) -> bool:
-    try:
-        return era_in(key) == state.era
-    except (ValueError, IndexError):  # GC's clock
-        return False
 
 
 def garbage(client: PersistClient, shard: str) -> Iterator[Garbage]:

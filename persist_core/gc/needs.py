@@ -35,6 +35,12 @@ from persist_core.sources.registry import progress_of
 MAX_CONFLICTS = 1_000  # records that are kept, the newest; they are for people and alerts
 
 
+def named_in(key: str, manifest: BatchManifest) -> set[str]:
+    """The keys of a manifest, of its lists and of its parts."""
+    lists = (list_key(key, number) for number in range(len(manifest.lists)))
+    return {key, *lists, *(part.key for part in manifest.parts)}
+
+
 class Needs:
     """The needs of one shard. Remembers the manifests that it has read: their bytes never change."""
 
@@ -74,11 +80,7 @@ class Needs:
         missing = {each.manifest_key: each for each in state.batches if each.manifest_key not in self._whole}
         self._whole.update(zip(missing, self._client.manifests(missing.values()), strict=True))
         named = (each.manifest_key for each in state.batches)
-        return {key for each in named for key in self._named(each, self._whole[each])}
-
-    def _named(self, key: str, manifest: BatchManifest) -> set[str]:
-        lists = (list_key(key, number) for number in range(len(manifest.lists)))
-        return {key, *lists, *(part.key for part in manifest.parts)}
+        return {key for each in named for key in named_in(each, self._whole[each])}
 
     def of_commits(self, state: ShardState) -> set[str]:
         """The keys that each commit in the state has named: a checkpoint can be derived from it again."""
@@ -108,9 +110,7 @@ class Needs:
                 raise error
         needed = set()
         for manifest in listing.manifests:
-            offsets = manifest.source_offsets.items()
-            sources = {name: SourceFrontier(each.source_type, each.offsets) for name, each in offsets}
-            needed |= self.of_progress(shard, sources)
+            needed |= self.of_progress(shard, manifest.sources)
             carried = [artifact.path for artifact in manifest.artifacts if artifact.is_carried]
             needed |= {CheckpointLayout(shard).artifact(manifest.checkpoint_id, path) for path in carried}
         return needed
@@ -177,7 +177,7 @@ class Needs:
                         raise
                     continue
                 manifest = self._left[key] = load_lists(blob, key, head, threads=threads, skips_missing=True)
-            shared |= set() if manifest is None else self._named(key, manifest)
+            shared |= set() if manifest is None else named_in(key, manifest)
         return shared
 
     def _in_use(

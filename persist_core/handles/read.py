@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from persist_core.contents import pieces
 from persist_core.contents.batch import BatchManifest, HollowBatch
-from persist_core.contents.key_range import KeyRange, rows_within
+from persist_core.contents.key_range import KeyRange, is_within
 from persist_core.contents.parts import ERR_IDENTITY, errs_schema, nullable, updates_schema
 from persist_core.contents.pieces import Piece
 from persist_core.contents.row_versions import sum_diffs
@@ -161,11 +161,7 @@ class ReadHandle:
         rows', in `sequence` order. Raises `OutsideFrontiers` unless `since <= after <= through < upper`, and
         `GenerationChanged`.
         """
-        batches, found, low, high = self._range(after, through, schema)
-        columns = updates_schema(found, orders=orders)
-        return _in_order(
-            self._read_keys(batches, columns, lambda b, m: pieces.oks_between(b, m, low, high), found, keys)
-        )
+        return self._changes(updates_schema, pieces.oks_between, after, through, keys, orders, schema)
 
     def error_changes(
         self,
@@ -177,11 +173,22 @@ class ReadHandle:
         schema: int | None = None,
     ) -> pa.Table:
         """The errs' updates with `after < time <= through`, as `changes` gives the oks'."""
-        batches, found, low, high = self._range(after, through, schema)
-        columns = errs_schema(found, orders=orders)
-        return _in_order(
-            self._read_keys(batches, columns, lambda b, m: pieces.errs_between(b, m, low, high), found, keys)
-        )
+        return self._changes(errs_schema, pieces.errs_between, after, through, keys, orders, schema)
+
+    def _changes(
+        self,
+        columns: Callable[..., pa.Schema],
+        between: Callable[[HollowBatch, BatchManifest, int, int], Iterable[Piece]],
+        after: int,
+        through: int | None,
+        keys: Sequence[KeyRange] | None,
+        orders: bool,
+        version: int | None,
+    ) -> pa.Table:
+        batches, schema, low, high = self._range(after, through, version)
+        wanted = columns(schema, orders=orders)
+        found = self._read_keys(batches, wanted, lambda b, m: between(b, m, low, high), schema, keys)
+        return found.sort_by([(TIME, "ascending"), (DIFF, "ascending")])
 
     def count_changes(self, batches: Sequence[HollowBatch], after: int) -> int:
         """The number of updates of these batches, oks and errs, later than `after`. Decodes their times only."""
@@ -222,7 +229,7 @@ class ReadHandle:
         if not schema.key:
             raise InvalidInput(f"shard {self.shard} has no key: its rows cannot be selected by key")
         found = self.read(batches, columns, lambda b, m: pieces.within(choose(b, m), keys))
-        return rows_within(found, keys, schema.key)
+        return found.filter(is_within(found, keys, schema.key))
 
     def read(self, batches: Sequence[HollowBatch], schema: pa.Schema, choose: Choose) -> pa.Table:
         """The rows of all pieces that `choose` picks of these batches, with the columns of `schema`, all nullable."""
@@ -373,10 +380,6 @@ def schema_of(state: ShardState) -> CollectionSchema:
             f"shard {state.shard} has no data yet (since {state.since}, upper {state.upper}); run its dag first"
         )
     return state.schema
-
-
-def _in_order(updates: pa.Table) -> pa.Table:
-    return updates.sort_by([(TIME, "ascending"), (DIFF, "ascending")])
 
 
 def _is_out_of(diffs: pa.ChunkedArray, least: int) -> pa.ChunkedArray:

@@ -146,13 +146,10 @@ def check_blob_key(key: str) -> str:
     Legal: 1 to 1024 UTF-8 bytes; `/`-separated segments, none empty, `.` or `..`; no NUL, backslash or control
     characters.
     """
-    try:
-        size_bytes = len(key.encode("utf-8"))
-    except UnicodeEncodeError:
-        raise InvalidName(f"blob key {key!r} is not valid Unicode") from None
+    size_bytes = _utf8_bytes(key, "blob key")
     if not 0 < size_bytes <= MAX_KEY_BYTES:
         raise InvalidName(f"blob key of {size_bytes} bytes; expected 1 to {MAX_KEY_BYTES}: {key[:80]!r}")
-    if _has_illegal_character(key):
+    if _ILLEGAL_CHARACTER.search(key):
         raise InvalidName(f"blob key {key!r} has a control character or a backslash")
     if any(segment in ("", ".", "..") for segment in key.split("/")):
         raise InvalidName(f"blob key {key!r} has an empty, '.' or '..' segment")
@@ -162,11 +159,11 @@ def check_blob_key(key: str) -> str:
 def check_blob_prefix(prefix: str) -> str:
     """Return `prefix` if some legal key could start with it (the empty one included), else raise `InvalidName`."""
     *segments, _last = prefix.split("/")
-    try:
-        size_bytes = len(prefix.encode("utf-8"))
-    except UnicodeEncodeError:
-        raise InvalidName(f"blob prefix {prefix!r} is not valid Unicode") from None
-    if size_bytes > MAX_KEY_BYTES or _has_illegal_character(prefix) or any(s in ("", ".", "..") for s in segments):
+    if (
+        _utf8_bytes(prefix, "blob prefix") > MAX_KEY_BYTES
+        or _ILLEGAL_CHARACTER.search(prefix)
+        or any(s in ("", ".", "..") for s in segments)
+    ):
         raise InvalidName(f"blob prefix {prefix[:80]!r}: no legal key starts with it; expected the beginning of a key")
     return prefix
 
@@ -178,5 +175,9 @@ def check_blob_data(key: str, data: bytes) -> bytes:
     return data
 
 
-def _has_illegal_character(text: str) -> bool:
-    return _ILLEGAL_CHARACTER.search(text) is not None
+def _utf8_bytes(text: str, what: str) -> int:
+    """How many bytes the text has in UTF-8. Raises `InvalidName` naming `what` if it has no such form."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidName(f"{what} {text!r} is not valid Unicode") from None

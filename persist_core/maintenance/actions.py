@@ -190,22 +190,16 @@ def resolve(client: PersistClient, shard: str, *, at: str = "*", writer: str, is
 
 def pin(client: PersistClient, shard: str, checkpoint_id: str) -> Done:
     """Keep a checkpoint until `unpin`. Raises `CheckpointNotFound`, and what `checkpoint.pins.pin` does."""
-    _check_known(client, shard, checkpoint_id)
     pins.pin(client, shard, checkpoint_id)
     return _pinned(shard, checkpoint_id, "pinned: retention skips it", is_pinned=True)
 
 
 def unpin(client: PersistClient, shard: str, checkpoint_id: str) -> Done:
     """Leave a pinned checkpoint to retention and the history again. Raises `CheckpointNotFound`."""
-    _check_known(client, shard, checkpoint_id)
+    Checkpointer(client.blob, shard, client.state(shard).origin.life).check_known(checkpoint_id)
     was_pinned = pins.unpin(client, shard, checkpoint_id)
     said = "no longer pinned: the next run may delete it" if was_pinned else "was not pinned"
     return _pinned(shard, checkpoint_id, said, is_pinned=False)
-
-
-def _check_known(client: PersistClient, shard: str, checkpoint_id: str) -> None:
-    check_checkpoint_id(checkpoint_id)
-    Checkpointer(client.blob, shard, client.state(shard).origin.life).check_known(checkpoint_id)
 
 
 def _pinned(shard: str, checkpoint_id: str, said: str, *, is_pinned: bool) -> Done:

@@ -23,7 +23,7 @@ from persist_core.contents.batch import BatchCounts, BatchManifest, HollowBatch,
 from persist_core.contents.key_range import EVERYTHING, KeyRange, range_of, spanning
 from persist_core.contents.parts import errs_schema, history_schema, nullable, updates_schema
 from persist_core.contents.pieces import Piece
-from persist_core.contents.row_versions import not_before
+from persist_core.contents.row_versions import not_before, same_as_before, shifted
 from persist_core.errors import CorruptArtifact
 from persist_core.exact import exact_rows
 from persist_core.handles.client import PersistClient
@@ -79,7 +79,7 @@ class _Updates:
         if not self.schema.key:
             self.keyless[tag].append(rows)
             return
-        has_key = _all([pc.is_valid(rows[name]) for name in self.schema.key_names])
+        has_key = functools.reduce(pc.and_, [pc.is_valid(rows[name]) for name in self.schema.key_names])
         if not pc.all(has_key).as_py():
             self.keyless[tag].append(rows.filter(pc.invert(has_key)))
             rows = rows.filter(has_key)
@@ -271,14 +271,9 @@ def _check_updates(oks: pa.Table, errs: pa.Table, schema: CollectionSchema, sinc
     everything = everything.combine_chunks()
     if not len(everything):
         return
-    before, after = everything.slice(0, len(everything) - 1), everything.slice(1)
-    same_slot = _all([_same(before[name], after[name]) for name in slot])
-    starts = pa.concat_arrays([pa.array([True]), pc.invert(same_slot)])
-    previous = pa.concat_arrays([pa.array([0], pa.int64()), before[DIFF].combine_chunks()])
-    expected = pc.if_else(starts, 1, pc.negate(previous))
-    alternates = pc.equal(everything[DIFF].combine_chunks(), expected)
-    same_value = pa.concat_arrays([pa.array([True]), _all([_same(before[name], after[name]) for name in value])])
-    carries = pc.or_(pc.or_(starts, pc.equal(everything[DIFF].combine_chunks(), 1)), same_value)
+    diffs, goes_on = everything[DIFF].combine_chunks(), same_as_before(everything.select(slot))
+    alternates = pc.equal(diffs, pc.if_else(goes_on, pc.negate(shifted(diffs, -1)), 1))
+    carries = pc.or_(pc.or_(pc.invert(goes_on), pc.equal(diffs, 1)), same_as_before(everything.select(value)))
     for check, holds in (("one_value_per_key", alternates), ("retraction_carries_its_value", carries)):
         broken = pc.indices_nonzero(pc.invert(holds)).to_pylist()
         for row in broken[:MAX_SHOWN]:
@@ -288,11 +283,6 @@ def _check_updates(oks: pa.Table, errs: pa.Table, schema: CollectionSchema, sinc
 
 
 def _check_counts_not_negative(updates: pa.Table, found: Violations) -> None:
-    for row, count in _negative_counts(updates):
-        found.add("counts_not_negative", f"a row has the count {count}: {show_row(row)}")
-
-
-def _negative_counts(updates: pa.Table) -> Iterator[tuple[dict[str, object], int]]:
     names = [name for name in updates.column_names if name not in (TIME, DIFF)]
     order = [(name, "ascending") for name in [*names, TIME]]
     # One diff per row and time, so that the order of equal times does not matter.
@@ -300,26 +290,10 @@ def _negative_counts(updates: pa.Table) -> Iterator[tuple[dict[str, object], int
     summed = summed.rename_columns([*names, TIME, DIFF]).sort_by(order).combine_chunks()
     if not len(summed):
         return
-    before, after = summed.slice(0, len(summed) - 1), summed.slice(1)
-    same_row = _all([_same(before[name], after[name]) for name in names])
+    same_row = same_as_before(summed.select(names)).to_pylist()
     count = 0
-    for number, (continues, diff) in enumerate(
-        zip([False, *same_row.to_pylist()], summed[DIFF].to_pylist(), strict=True)
-    ):
+    for number, (continues, diff) in enumerate(zip(same_row, summed[DIFF].to_pylist(), strict=True)):
         count = (count if continues else 0) + diff
         if count < 0:
-            yield next(exact_rows(summed.slice(number, 1))), count
-
-
-def _same(left: pa.ChunkedArray, right: pa.ChunkedArray) -> pa.Array:
-    """Null equals null; NaN equals NaN."""
-    left, right = left.combine_chunks(), right.combine_chunks()
-    same = pc.equal(left, right)
-    if pa.types.is_floating(left.type):
-        same = pc.or_kleene(same, pc.and_(pc.is_nan(left), pc.is_nan(right)))
-    both_null = pc.and_(pc.is_null(left), pc.is_null(right))
-    return pc.or_(both_null, pc.fill_null(same, False))
-
-
-def _all(holds: list[pa.Array]) -> pa.Array:
-    return functools.reduce(pc.and_, holds)
+            row = next(exact_rows(summed.slice(number, 1)))
+            found.add("counts_not_negative", f"a row has the count {count}: {show_row(row)}")

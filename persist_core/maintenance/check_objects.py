@@ -12,8 +12,7 @@ from persist_core.checkpoint.checkpointer import Checkpointer, Listing
 from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.checkpoint.publish import manifest_of
 from persist_core.checkpoint.quarantine import Quarantine
-from persist_core.contents.batch import SourceFrontier
-from persist_core.errors import Corruption, InvalidInput
+from persist_core.errors import CorruptArtifact, Corruption, InvalidInput
 from persist_core.gc.garbage_list import GarbageList
 from persist_core.handles.erased import last_erased
 from persist_core.keys import (
@@ -101,10 +100,10 @@ def _differences(
             yield f"its manifest differs from its commit's: {difference}"
     for name in manifest.operators:
         for artifact in manifest.operators[name].partitions:
-            data = checkpointer.blob.get(layout.artifact(checkpoint_id, artifact.path))
-            digest = "nothing" if data is None else f"SHA-256 {hashlib.sha256(data).hexdigest()}"
-            if data is None or hashlib.sha256(data).hexdigest() != artifact.sha256:
-                yield f"{layout.artifact(checkpoint_id, artifact.path)}: found {digest}; expected {artifact.sha256}"
+            try:
+                checkpointer.load_artifact(checkpoint_id, artifact)
+            except CorruptArtifact as error:
+                yield str(error)
     for name, offsets in manifest.source_offsets.items():
         key = layout.artifact(checkpoint_id, offsets_path(name))
         data = checkpointer.blob.get(key)
@@ -146,7 +145,7 @@ def _check_latest(
     """
     readable = {manifest.checkpoint_id: manifest for manifest in listing.manifests}
     published = [commit.checkpoint_id for commit in examined.state.commits if commit.checkpoint_id in readable]
-    newest = readable[published[-1]] if published else max(listing.manifests, key=_position, default=None)
+    newest = readable[published[-1]] if published else next(reversed(listing.manifests), None)
     expected = "no checkpoint is published" if newest is None else f"the newest checkpoint is {newest.checkpoint_id}"
     key = checkpointer.layout.latest
     for _ in range(_MAX_LOOKS):
@@ -184,10 +183,6 @@ def _undone(examined: Examined, listing: Listing) -> list[CheckpointManifest]:
 def _newest_commit(state: ShardState) -> str:
     newest = state.newest_commit
     return "none" if newest is None else f"{newest.checkpoint_id} of epoch {newest.epoch}"
-
-
-def _position(manifest: CheckpointManifest) -> tuple[int, str]:
-    return manifest.position
 
 
 def check_records(examined: Examined, found: Violations) -> None:
@@ -228,10 +223,7 @@ def _earlier_needs(examined: Examined, found: Violations) -> set[str]:
     client, state = examined.client, examined.state
     earlier = {commit.checkpoint_id: manifest.sources for commit, manifest in examined.committed()}
     for checkpoint in Checkpointer(client.blob, state.shard, state.origin.life).listing().manifests:
-        earlier.setdefault(
-            checkpoint.checkpoint_id,
-            {name: SourceFrontier(each.source_type, each.offsets) for name, each in checkpoint.source_offsets.items()},
-        )
+        earlier.setdefault(checkpoint.checkpoint_id, checkpoint.sources)
     needs: set[str] = set()
     for checkpoint_id, sources in earlier.items():
         with found.checking("source_progress", f"the progress as of checkpoint {checkpoint_id}"):

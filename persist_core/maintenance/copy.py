@@ -78,7 +78,6 @@ class _Task:
     shared files. `erased`: lists of erasures to compare. `to_move` counts what was missing then."""
 
     state: ShardState
-    lease: ReadHandle
     inventory: Inventory
     mover: Mover
     era: int
@@ -253,7 +252,7 @@ class Copier:
         mover = Mover(self.source.blob, self.target.blob, self._threads, self._verifies)
         old = Checkpointer(self.target.blob, shard).listing()
         checkpoints = (*old.unfinished, *(manifest.checkpoint_id for manifest in old.manifests))
-        task = _Task(state, lease, inventory, mover, there.era if there else 0, owners, checkpoints, erased)
+        task = _Task(state, inventory, mover, there.era if there else 0, owners, checkpoints, erased)
         mover.look(self._prefixes(task))
         task.to_move = sum(not each.is_in(mover.found) for each in inventory.objects)
         mover.beat = self._beat(task, leases.values())

@@ -171,7 +171,7 @@ def _named_by(client: PersistClient, state: ShardState, sources: Mapping[str, So
 def _saved(
     client: PersistClient, state: ShardState, manifest: CheckpointManifest, sizes: Mapping[str, int]
 ) -> SavedCheckpoint:
-    layout, offsets = CheckpointLayout(state.shard), manifest.source_offsets
+    layout = CheckpointLayout(state.shard)
     folder, last = layout.folder(manifest.checkpoint_id), layout.manifest(manifest.checkpoint_id)
     known = {layout.artifact(manifest.checkpoint_id, each.path): each.sha256 for each in manifest.artifacts}
     files = [
@@ -179,8 +179,7 @@ def _saved(
         for key, size_bytes in sizes.items()
         if key.startswith(folder) and key not in (last, layout.pin(manifest.checkpoint_id))
     ]
-    sources = {name: SourceFrontier(each.source_type, each.offsets) for name, each in offsets.items()}
-    files += (Named(key, None, digest_in(key)) for key in _named_by(client, state, sources))
+    files += (Named(key, None, digest_in(key)) for key in _named_by(client, state, manifest.sources))
     return SavedCheckpoint(tuple(files), Named(last, sizes.get(last)))
 
 

@@ -11,9 +11,8 @@ reached is a finding, not an exception.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from persist_core.clock import Clock
@@ -49,60 +48,40 @@ class Examiner:
 
     def consensus(self, consensus: Consensus) -> list[Finding]:
         """The findings about a consensus store."""
-        findings: list[Finding] = []
-        with _collecting(findings, "reachable"):
-            keys = sum(1 for _ in consensus.list_keys())
-            findings.append(Finding("reachable", Grade.OK, f"{keys} keys"))
-        if findings[0].grade is Grade.OK:
-            self._ask(consensus, findings)
-            if isinstance(consensus, Erasable):
-                self._probe_consensus(consensus, consensus, findings)
-            else:
-                found = "not probed: this backend cannot remove what a probe writes"
-                findings.append(Finding("probe", Grade.WARNING, found, "an Erasable", "test it with a run"))
-        return findings
+        return self._examined(consensus, _keys_listed(consensus), self._probe_consensus(consensus))
 
     def blob(self, blob: Blob) -> list[Finding]:
-        findings: list[Finding] = []
         prefix = f"{doctor_probe_key(self.ids.uuid7())}/"
-        with _collecting(findings, "reachable"):
-            strangers = [entry.key for entry in blob.list_keys_and_metadata(prefix)]
-            findings.append(
-                grade_if(
-                    bool(strangers),
-                    "reachable",
-                    f"a listing of the new prefix {prefix} has {len(strangers)} keys, the first {strangers[0]!r}"
-                    if strangers
-                    else "listing works",
-                    expected="no key under a prefix that was never used",
-                    remedy="do not use this store: its listings are wrong",
-                )
-            )
+        return self._examined(blob, _prefix_listed(blob, prefix), self._probe_blob(blob, prefix))
+
+    def _examined(self, store: object, reached: Iterator[Finding], probed: Iterator[Finding]) -> list[Finding]:
+        findings = list(_errors_found("reachable", reached))
         if findings[0].grade is Grade.OK:
-            self._ask(blob, findings)
-            self._probe_blob(blob, prefix, findings)
+            if isinstance(store, Examinable):
+                findings += _errors_found("diagnosis", store.diagnose(self.clock))
+            findings += _errors_found("clean_up", probed)
         return findings
 
-    def _ask(self, store: object, findings: list[Finding]) -> None:
-        if isinstance(store, Examinable):
-            with _collecting(findings, "diagnosis"):
-                findings.extend(store.diagnose(self.clock))
-
-    def _probe_consensus(self, consensus: Consensus, erasable: Erasable, findings: list[Finding]) -> None:
+    def _probe_consensus(self, consensus: Consensus) -> Iterator[Finding]:
+        if not isinstance(consensus, Erasable):
+            found = "not probed: this backend cannot remove what a probe writes"
+            yield Finding("probe", Grade.WARNING, found, "an Erasable", "test it with a run")
+            return
         key = doctor_probe_key(self.ids.uuid7())
-        with _collecting(findings, "clean_up"):
-            erasable.erase(key)  # it is empty: without the permission to erase, do not start the probe
-            for left in filter(self._is_leftover, list(consensus.list_keys())):
-                erasable.erase(left)
-            try:
-                with _collecting(findings, "commit"):
-                    head = self._race(consensus, key, findings)
-                    head = self._commit(consensus, key, head, findings)
-                    self._truncate(consensus, key, head, findings)
-            finally:
-                erasable.erase(key)
+        consensus.erase(key)  # it is empty: without the permission to erase, do not start the probe
+        for left in filter(self._is_leftover, list(consensus.list_keys())):
+            consensus.erase(left)
+        try:
+            yield from _errors_found("commit", self._commits(consensus, key))
+        finally:
+            consensus.erase(key)
 
-    def _race(self, consensus: Consensus, key: str, findings: list[Finding]) -> int:
+    def _commits(self, consensus: Consensus, key: str) -> Iterator[Finding]:
+        head = yield from self._race(consensus, key)
+        head = yield from self._commit(consensus, key, head)
+        yield from self._truncate(consensus, key, head)
+
+    def _race(self, consensus: Consensus, key: str) -> Generator[Finding, None, int]:
         """Several threads expect the same seqno, and jump to different ones; returns the head."""
         wrong: list[str] = []
         unanswered = 0
@@ -122,23 +101,19 @@ class Examiner:
                 head = max((version.seqno for version in stored), default=head)
                 if head is None:
                     break
-        findings.append(
-            grade_if(
-                bool(wrong),
-                "race",
-                "; ".join(wrong) or f"{RACERS} writers, {RACE_ROUNDS} rounds: one winner each time",
-                expected="one winner a round, and its bytes stored",
-                remedy="do not use this store: two writers can both conclude that they committed",
-            )
+        yield grade_if(
+            bool(wrong),
+            "race",
+            "; ".join(wrong) or f"{RACERS} writers, {RACE_ROUNDS} rounds: one winner each time",
+            expected="one winner a round, and its bytes stored",
+            remedy="do not use this store: two writers can both conclude that they committed",
         )
         if unanswered:
             found = f"{unanswered} of {RACERS * RACE_ROUNDS} commits of the race got no answer"
-            findings.append(
-                Finding("answers", Grade.WARNING, found, "an answer to each commit", "check network connectivity")
-            )
+            yield Finding("answers", Grade.WARNING, found, "an answer to each commit", "check network connectivity")
         return -1 if head is None else head
 
-    def _commit(self, consensus: Consensus, key: str, head: int, findings: list[Finding]) -> int:
+    def _commit(self, consensus: Consensus, key: str, head: int) -> Generator[Finding, None, int]:
         """Commits one after the other, each timed; returns the head."""
         body, times_ms, lost = bytes(COMMIT_BODY_BYTES), [], 0
         for _ in range(self.commits):
@@ -148,79 +123,72 @@ class Examiner:
             lost += result is not CaSResult.COMMITTED
             head += 1
         p50, p99 = quantile(times_ms, 0.5), quantile(times_ms, 0.99)
-        findings.append(
-            grade_if(
-                lost > 0,
-                "commit",
-                f"{lost} of {self.commits} commits were refused" if lost else f"{self.commits} commits in a row",
-                expected="no commit refused without a competing writer",
-                remedy="do not use this store: it lost acknowledged writes",
-            )
+        yield grade_if(
+            lost > 0,
+            "commit",
+            f"{lost} of {self.commits} commits were refused" if lost else f"{self.commits} commits in a row",
+            expected="no commit refused without a competing writer",
+            remedy="do not use this store: it lost acknowledged writes",
         )
-        findings.append(
-            grade_if(
-                p50 > SLOW_COMMIT_MS,
-                "latency",
-                f"a commit takes {p50:.1f} ms (p50), {p99:.1f} ms (p99)",
-                expected=f"at most {SLOW_COMMIT_MS:g} ms (p50)",
-                remedy="use a store closer to the workers",
-                grade=Grade.WARNING,
-            )
+        yield grade_if(
+            p50 > SLOW_COMMIT_MS,
+            "latency",
+            f"a commit takes {p50:.1f} ms (p50), {p99:.1f} ms (p99)",
+            expected=f"at most {SLOW_COMMIT_MS:g} ms (p50)",
+            remedy="use a store closer to the workers",
+            grade=Grade.WARNING,
         )
         return head
 
-    def _truncate(self, consensus: Consensus, key: str, head: int, findings: list[Finding]) -> None:
+    def _truncate(self, consensus: Consensus, key: str, head: int) -> Iterator[Finding]:
         deleted = consensus.truncate(key, head)
         left = [version.seqno for version in consensus.scan(key, 0)]
-        findings.append(
-            grade_if(
-                left != [head],
-                "truncate",
-                f"deleted {deleted} versions, left {len(left)}",
-                expected="only the newest version left",
-                remedy="do not use this store: truncation keeps old versions or deletes new ones",
-            )
+        yield grade_if(
+            left != [head],
+            "truncate",
+            f"deleted {deleted} versions, left {len(left)}",
+            expected="only the newest version left",
+            remedy="do not use this store: truncation keeps old versions or deletes new ones",
         )
 
-    def _probe_blob(self, blob: Blob, prefix: str, findings: list[Finding]) -> None:
+    def _probe_blob(self, blob: Blob, prefix: str) -> Iterator[Finding]:
         keys = [f"{prefix}large", *(f"{prefix}small/{number:03d}" for number in range(SMALL_BLOBS))]
-        with _collecting(findings, "clean_up"):
-            blob.set(keys[0], b"")
-            blob.delete(keys[0])  # without the permission to delete, do not start the probe
-            known = [entry.key for folder in PROBES for entry in blob.list_keys_and_metadata(folder)]
-            for left in filter(self._is_leftover, known):
-                blob.delete(left)
-            try:
-                with _collecting(findings, "blobs"):
-                    self._large_blob(blob, keys[0], findings)
-                    self._small_blobs(blob, prefix, keys[1:], findings)
-            finally:
-                for key in keys:
-                    blob.delete(key)
+        blob.set(keys[0], b"")
+        blob.delete(keys[0])  # without the permission to delete, do not start the probe
+        known = [entry.key for folder in PROBES for entry in blob.list_keys_and_metadata(folder)]
+        for left in filter(self._is_leftover, known):
+            blob.delete(left)
+        try:
+            yield from _errors_found("blobs", self._blobs(blob, prefix, keys))
+        finally:
+            for key in keys:
+                blob.delete(key)
 
     def _is_leftover(self, key: str) -> bool:
         return key.startswith(PROBES) and is_leftover(key.split("/")[1], now_ms=self.clock.now_ms())
 
-    def _large_blob(self, blob: Blob, key: str, findings: list[Finding]) -> None:
+    def _blobs(self, blob: Blob, prefix: str, keys: list[str]) -> Iterator[Finding]:
+        yield from self._large_blob(blob, keys[0])
+        yield from self._small_blobs(blob, prefix, keys[1:])
+
+    def _large_blob(self, blob: Blob, key: str) -> Iterator[Finding]:
         data = bytes(range(256)) * (BLOB_BYTES // 256)
         start = self.timer()
         blob.set(key, data)
         written = self.timer()
         back = blob.get(key)
         read = self.timer()
-        findings.append(
-            grade_if(
-                back != data,
-                "throughput",
-                f"writes {_rate(len(data), written - start)}, reads {_rate(len(data), read - written)}"
-                if back == data
-                else f"{len(data)} bytes written, {'none' if back is None else len(back)} read, or others",
-                expected="the bytes that were written",
-                remedy="do not use this store",
-            )
+        yield grade_if(
+            back != data,
+            "throughput",
+            f"writes {_rate(len(data), written - start)}, reads {_rate(len(data), read - written)}"
+            if back == data
+            else f"{len(data)} bytes written, {'none' if back is None else len(back)} read, or others",
+            expected="the bytes that were written",
+            remedy="do not use this store",
         )
 
-    def _small_blobs(self, blob: Blob, prefix: str, keys: list[str], findings: list[Finding]) -> None:
+    def _small_blobs(self, blob: Blob, prefix: str, keys: list[str]) -> Iterator[Finding]:
         times_ms = []
         for key in keys:
             start = self.timer()
@@ -233,17 +201,32 @@ class Examiner:
         left = sum(1 for _ in blob.list_keys_and_metadata(f"{prefix}small/"))
         deleted = len(sizes) - sizes.count(None)
         is_right = listed == keys and sizes == [len(key) for key in keys] and not left
-        findings.append(
-            grade_if(
-                not is_right,
-                "small_blobs",
-                f"a write takes {quantile(times_ms, 0.5):.1f} ms (p50), a listing of {len(keys)} {list_ms:.1f} ms"
-                if is_right
-                else f"{len(keys)} written, {len(listed)} listed, {deleted} deleted, {left} left",
-                expected="all listed in order, all deleted",
-                remedy="do not use this store",
-            )
+        yield grade_if(
+            not is_right,
+            "small_blobs",
+            f"a write takes {quantile(times_ms, 0.5):.1f} ms (p50), a listing of {len(keys)} {list_ms:.1f} ms"
+            if is_right
+            else f"{len(keys)} written, {len(listed)} listed, {deleted} deleted, {left} left",
+            expected="all listed in order, all deleted",
+            remedy="do not use this store",
         )
+
+
+def _keys_listed(consensus: Consensus) -> Iterator[Finding]:
+    yield Finding("reachable", Grade.OK, f"{sum(1 for _ in consensus.list_keys())} keys")
+
+
+def _prefix_listed(blob: Blob, prefix: str) -> Iterator[Finding]:
+    strangers = [entry.key for entry in blob.list_keys_and_metadata(prefix)]
+    yield grade_if(
+        bool(strangers),
+        "reachable",
+        f"a listing of the new prefix {prefix} has {len(strangers)} keys, the first {strangers[0]!r}"
+        if strangers
+        else "listing works",
+        expected="no key under a prefix that was never used",
+        remedy="do not use this store: its listings are wrong",
+    )
 
 
 def quantile(values: list[float], share: float) -> float:
@@ -260,17 +243,17 @@ def _offer(consensus: Consensus, key: str, expected: int | None, new: VersionedD
         return None
 
 
-@contextmanager
-def _collecting(findings: list[Finding], check: str) -> Iterator[None]:
+def _errors_found(check: str, findings: Iterator[Finding]) -> Iterator[Finding]:
+    """These findings; an error on the way is the last one, of `check`."""
     try:
-        yield
+        yield from findings
     except PersistError as error:
         remedy = (
             "correct what the message names, then run doctor again"
             if isinstance(error, StorageError)
             else "correct the URI"
         )
-        findings.append(Finding(check, Grade.PROBLEM, str(error), "no error", remedy))
+        yield Finding(check, Grade.PROBLEM, str(error), "no error", remedy)
 
 
 def _rate(size_bytes: int, duration_s: float) -> str:

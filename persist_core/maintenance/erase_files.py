@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from persist_core.checkpoint.checkpointer import Checkpointer, load_verified
-from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState, SavedOperator
+from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState
 from persist_core.checkpoint.publish import manifest_of
 from persist_core.contents.batch import BatchManifest, HollowBatch, Part, PartKind
 from persist_core.contents.derived import Run
@@ -24,7 +24,7 @@ from persist_core.contents.part_lists import PartList, UnreadParts
 from persist_core.contents.parts import PARQUET
 from persist_core.handles.client import PersistClient
 from persist_core.handles.load import load_part
-from persist_core.keys import owner_of, part_key
+from persist_core.keys import CheckpointLayout, owner_of, part_key
 from persist_core.maintenance.sought import Sought, columns_of
 from persist_core.schema import (
     DIFF,
@@ -251,11 +251,7 @@ def rewrite_checkpoints(client: PersistClient, rewriting: Rewriting) -> None:
         if commit is not None:
             expected = manifest_of(client.manifest(commit), commit, state.origin.life)
         else:
-            operators = {
-                name: _operator(rewriting, checkpointer, found, name, saved) for name, saved in found.operators.items()
-            }
-            total = sum(operator.total_bytes for operator in operators.values())
-            expected = replace(found, operators=operators, total_size_bytes=total)
+            expected = _without_keys(rewriting, layout, found)
         if expected.differences(found):
             client.blob.set(layout.manifest(found.checkpoint_id), expected.encode())
         kept = {artifact.path for artifact in expected.artifacts}
@@ -264,22 +260,18 @@ def rewrite_checkpoints(client: PersistClient, rewriting: Rewriting) -> None:
                 client.blob.delete(layout.artifact(found.checkpoint_id, artifact.path))
 
 
-def _operator(
-    rewriting: Rewriting, checkpointer: Checkpointer, manifest: CheckpointManifest, name: str, saved: SavedOperator
-) -> SavedOperator:
-    parts = tuple(_partition(rewriting, checkpointer, manifest, name, part) for part in saved.partitions)
-    return replace(saved, partitions=parts, total_bytes=sum(part.size_bytes for part in parts))
-
-
-def _partition(
-    rewriting: Rewriting, checkpointer: Checkpointer, manifest: CheckpointManifest, name: str, part: PartitionState
-) -> PartitionState:
-    layout, checkpoint_id = checkpointer.layout, manifest.checkpoint_id
-    artifact = part.artifact(layout.artifact(checkpoint_id, part.path))
-    new = rewriting.artifact(name, artifact)
-    if new is None:
-        return part
-    path = posixpath.relpath(new.key, layout.folder(checkpoint_id))
-    if new.key == artifact.key:  # only its bounds have changed
-        path = part.path
-    return replace(part, path=path, size_bytes=new.size_bytes, sha256=new.sha256, facts=new.facts)
+def _without_keys(rewriting: Rewriting, layout: CheckpointLayout, found: CheckpointManifest) -> CheckpointManifest:
+    folder, operators = layout.folder(found.checkpoint_id), {}
+    for name, saved in found.operators.items():
+        parts: list[PartitionState] = []
+        for part in saved.partitions:
+            artifact = part.artifact(layout.artifact(found.checkpoint_id, part.path))
+            new = rewriting.artifact(name, artifact)
+            if new is not None:
+                is_there = new.key == artifact.key  # only its bounds have changed
+                path = part.path if is_there else posixpath.relpath(new.key, folder)
+                part = replace(part, path=path, size_bytes=new.size_bytes, sha256=new.sha256, facts=new.facts)
+            parts.append(part)
+        total_bytes = sum(part.size_bytes for part in parts)
+        operators[name] = replace(saved, partitions=tuple(parts), total_bytes=total_bytes)
+    return replace(found, operators=operators, total_size_bytes=sum(saved.total_bytes for saved in operators.values()))

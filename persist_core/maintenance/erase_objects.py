@@ -9,7 +9,7 @@ from dataclasses import replace
 from persist_core.contents.erased import ErasedList
 from persist_core.contents.key_range import Key
 from persist_core.errors import InvalidInput, RunFailed
-from persist_core.gc.needs import Needs
+from persist_core.gc.needs import Needs, named_in
 from persist_core.gc.sweep import abort_uploads
 from persist_core.handles.client import PersistClient
 from persist_core.handles.erased import erased_list
@@ -22,7 +22,6 @@ from persist_core.keys import (
     failure_key,
     hidden_shard,
     is_input_copy,
-    list_key,
     manifest_of_list,
     owner_of,
 )
@@ -144,9 +143,7 @@ def finish(client: PersistClient, shard: str) -> int:
 def _shared(client: PersistClient, shard: str) -> set[str]:
     """The files that forks read. A record of a fork keeps more: all that it has shared in the beginning."""
     named = {batch.manifest_key for fork in forks_of(client, shard) for batch in fork.batches}
-    manifests = {key: load_manifest(client.blob, key) for key in named if owner_of(key) == shard}
-    lists = {list_key(key, number) for key, manifest in manifests.items() for number in range(len(manifest.lists))}
-    return named | lists | {part.key for manifest in manifests.values() for part in manifest.parts}
+    return named.union(*(named_in(key, load_manifest(client.blob, key)) for key in named if owner_of(key) == shard))
 
 
 def hidden_shards(client: PersistClient, shard: str) -> list[str]:

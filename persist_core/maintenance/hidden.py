@@ -10,11 +10,14 @@ What others share of a deleted one stays, by its records of forks.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from persist_core.errors import PersistError
+from persist_core.config.collection import CollectionConfig
+from persist_core.contents.batch import BatchManifest
+from persist_core.errors import CorruptArtifact, PersistError
 from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
 from persist_core.keys import batches_prefix, hidden_shard
@@ -68,6 +71,23 @@ def alive(client: PersistClient, hidden: str, *, or_dropped: bool = False) -> Sh
     return state
 
 
+def definition_of(config: CollectionConfig, purpose: str, life: str) -> str:
+    """The writer of a hidden shard: another definition, or another generation of the shard, begins again."""
+    digest = hashlib.sha256(f"{config.model_dump_json()} {life}".encode()).hexdigest()
+    return f"{purpose}/{digest[:16]}"
+
+
+def begun_by(client: PersistClient, hidden: ShardState, definition: str) -> BatchManifest | None:
+    """The first manifest of a hidden shard; `None` if another definition has begun it, or that is not known."""
+    if hidden.origin.life is None or hidden.is_dropped:
+        return None
+    try:
+        first = client.staged_manifest(hidden.origin.life)
+    except CorruptArtifact:
+        return None
+    return first if first.writer == definition else None
+
+
 def cleaned_up(clean: Callable[[], object], say: Callable[[str], None]) -> None:
     """Clean up. An error is only said: the result stands, and maintenance cleans up later."""
     try:
@@ -110,10 +130,10 @@ def generations(client: PersistClient, shard: str) -> list[dict[str, Any]]:
     ]
 
 
-def tidy(client: PersistClient, shard: str, *, idle_ms: int, grace_ms: int, intent_ms: int, max_keys: int) -> None:
-    """Delete hidden shards whose time is over, then what nothing needs of the rest."""
+def tidy(client: PersistClient, shard: str, *, grace_ms: int, intent_ms: int, max_keys: int) -> None:
+    """Delete hidden shards whose time is over, then what nothing needs of the rest. Idle ones after `intent_ms`."""
     for purpose in (PURPOSE, REBUILD):
-        give_up_if_idle(client, shard, purpose, idle_ms=idle_ms)
+        give_up_if_idle(client, shard, purpose, idle_ms=intent_ms)
     state, now_ms = client.state(shard), client.clock.now_ms()
     until = {each.kept: each.kept_until_ms for each in state.origin.swaps}
     records, _ = readable_forks(client.blob, shard)

@@ -125,7 +125,11 @@ def maintain(
         else:
             lost += 1
         state = client.state(shard)
-    untidy = _untidy(client, shard, grace_ms, intent_ms, max_keys)
+    untidy = ""
+    try:
+        tidy(client, shard, grace_ms=grace_ms, intent_ms=intent_ms, max_keys=max_keys)
+    except PersistError as error:  # maintenance goes on
+        untidy = f"{error.kind}: {error}"
     erased = finish(client, shard)
     collected = collect(client, shard, grace_ms=grace_ms, intent_ms=intent_ms, max_keys=max_keys)
     owed = debt_of(client.state(shard), now_ms=client.clock.now_ms())
@@ -145,15 +149,6 @@ def maintain(
         untidy,
         erased,
     )
-
-
-def _untidy(client: PersistClient, shard: str, grace_ms: int, intent_ms: int, max_keys: int) -> str:
-    """Delete replays and generations whose time is over. Returns why one is still there: maintenance goes on."""
-    try:
-        tidy(client, shard, idle_ms=intent_ms, grace_ms=grace_ms, intent_ms=intent_ms, max_keys=max_keys)
-    except PersistError as error:
-        return f"{error.kind}: {error}"
-    return ""
 
 
 def whole_debt_of(client: PersistClient, state: ShardState, *, grace_ms: int) -> Debt:

@@ -15,15 +15,25 @@ from dataclasses import dataclass, replace
 
 from persist_core.checkpoint.publish import publish_and_retain
 from persist_core.config.collection import FILES, CollectionConfig
+from persist_core.contents.batch import SourceFrontier
 from persist_core.contents.evolution import has_other_times
-from persist_core.errors import ConfigError, CorruptArtifact, InvalidInput, RunFailed, SchemaMismatch
+from persist_core.errors import ConfigError, InvalidInput, RunFailed, SchemaMismatch
 from persist_core.handles.client import PersistClient
 from persist_core.handles.erased import copy_erased
 from persist_core.handles.read import check_as_of
 from persist_core.maintenance.fill import Wishes
 from persist_core.maintenance.fsck import fsck
-from persist_core.maintenance.hidden import REBUILD, Kept, alive, cleaned_up, end, hidden_of, kept_generations
-from persist_core.maintenance.reprocess import definition_of
+from persist_core.maintenance.hidden import (
+    REBUILD,
+    Kept,
+    alive,
+    begun_by,
+    cleaned_up,
+    definition_of,
+    end,
+    hidden_of,
+    kept_generations,
+)
 from persist_core.protocol import stages
 from persist_core.protocol.compare import Side, compare
 from persist_core.protocol.delta import BEGINNING
@@ -38,6 +48,7 @@ from persist_core.row_text import show_count, show_names
 from persist_core.schema import BY_DESCRIPTION, CollectionSchema, show_times
 from persist_core.shard.state import Commit, Committed, ShardState
 from persist_core.sources.collection import CollectionSource
+from persist_core.sources.files import InputsNow
 from persist_core.time_text import MAX_TIME, show_time
 
 
@@ -99,16 +110,17 @@ def rebuild(
     other writers keep winning, or fsck finds something; and what a run raises.
     """
     began = state = _checked(client, config)
-    ended = _ended_before(client, config, state, request.back_to, say)
+    task = _Rebuild(client, config, request, say)
+    ended = task.ended_before(state)
     if ended is not None:
         return ended
-    known = None if request.back_to is None else _kept(client, config, state, request.back_to, say)
-    hidden, is_checked = hidden_of(config.name, REBUILD), False
+    task = replace(task, known=task.kept(state))
+    hidden, is_checked = task.hidden, False
     for _ in range(MAX_CONFLICTS):
-        gone = _gone(client, config, state, known, request)
-        definition = _definition(config, state, known)
-        turns, beside = _turns(client, config, state, known, say), replay_config(config, hidden)
-        _begin(client, config, state, known, definition, turns, say)
+        gone = task.gone(state)
+        definition = task.definition(state)
+        turns, beside = task.turns(state), replay_config(config, hidden)
+        task.begin(state, definition, turns)
         say(f"building {hidden} up to {show_time(state.upper.time)}")
         replay(client, beside, turns, write=write, writer=definition, say=say, on_round=lambda: None)
         theirs, state = alive(client, hidden), client.state(config.name)
@@ -120,15 +132,15 @@ def rebuild(
             continue
         stages.checkpoint(client, beside)  # which a killed call may have left undone
         is_checked = is_checked or _checks(client, hidden)
-        found = _reported(client, state, theirs, gone, request)
+        found = task.reported(state, theirs, gone)
         report(found)
         if request.is_dry_run:
             return found
         _check_confirmed(found, request)
-        keep_ms, digest = config.retention.keep_generations_ms, definition_of(config, REBUILD, _source_of(known))
+        keep_ms, digest = config.retention.keep_generations_ms, definition_of(config, REBUILD, task.begins_as)
         result = swap(client, state, theirs, keep_ms=keep_ms, writer=writer, definition=digest)
         if isinstance(result, Committed):
-            cleaned_up(lambda: _clean_up(client, config, hidden), say)
+            task.clean_up()
             return replace(found, commit=result.commit, kept=kept_name(state))
         say(f"another writer was faster (upper {result.found}); taking in what came meanwhile")
         state = client.state(config.name)
@@ -168,163 +180,156 @@ def _recognized_by(schema: CollectionSchema) -> list[list[tuple[str, str]]]:
     return [[(each.name, each.type) for each in columns] for columns in (schema.key, schema.order or ())]
 
 
-def _kept(
-    client: PersistClient, config: CollectionConfig, state: ShardState, number: int, say: Callable[[str], None]
-) -> Kept:
-    """The generation to swap back. Raises `InvalidInput` if it does not exist, or does not fit the file.
+@dataclass(frozen=True)
+class _Rebuild:
+    """One call. `known`: the generation to swap back; `None` to build a new one from the files alone."""
 
-    Says which of its files have changed since: a correction of them was made in a later generation alone.
-    """
-    kept = kept_generations(client, state)
-    found = next((each for each in reversed(kept) if number in (-1, each.number)), None)
-    if found is None:
-        numbers = ", ".join(str(each.number) for each in kept) or "none"
-        raise InvalidInput(
-            f"{config.name} has no generation {'' if number < 0 else f'{number} '}to swap back; kept are: {numbers}"
-            " (`persist generations`)"
-        )
-    try:
-        found.state.schemas.placed(config.collection_schema())
-    except SchemaMismatch as error:
-        raise InvalidInput(
-            f"the file of {config.name} does not fit generation {found.number}: write it as it was then, and try again."
-            f" {error}"
-        ) from None
-    with suppress(ConfigError):  # other files
-        replaced = CollectionSource(client, config).files.inputs_now(found.state.sources.get(FILES), None).replaced
-        if replaced:
-            say(
-                f"warning: {len(replaced)} files have changed since generation {found.number} consumed them:"
-                f" {show_names(sorted(replaced))}. It has their earlier records; `persist reprocess` corrects that"
+    client: PersistClient
+    config: CollectionConfig
+    request: Request
+    say: Callable[[str], None]
+    known: Kept | None = None
+
+    @property
+    def hidden(self) -> str:
+        return hidden_of(self.config.name, REBUILD)
+
+    @property
+    def begins_as(self) -> str:
+        """The shard that the new generation begins as; empty for the files alone."""
+        return self.known.swap.kept if self.known else ""
+
+    @property
+    def _earlier(self) -> SourceFrontier | None:
+        return self.known.state.sources.get(FILES) if self.known else None
+
+    def _files_now(self, state: ShardState, earlier: SourceFrontier | None) -> InputsNow:
+        return CollectionSource(self.client, self.config).files.inputs_now(state.sources.get(FILES), earlier)
+
+    def kept(self, state: ShardState) -> Kept | None:
+        """The generation to swap back. Raises `InvalidInput` if it does not exist, or does not fit the file.
+
+        Says which of its files have changed since: a correction of them was made in a later generation alone.
+        """
+        number, name = self.request.back_to, self.config.name
+        if number is None:
+            return None
+        kept = kept_generations(self.client, state)
+        found = next((each for each in reversed(kept) if number in (-1, each.number)), None)
+        if found is None:
+            numbers = ", ".join(str(each.number) for each in kept) or "none"
+            raise InvalidInput(
+                f"{name} has no generation {'' if number < 0 else f'{number} '}to swap back; kept are: {numbers}"
+                " (`persist generations`)"
             )
-    return found
+        try:
+            found.state.schemas.placed(self.config.collection_schema())
+        except SchemaMismatch as error:
+            raise InvalidInput(
+                f"the file of {name} does not fit generation {found.number}: write it as it was then, and try again."
+                f" {error}"
+            ) from None
+        with suppress(ConfigError):  # other files
+            replaced = self._files_now(found.state, None).replaced
+            if replaced:
+                self.say(
+                    f"warning: {len(replaced)} files have changed since generation {found.number} consumed them:"
+                    f" {show_names(sorted(replaced))}. It has their earlier records; `persist reprocess` corrects that"
+                )
+        return found
 
+    def ended_before(self, state: ShardState) -> Rebuilt | None:
+        """The newest swap, if that is what is asked for. Cleans up after a call that was killed after its swap.
 
-def _ended_before(
-    client: PersistClient, config: CollectionConfig, state: ShardState, back_to: int | None, say: Callable[[str], None]
-) -> Rebuilt | None:
-    """The newest swap, if that is what is asked for. Cleans up after a call that was killed after its swap.
+        To swap back twice would undo the first; a rebuild is repeated if another commit or file has come since.
+        """
+        commit = next((each for each in state.commits if each.manifest_key == state.origin.life), None)
+        if commit is None or not state.origin.swaps:
+            return None
+        back_to, checkpoint = self.request.back_to, commit.restored_from or ""
+        theirs = alive(self.client, self.hidden, or_dropped=True)
+        last = theirs.newest_commit if theirs else None
+        is_left = last is not None and last.checkpoint_id == checkpoint
+        if is_left or (theirs is not None and theirs.is_dropped):
+            self.clean_up()
+        is_same = back_to is not None or is_left or (commit == state.newest_commit and self._is_as_read(state))
+        earlier = [each.kept for each in state.origin.swaps[:-1]]
+        asked = [""] if back_to is None else earlier if back_to < 0 else earlier[back_to : back_to + 1]
+        definitions = [definition_of(self.config, REBUILD, each) for each in asked]
+        tokens = [swap_token(self.config.name, commit.lower, self.hidden, checkpoint, each) for each in definitions]
+        if not is_same or commit.token not in tokens:
+            return None
+        now, number, kept = _contents(self.client, state), state.origin.generation, state.origin.swaps[-1].kept
+        return Rebuilt(self.config.name, number, self.hidden, now, now, (), None, "", commit, kept, is_new=False)
 
-    To swap back twice would undo the first; a rebuild is repeated if another commit or file has come since.
-    """
-    commit = next((each for each in state.commits if each.manifest_key == state.origin.life), None)
-    if commit is None or not state.origin.swaps:
-        return None
-    hidden, checkpoint = hidden_of(config.name, REBUILD), commit.restored_from or ""
-    theirs = alive(client, hidden, or_dropped=True)
-    last = theirs.newest_commit if theirs else None
-    is_left = last is not None and last.checkpoint_id == checkpoint
-    if is_left or (theirs is not None and theirs.is_dropped):
-        cleaned_up(lambda: _clean_up(client, config, hidden), say)
-    is_same = (
-        back_to is not None or is_left or (commit == state.newest_commit and _is_as_read(client, config, state, None))
-    )
-    earlier = [each.kept for each in state.origin.swaps[:-1]]
-    asked = [""] if back_to is None else earlier if back_to < 0 else earlier[back_to : back_to + 1]
-    definitions = [definition_of(config, REBUILD, each) for each in asked]
-    tokens = [swap_token(config.name, commit.lower, hidden, checkpoint, each) for each in definitions]
-    if not is_same or commit.token not in tokens:
-        return None
-    now, number, kept = _contents(client, state), state.origin.generation, state.origin.swaps[-1].kept
-    return Rebuilt(config.name, number, hidden, now, now, (), None, "", commit, kept, is_new=False)
+    def definition(self, state: ShardState) -> str:
+        """The writer of a rebuild: it begins again after an erasure, and after a restore, which has undone input."""
+        life = f"{state.origin.life} {state.erased} {state.past.restored} {self.begins_as}"
+        return definition_of(self.config, REBUILD, life)
 
+    def begin(self, state: ShardState, definition: str, turns: Sequence[Turn]) -> None:
+        """Begin, or go on. Give up an earlier rebuild that does not fit: by another definition, or of files that have
+        changed since."""
+        client, hidden, known = self.client, self.hidden, self.known
+        begun = alive(client, hidden, or_dropped=True)
+        if begun is not None:
+            if begun_by(client, begun, definition) and self._is_as_read(begun, turns):
+                self.say(f"going on with the rebuild that reached {show_time(begun.upper.time)}")
+                return
+            self.say(
+                "an earlier rebuild began with another definition or generation, or before an erasure or a restore, or"
+                " its files have changed since: it is given up"
+            )
+            end(client, hidden)
+        if erased := copy_erased(client, state, hidden):  # so that it does not bring these keys back
+            client.machine.apply(hidden, lambda found: (replace(found, erased=erased), None), create=True)
+        if known is not None and known.state.newest_commit is not None:
+            fork(client, known.state.shard, known.state.newest_commit.checkpoint_id, hidden, writer=definition)
 
-def _source_of(known: Kept | None) -> str:
-    """The shard that the new generation begins as; empty for the files alone."""
-    return known.swap.kept if known else ""
+    def _is_as_read(self, state: ShardState, turns: Sequence[Turn] = ()) -> bool:
+        try:
+            return is_as_read(self.client, self.config, state, self._earlier, turns)
+        except ConfigError:  # other files
+            return False
 
+    def gone(self, state: ShardState) -> tuple[str, ...]:
+        """The consumed files that the generation cannot read. Raises `InvalidInput` unless that was asked for."""
+        try:
+            gone = self._files_now(state, self._earlier).gone
+        except ConfigError:  # other files, which no run has consumed
+            return ()
+        if gone and not self.request.takes_back_gone:
+            raise InvalidInput(
+                f"{len(gone)} files that {self.config.name} has consumed are gone: {show_names(gone)}. The new"
+                " generation would lack their records. Put them back; or, to do without them, add --take-back-gone."
+                " Nothing was changed"
+            )
+        return tuple(sorted(gone))
 
-def _definition(config: CollectionConfig, state: ShardState, known: Kept | None) -> str:
-    """The writer of a rebuild: it begins again after an erasure, and after a restore, which has undone some input."""
-    life = f"{state.origin.life} {state.erased} {state.past.restored} {_source_of(known)}"
-    return definition_of(config, REBUILD, life)
+    def turns(self, state: ShardState) -> list[Turn]:
+        """The turns of a replay of all input, or since an earlier generation, as far as they are known."""
+        start, known, name = Start(None, BEGINNING, None), self.known, self.config.name
+        if known is not None:
+            epoch = next(each.epoch for each in state.origin.branches if each.swap == known.swap) - 1
+            start = Start(None, known.swap.upper - 1, self._earlier, epoch)
+        try:
+            return turns_of(self.client, self.config, state, start, warn=lambda: self.say(_UNKNOWN.format(name)))
+        except ConfigError:
+            self.say(f"warning: {name} reads other files than before: all are read")
+            return [(state.upper.time or 0, lambda *_: False)]
 
+    def reported(self, ours: ShardState, theirs: ShardState, gone: tuple[str, ...]) -> Rebuilt:
+        found, why = None, ""
+        try:
+            sides = [Side(state, check_as_of(state, None)) for state in (ours, theirs)]
+            found = compare(self.client, *sides, max_updates=self.request.max_updates)
+        except InvalidInput as error:
+            why = f"rows are not compared: {error}"
+        before, after = (_contents(self.client, state) for state in (ours, theirs))
+        return Rebuilt(ours.shard, ours.origin.generation + 1, theirs.shard, before, after, gone, found, why)
 
-def _begin(
-    client: PersistClient,
-    config: CollectionConfig,
-    state: ShardState,
-    known: Kept | None,
-    definition: str,
-    turns: Sequence[Turn],
-    say: Callable[[str], None],
-) -> None:
-    """Begin, or go on. Give up an earlier rebuild that does not fit: by another definition, or of files that have
-    changed since."""
-    hidden = hidden_of(config.name, REBUILD)
-    begun = alive(client, hidden, or_dropped=True)
-    if begun is not None:
-        if _is_by(client, begun, definition) and _is_as_read(client, config, begun, known, turns):
-            say(f"going on with the rebuild that reached {show_time(begun.upper.time)}")
-            return
-        say(
-            "an earlier rebuild began with another definition or generation, or before an erasure or a restore, or its"
-            " files have changed since: it is given up"
-        )
-        end(client, hidden)
-    if erased := copy_erased(client, state, hidden):  # so that it does not bring these keys back
-        client.machine.apply(hidden, lambda found: (replace(found, erased=erased), None), create=True)
-    if known is not None and known.state.newest_commit is not None:
-        fork(client, known.state.shard, known.state.newest_commit.checkpoint_id, hidden, writer=definition)
-
-
-def _is_as_read(
-    client: PersistClient,
-    config: CollectionConfig,
-    state: ShardState,
-    known: Kept | None,
-    turns: Sequence[Turn] = (),
-) -> bool:
-    try:
-        return is_as_read(client, config, state, known.state.sources.get(FILES) if known else None, turns)
-    except ConfigError:  # other files
-        return False
-
-
-def _is_by(client: PersistClient, known: ShardState, definition: str) -> bool:
-    if known.origin.life is None or known.is_dropped:
-        return False
-    try:
-        return client.staged_manifest(known.origin.life).writer == definition
-    except CorruptArtifact:
-        return False
-
-
-def _gone(
-    client: PersistClient, config: CollectionConfig, state: ShardState, known: Kept | None, request: Request
-) -> tuple[str, ...]:
-    """The consumed files that the generation cannot read. Raises `InvalidInput` unless that was asked for."""
-    earlier = known.state.sources.get(FILES) if known else None
-    try:
-        now = CollectionSource(client, config).files.inputs_now(state.sources.get(FILES), earlier)
-    except ConfigError:  # other files, which no run has consumed
-        return ()
-    if now.gone and not request.takes_back_gone:
-        raise InvalidInput(
-            f"{len(now.gone)} files that {config.name} has consumed are gone: {show_names(now.gone)}. The new"
-            " generation would lack their records. Put them back; or, to do without them, add --take-back-gone."
-            " Nothing was changed"
-        )
-    return tuple(sorted(now.gone))
-
-
-def _turns(
-    client: PersistClient,
-    config: CollectionConfig,
-    state: ShardState,
-    known: Kept | None,
-    say: Callable[[str], None],
-) -> list[Turn]:
-    """The turns of a replay of all input, or since an earlier generation, as far as they are known."""
-    start = Start(None, BEGINNING, None)
-    if known is not None:
-        epoch = next(each.epoch for each in state.origin.branches if each.swap == known.swap) - 1
-        start = Start(None, known.swap.upper - 1, known.state.sources.get(FILES), epoch)
-    try:
-        return turns_of(client, config, state, start, warn=lambda: say(_UNKNOWN.format(config.name)))
-    except ConfigError:
-        say(f"warning: {config.name} reads other files than before: all are read")
-        return [(state.upper.time or 0, lambda *_: False)]
+    def clean_up(self) -> None:
+        cleaned_up(lambda: _clean_up(self.client, self.config, self.hidden), self.say)
 
 
 _UNKNOWN = (
@@ -346,19 +351,6 @@ def _checks(client: PersistClient, hidden: str) -> bool:
 
 def _contents(client: PersistClient, state: ShardState) -> Contents:
     return Contents(None, None) if is_clipped(client, state) else Contents(*living(state.batches))
-
-
-def _reported(
-    client: PersistClient, ours: ShardState, theirs: ShardState, gone: tuple[str, ...], request: Request
-) -> Rebuilt:
-    found, why = None, ""
-    try:
-        sides = [Side(state, check_as_of(state, None)) for state in (ours, theirs)]
-        found = compare(client, *sides, max_updates=request.max_updates)
-    except InvalidInput as error:
-        why = f"rows are not compared: {error}"
-    before, after = (_contents(client, state) for state in (ours, theirs))
-    return Rebuilt(ours.shard, ours.origin.generation + 1, theirs.shard, before, after, gone, found, why)
 
 
 def _check_confirmed(found: Rebuilt, request: Request) -> None:

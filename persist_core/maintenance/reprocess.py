@@ -8,8 +8,7 @@ The report comes before the commit, and a person confirms what changes more rows
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,11 +17,11 @@ from typing import Any
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.config.collection import FILES, CollectionConfig
 from persist_core.contents.derived import Correction
-from persist_core.errors import CorruptArtifact, InvalidInput, RunFailed
+from persist_core.errors import InvalidInput, RunFailed
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance.fill import Wishes, fill
-from persist_core.maintenance.hidden import cleaned_up, give_up, hidden_of
+from persist_core.maintenance.hidden import begun_by, cleaned_up, definition_of, give_up, hidden_of
 from persist_core.protocol.correct import CorrectionPlan, correct, plan_correction
 from persist_core.protocol.delta import BEGINNING
 from persist_core.protocol.difference import Differences, differences
@@ -42,7 +41,7 @@ from persist_core.protocol.run import MAX_CONFLICTS
 from persist_core.row_text import show_count, show_names
 from persist_core.shard.state import Commit, Committed, ShardState
 from persist_core.sources.collection import CollectionSource
-from persist_core.sources.files import InputsNow
+from persist_core.sources.files import FileSource
 from persist_core.time_text import DAY_MS, LAST_DAY, day_of, parse_time, show_time
 
 LEASE_MS = DAY_MS  # on the shard's history from the start on; a replay that was killed holds it no longer
@@ -104,9 +103,10 @@ def reprocess(
     state = client.state(config.name)
     state.schemas.placed(config.collection_schema())
     start = start_for(client, config, state, request.from_ms)
+    task = _Reprocess(client, config, request, start, say)
     where = "the beginning" if start.checkpoint_id is None else f"checkpoint {start.checkpoint_id}"
     say(f"replaying {config.name} from {where} (upper {show_time(start.upper)}) up to {show_time(state.upper.time)}")
-    with _history_held(client, config.name, start, say) as keep:
+    with task.history_held() as keep:
         for _ in range(MAX_CONFLICTS):
             keep()
             began, state = state, client.state(config.name)
@@ -114,11 +114,11 @@ def reprocess(
                 raise RunFailed(
                     f"{config.name} was rebuilt, restored or dropped in the meantime; nothing was corrected. Try again"
                 )
-            _check_inputs(client, config, state, start, request)
+            task.check_inputs(state)
             turns = turns_of(client, config, state, start)
             # Not by a replay from before a restore: it may have consumed what this has undone.
             definition = definition_of(config, "reprocess", f"{state.origin.life} {state.past.restored}")
-            life = _fork_of(client, config, definition, start, turns, say)
+            life = task.fork_of(definition, turns)
             hidden = replay_config(config)
             replay(client, hidden, turns, write=write, writer=writer, say=say, on_round=keep)
             if start.after != BEGINNING and state.past.filled > start.upper:  # no file says that
@@ -131,7 +131,7 @@ def reprocess(
             if ours.newest_commit != state.newest_commit:  # what came meanwhile, a restore or any other change too
                 continue
             plan = plan_correction(client, ours, theirs, start, max_updates=request.max_updates)
-            found = _reported(client, config, start, plan, request)
+            found = task.reported(plan)
             report(found)
             if request.is_dry_run:
                 return found
@@ -152,141 +152,117 @@ def reprocess(
     )
 
 
-@contextmanager
-def _history_held(
-    client: PersistClient, shard: str, start: Start, say: Callable[[str], None]
-) -> Iterator[Callable[[], object]]:
-    """Keep the shard's history since the start, for `LEASE_MS` after each call of what this yields.
+@dataclass(frozen=True)
+class _Reprocess:
+    """One call."""
 
-    A lease, because a process that is killed ends no hold.
-    """
-    if start.after == BEGINNING:  # needs what the shard holds now, and nothing before
-        yield lambda: None
-        return
-    lease = client.open_leased_reader(shard, lease_ms=LEASE_MS)
-    try:
-        lease.heartbeat(Frontier(start.after))
-        yield lease.heartbeat
-    finally:
-        cleaned_up(lease.expire, say)
+    client: PersistClient
+    config: CollectionConfig
+    request: Request
+    start: Start
+    say: Callable[[str], None]
 
+    @property
+    def _files(self) -> FileSource:
+        return CollectionSource(self.client, self.config).files
 
-def _fork_of(
-    client: PersistClient,
-    config: CollectionConfig,
-    definition: str,
-    start: Start,
-    turns: Sequence[Turn],
-    say: Callable[[str], None],
-) -> str:
-    """The life of the fork that the replay goes on in, made if need be; one that does not fit is given up."""
-    shard, hidden = config.name, hidden_of(config.name)
-    known = client.machine.fetch(hidden)
-    if known is not None and (known.commits or known.is_dropped):
-        if _goes_on(client, config, start, known, definition, turns):
-            say(f"going on with the replay that reached {show_time(known.upper.time)}")
-            return known.origin.life or ""
-        say("an earlier replay began elsewhere, or its files have changed since: it is given up")
-        give_up(client, shard)
-    fork(client, shard, start.checkpoint_id, hidden, writer=definition)
-    return client.state(hidden).origin.life or ""
+    @contextmanager
+    def history_held(self) -> Iterator[Callable[[], object]]:
+        """Keep the shard's history since the start, for `LEASE_MS` after each call of what this yields.
 
+        A lease, because a process that is killed ends no hold.
+        """
+        if self.start.after == BEGINNING:  # needs what the shard holds now, and nothing before
+            yield lambda: None
+            return
+        lease = self.client.open_leased_reader(self.config.name, lease_ms=LEASE_MS)
+        try:
+            lease.heartbeat(Frontier(self.start.after))
+            yield lease.heartbeat
+        finally:
+            cleaned_up(lease.expire, self.say)
 
-def definition_of(config: CollectionConfig, purpose: str, life: str) -> str:
-    """The writer of a hidden shard: another definition, or another generation of the shard, begins again."""
-    digest = hashlib.sha256(f"{config.model_dump_json()} {life}".encode()).hexdigest()
-    return f"{purpose}/{digest[:16]}"
+    def fork_of(self, definition: str, turns: Sequence[Turn]) -> str:
+        """The life of the fork that the replay goes on in, made if need be; one that does not fit is given up."""
+        shard, hidden = self.config.name, hidden_of(self.config.name)
+        known = self.client.machine.fetch(hidden)
+        if known is not None and (known.commits or known.is_dropped):
+            if self._goes_on(known, definition, turns):
+                self.say(f"going on with the replay that reached {show_time(known.upper.time)}")
+                return known.origin.life or ""
+            self.say("an earlier replay began elsewhere, or its files have changed since: it is given up")
+            give_up(self.client, shard)
+        fork(self.client, shard, self.start.checkpoint_id, hidden, writer=definition)
+        return self.client.state(hidden).origin.life or ""
 
+    def _goes_on(self, known: ShardState, definition: str, turns: Sequence[Turn]) -> bool:
+        """True if the fork began at this start, by this file, and has consumed the files that there are, as they
+        are."""
+        first, shard = begun_by(self.client, known, definition), self.config.name
+        if first is None or first.token != fork_token(shard, self.start.checkpoint_id, known.shard):
+            return False
+        ours = [each.schema.to_json() for each in self.client.state(shard).schemas.versions]
+        theirs = [each.schema.to_json() for each in known.schemas.versions]
+        is_of_shard = theirs[: len(ours)] == ours
+        return is_of_shard and is_as_read(self.client, self.config, known, self.start.progress, turns)
 
-def _goes_on(
-    client: PersistClient,
-    config: CollectionConfig,
-    start: Start,
-    known: ShardState,
-    definition: str,
-    turns: Sequence[Turn],
-) -> bool:
-    """True if the fork began at this start, by this file, and has consumed the files that there are, as they are."""
-    if known.origin.life is None or known.is_dropped:
-        return False
-    try:
-        first = client.staged_manifest(known.origin.life)
-    except CorruptArtifact:
-        return False
-    ours = [each.schema.to_json() for each in client.state(config.name).schemas.versions]
-    theirs = [each.schema.to_json() for each in known.schemas.versions]
-    if (
-        first.token != fork_token(config.name, start.checkpoint_id, known.shard)
-        or first.writer != definition
-        or theirs[: len(ours)] != ours
-    ):
-        return False
-    return is_as_read(client, config, known, start.progress, turns)
+    def check_inputs(self, state: ShardState) -> None:
+        """Raise `InvalidInput` for files that are gone or dated later than the request says."""
+        now = self._files.inputs_now(state.sources.get(FILES), self.start.progress)
+        self._check_end({**now.replaced, **now.gone})
+        if now.gone and not self.request.takes_back_gone:
+            raise InvalidInput(
+                f"{len(now.gone)} files that {self.config.name} has consumed since {show_time(self.start.upper)} are"
+                f" gone: {show_names(now.gone)}. Put them back; or, if their records are to be undone, add"
+                f" --take-back-gone{self._oldest_without(now.gone, state)}. Nothing was changed"
+            )
 
+    def _oldest_without(self, gone: Iterable[str], state: ShardState) -> str:
+        files = self._files
+        whole = None
+        for each in starts(self.client, state):
+            if not set(gone) <= files.consumed(each.progress, like=state.sources.get(FILES)).keys():
+                break
+            whole = each
+        if whole is None or whole.upper >= (state.upper.time or 0):
+            return ""  # no later point is kept, or a correction went back behind it
+        return f"; or begin later: from {show_time(whole.upper)} on no file is gone"
 
-def _check_inputs(
-    client: PersistClient, config: CollectionConfig, state: ShardState, start: Start, request: Request
-) -> None:
-    files = CollectionSource(client, config).files
-    now = files.inputs_now(state.sources.get(FILES), start.progress)
-    _check_end({**now.replaced, **now.gone}, request)
-    if now.gone and not request.takes_back_gone:
-        raise InvalidInput(
-            f"{len(now.gone)} files that {config.name} has consumed since {show_time(start.upper)} are gone:"
-            f" {show_names(now.gone)}. Put them back; or, if their records are to be undone, add --take-back-gone"
-            f"{_oldest_without_gone(client, config, state, now)}. Nothing was changed"
+    def _check_end(self, differing: Mapping[str, int | None]) -> None:
+        end_ms = self.request.end_ms
+        if end_ms is None:
+            return
+        later = [name for name, date_ms in differing.items() if date_ms is None or date_ms >= end_ms]
+        if later:
+            raise InvalidInput(
+                f"{len(later)} files that differ from what was consumed are not dated before {show_time(end_ms)}:"
+                f" {show_names(later)}. The replay reads them too: leave out --through, or give a later day. Nothing"
+                " was changed"
+            )
+
+    def reported(self, plan: CorrectionPlan) -> Reprocessed:
+        files = self._files
+        began, replayed = (state.sources.get(FILES) for state in (plan.began, plan.fork))
+        ours, theirs = (files.consumed(each, like=replayed) for each in (began, replayed))
+        new = {name: theirs[name][2] for name in theirs.keys() - ours.keys()}
+        self._check_end(new)
+        replaced = files.replaced(began, replayed)
+        gone = sorted(ours.keys() - theirs.keys())
+        if gone and not self.request.takes_back_gone:  # they were there before the replay
+            raise RunFailed(
+                f"the replay of {self.config.name} has not found {len(gone)} files that were there when it began:"
+                f" {show_names(gone)}. Nothing was changed. Try again"
+            )
+        return Reprocessed(
+            self.config.name,
+            self.start,
+            replaced=tuple(replaced),
+            gone=tuple(gone),
+            new=tuple(sorted(new)),
+            is_needed=bool(len(plan.updates.oks) or len(plan.updates.errs) or replaced or gone or new),
+            found=differences(plan.updates, plan.schema),
+            rows=plan.rows,
         )
-
-
-def _oldest_without_gone(client: PersistClient, config: CollectionConfig, state: ShardState, now: InputsNow) -> str:
-    files = CollectionSource(client, config).files
-    whole = None
-    for each in starts(client, state):
-        if not set(now.gone) <= files.consumed(each.progress, like=state.sources.get(FILES)).keys():
-            break
-        whole = each
-    if whole is None or whole.upper >= (state.upper.time or 0):
-        return ""  # no later point is kept, or a correction went back behind it
-    return f"; or begin later: from {show_time(whole.upper)} on no file is gone"
-
-
-def _check_end(differing: dict[str, int | None], request: Request) -> None:
-    if request.end_ms is None:
-        return
-    later = [name for name, date_ms in differing.items() if date_ms is None or date_ms >= request.end_ms]
-    if later:
-        raise InvalidInput(
-            f"{len(later)} files that differ from what was consumed are not dated before {show_time(request.end_ms)}:"
-            f" {show_names(later)}. The replay reads them too: leave out --through, or give a later day. Nothing was"
-            " changed"
-        )
-
-
-def _reported(
-    client: PersistClient, config: CollectionConfig, start: Start, plan: CorrectionPlan, request: Request
-) -> Reprocessed:
-    files = CollectionSource(client, config).files
-    began, replayed = (state.sources.get(FILES) for state in (plan.began, plan.fork))
-    ours, theirs = (files.consumed(each, like=replayed) for each in (began, replayed))
-    new = {name: theirs[name][2] for name in theirs.keys() - ours.keys()}
-    _check_end(new, request)
-    replaced = files.replaced(began, replayed)
-    gone = sorted(ours.keys() - theirs.keys())
-    if gone and not request.takes_back_gone:  # they were there before the replay
-        raise RunFailed(
-            f"the replay of {config.name} has not found {len(gone)} files that were there when it began:"
-            f" {show_names(gone)}. Nothing was changed. Try again"
-        )
-    return Reprocessed(
-        config.name,
-        start,
-        replaced=tuple(replaced),
-        gone=tuple(gone),
-        new=tuple(sorted(new)),
-        is_needed=bool(len(plan.updates.oks) or len(plan.updates.errs) or replaced or gone or new),
-        found=differences(plan.updates, plan.schema),
-        rows=plan.rows,
-    )
 
 
 def _check_confirmed(found: Reprocessed, request: Request) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from persist_core.errors import InvalidInput, NotReadable
 from persist_core.frontier import ZERO, Frontier
-from persist_core.shard.state import Hold, HoldMismatch, Released, ShardState, check_room, expire_leases
+from persist_core.shard.state import Hold, HoldMismatch, Released, ShardState, check_room, expire_leases, release_lease
 from persist_core.time_text import check_time, show_duration
 
 HISTORY = "history"  # as the name of a holder: the definition itself
@@ -35,14 +35,10 @@ class Holder:
 
 @dataclass(frozen=True)
 class Advance:
-    """The result of `advance_since`. `wanted` is where the history alone would put `since`.
-
-    `held_by` blocks it first: `None` if `since` has reached `wanted`.
-    """
+    """The result of `advance_since`. `held_by` blocks it first: `None` if `since` is where the history puts it."""
 
     before: Frontier
     since: Frontier
-    wanted: Frontier
     held_by: Holder | None
 
 
@@ -90,13 +86,13 @@ def held_back_by(state: ShardState, *, now_ms: int) -> Holder | None:
 def advance_since(state: ShardState, *, now_ms: int) -> tuple[ShardState, Advance]:
     """Move `since` as far as all holders allow, and remove the leases that have expired. Idempotent."""
     if state.is_dropped:
-        return state, Advance(state.since, state.since, state.since, None)
-    wanted, held_by = history_start(state), held_back_by(state, now_ms=now_ms)
-    since = max(state.since, held_by.since if held_by else wanted)
+        return state, Advance(state.since, state.since, None)
+    held_by = held_back_by(state, now_ms=now_ms)
+    since = max(state.since, held_by.since if held_by else history_start(state))
     after, _ = expire_leases(state, now_ms=now_ms)
     if since != state.since:
         after = replace(after, since=since)
-    return after, Advance(state.since, since, wanted, held_by)
+    return after, Advance(state.since, since, held_by)
 
 
 def show_history(history_ms: int | None) -> str:
@@ -178,10 +174,5 @@ def end_holder(
     if held is None:
         return state, next((each for each in reversed(state.released) if each.holder == holder), None)
     record = Released(holder, held.since.time, now_ms, by, reason)
-    after = replace(
-        state,
-        leases={name: lease for name, lease in state.leases.items() if name != holder},
-        holds={name: hold for name, hold in state.holds.items() if name != holder},
-        released=(*state.released, record)[-MAX_RELEASED:],
-    )
-    return after, record
+    after, _ = release_hold(release_lease(state, holder)[0], holder)
+    return replace(after, released=(*state.released, record)[-MAX_RELEASED:]), record

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from persist_core.contents.batch import BatchDescription, BatchManifest, HollowBatch, SourceFrontier, check_bounds
 from persist_core.contents.schema_versions import SchemaVersions
-from persist_core.errors import InvalidInput, LeaseExpired, NotReadable, RunFailed, StateNotRead, TokenReuse
+from persist_core.errors import InvalidInput, LeaseExpired, RunFailed, StateNotRead, TokenReuse
 from persist_core.frontier import ZERO, Frontier
 from persist_core.row_text import show_row
 from persist_core.schema import CollectionSchema
@@ -319,22 +319,17 @@ def upper_mismatch(state: ShardState, batch: BatchManifest | BatchDescription) -
     return UpperMismatch(batch.lower, state.upper, winner, is_stale=Frontier(batch.upper) <= state.upper)
 
 
-def register_lease(
-    state: ShardState, reader: str, *, now_ms: int, duration_ms: int, since: Frontier | None = None
-) -> tuple[ShardState, Lease]:
-    """Give `reader` (an id never used before) a lease at `since` (default: the shard's own). The same id returns the
-    same lease until it expires, so a caller that lost the answer can ask again."""
+def register_lease(state: ShardState, reader: str, *, now_ms: int, duration_ms: int) -> tuple[ShardState, Lease]:
+    """Give `reader` (an id never used before) a lease at the shard's `since`. The same id returns the same lease until
+    it expires, so a caller that lost the answer can ask again."""
     known = state.leases.get(reader)
     if known is not None:
         if known.has_expired(now_ms):
             raise _lease_expired(state, reader)
         return state, known
     state, _ = expire_leases(state, now_ms=now_ms)
-    since = state.since if since is None else since
-    if since < state.since:
-        raise NotReadable(f"shard {state.shard}: since is {state.since}; expected a hold at {since}, which is gone")
     check_room(state, len(state.leases), "leases that have not expired")
-    lease = Lease(since, heartbeat_ms=now_ms, duration_ms=duration_ms, era=state.era)
+    lease = Lease(state.since, heartbeat_ms=now_ms, duration_ms=duration_ms, era=state.era)
     return replace(state, leases={**state.leases, reader: lease}), lease
 
 

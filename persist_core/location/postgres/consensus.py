@@ -105,6 +105,7 @@ WITH head AS (
 )
 SELECT (SELECT seqno FROM head), (SELECT count(*) FROM deleted)
 """
+_ERASE = "DELETE FROM {table} WHERE key = %(key)s::text RETURNING 1"
 # Keys compare byte by byte, whatever the database's collation.
 _CREATE_TABLE = """
 CREATE TABLE {table} (
@@ -149,14 +150,14 @@ class PostgresConsensus:
 
     def list_keys(self) -> Iterator[str]:
         try:
-            return iter([key for (key,) in self._read("list_keys", _LIST_KEYS, {})])
+            return iter([key for (key,) in self._run("list_keys", _LIST_KEYS, {})])
         except _NotThere:
             return iter(())
 
     def head(self, key: str) -> VersionedData | None:
         check_consensus_key(key)
         try:
-            rows = self._read(f"head of {key!r}", _HEAD, {"key": key})
+            rows = self._run(f"head of {key!r}", _HEAD, {"key": key})
         except _NotThere:
             return None
         return VersionedData(*rows[0]) if rows else None
@@ -168,12 +169,12 @@ class PostgresConsensus:
         statement = _SET_FIRST if expected is None else _SET_NEXT
         try:
             try:
-                rows = self._write(action, statement, arguments)
+                rows = self._run(action, statement, arguments, writes=True)
             except _NotThere:
                 if expected is not None:
                     return CaSResult.EXPECTATION_MISMATCH
                 self._create(action)
-                rows = self._write(action, statement, arguments)
+                rows = self._run(action, statement, arguments, writes=True)
         except Determinate as error:
             # Two first versions with one seqno at the same moment: the loser may meet the primary key, which is not the
             # index that ON CONFLICT names, after the winner has committed.
@@ -185,14 +186,14 @@ class PostgresConsensus:
     def scan(self, key: str, from_seqno: int, limit: int = SCAN_ALL) -> list[VersionedData]:
         arguments = {"key": key, "from": from_seqno, "limit": check_scan(key, from_seqno, limit)}
         try:
-            return [VersionedData(*row) for row in self._read(f"scan of {key!r}", _SCAN, arguments)]
+            return [VersionedData(*row) for row in self._run(f"scan of {key!r}", _SCAN, arguments)]
         except _NotThere:
             return []
 
     def truncate(self, key: str, seqno: int) -> int:
         check_truncation(key, seqno)
         try:
-            ((head, deleted),) = self._write(f"truncate of {key!r}", _TRUNCATE, {"key": key, "seqno": seqno})
+            ((head, deleted),) = self._run(f"truncate of {key!r}", _TRUNCATE, {"key": key, "seqno": seqno}, writes=True)
         except _NotThere:
             head, deleted = None, 0
         check_truncate(key, seqno, head)
@@ -208,7 +209,7 @@ class PostgresConsensus:
     def erase(self, key: str) -> None:
         check_consensus_key(key)
         with suppress(_NotThere):
-            self._write(f"erase {key!r}", "DELETE FROM {table} WHERE key = %(key)s::text RETURNING 1", {"key": key})
+            self._run(f"erase {key!r}", _ERASE, {"key": key}, writes=True)
 
     def diagnose(self, clock: Clock) -> Iterator[Finding]:
         action = "diagnose"
@@ -231,13 +232,7 @@ class PostgresConsensus:
         index = f'"{self._address.table}_head"'
         return _CREATE_TABLE.format(table=self._address.qualified, index=index)
 
-    def _read(self, action: str, statement: str, arguments: Mapping[str, Any]) -> list[Any]:
-        return self._run(action, statement, arguments, writes=False)
-
-    def _write(self, action: str, statement: str, arguments: Mapping[str, Any]) -> list[Any]:
-        return self._run(action, statement, arguments, writes=True)
-
-    def _run(self, action: str, statement: str, arguments: Mapping[str, Any], *, writes: bool) -> list[Any]:
+    def _run(self, action: str, statement: str, arguments: Mapping[str, Any], *, writes: bool = False) -> list[Any]:
         """The rows of `statement`, run in a transaction of its own. Raises the error that `_verdict` gives."""
         query = (self._settings + statement.format(table=self._address.qualified)).encode()
         with self._connection(action) as connection:
@@ -270,10 +265,10 @@ class PostgresConsensus:
     def _create(self, action: str) -> None:
         """Create the table, and its schema if it is missing. Another process may do so at the same time."""
         schema = self._address.schema
-        has_schema = self._read(action, _FIND_SCHEMA, {"schema": schema})
+        has_schema = self._run(action, _FIND_SCHEMA, {"schema": schema})
         statements = self.create_statements if has_schema else f'CREATE SCHEMA "{schema}";' + self.create_statements
         try:
-            self._write(action, statements + "SELECT 1", {})
+            self._run(action, statements + "SELECT 1", {}, writes=True)
         except Determinate as error:
             if isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
                 raise Determinate(

@@ -29,7 +29,16 @@ from persist_core.location.blob import (
     check_blob_prefix,
 )
 from persist_core.location.finding import Finding
-from persist_core.location.s3.client import BLOB_TRIES, S3Client, Verdict, described, failures, is_answer, verdict_on
+from persist_core.location.s3.client import (
+    BLOB_TRIES,
+    S3Client,
+    Verdict,
+    code_of,
+    described,
+    failures,
+    is_answer,
+    verdict_on,
+)
 from persist_core.location.s3.diagnosis import diagnose
 from persist_core.location.s3.uri import S3Settings
 
@@ -200,7 +209,7 @@ class S3Blob:
             raise self._client.determinate(f"delete {key!r}: look up its size", error) from error
 
     def _set_error(self, key: str, error: Exception) -> InvalidName | StorageError:
-        code = getattr(error, "response", {}).get("Error", {}).get("Code")
+        code = code_of(error)
         if code in _BELOW_ANOTHER:
             return InvalidName(
                 f"{self.uri}: blob key {key!r} is below or above another key, and this S3 server keeps objects as files"

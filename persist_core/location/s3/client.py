@@ -16,17 +16,20 @@ import enum
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from persist_core.errors import Determinate, Indeterminate, InvalidUri, StorageError
 from persist_core.location.s3.uri import S3Settings
+
+Answer = TypeVar("Answer")
 
 CONNECT_TIMEOUT_S = 5.0
 # Longest silence on a connection. A large upload may take longer in total: each of its pieces has its own limit.
 READ_TIMEOUT_S = 30.0
 BLOB_TRIES = 5  # per request, by botocore's "standard" mode: exponential backoff with jitter, at most 20 s each
 READ_TRIES = 3  # for an answer that broke off half way
+UNSUPPORTED = (400, 405, 501)  # statuses by which servers say that they do not know a request
 MAX_CONNECTIONS = 32  # of one client: more threads than that wait for a connection
 
 # By profile. Reading AWS's service descriptions takes most of the time that a new client takes.
@@ -88,28 +91,36 @@ class S3Client:
         Raises `Determinate`. An answer that broke off half way is asked for again: botocore does so only until the
         answer begins.
         """
-        for attempt in range(1, READ_TRIES + 1):
+
+        def get() -> bytes | None:
             try:
                 return body_of(self.api.get_object(Bucket=self.settings.bucket, **request))
             except failures() as error:
                 verdict = verdict_on(error)
                 if verdict is Verdict.ABSENT or (verdict is Verdict.EXISTS and "IfMatch" in request):
                     return None
-                if verdict is not Verdict.UNKNOWN or attempt == READ_TRIES:
-                    raise self.determinate(action, error) from error
-        raise AssertionError("unreachable: the last try returns or raises")
+                raise
+
+        return self.answer(action, get, tries=READ_TRIES)
 
     def pages(self, action: str, **request: Any) -> Iterator[Any]:
         """The answers to a ListObjectsV2, one after the other. Raises `Determinate`."""
         while True:  # bounded: each page goes on after the last name of the one before
-            try:
-                page = self.api.list_objects_v2(Bucket=self.settings.bucket, **request)
-            except failures() as error:
-                raise self.determinate(action, error) from error
+            page = self.answer(action, lambda: self.api.list_objects_v2(Bucket=self.settings.bucket, **request))
             yield page
             if not page.get("IsTruncated"):
                 return
             request["ContinuationToken"] = page["NextContinuationToken"]
+
+    def answer(self, action: str, request: Callable[[], Answer], *, tries: int = 1) -> Answer:
+        """The answer to a request that may be repeated, at most `tries` times. Raises `Determinate`."""
+        for attempt in range(1, tries + 1):
+            try:
+                return request()
+            except failures() as error:
+                if verdict_on(error) is not Verdict.UNKNOWN or attempt == tries:
+                    raise self.determinate(action, error) from error
+        raise AssertionError("unreachable: the last try returns or raises")
 
     def determinate(self, action: str, error: Exception) -> StorageError:
         """The error of a request that changed nothing: one that only reads, or one whose verdict proves it."""
@@ -160,7 +171,7 @@ def verdict_on(error: BaseException) -> Verdict:
 
     cause = _cause_of(error)
     if isinstance(cause, exceptions.ClientError):
-        return _verdict_on_answer(_status(cause), _code(cause))
+        return _verdict_on_answer(status_of(cause), code_of(cause))
     if _is_distrust(cause):
         return Verdict.REFUSED  # raised before anything was sent; another try ends the same way
     not_sent = (
@@ -205,7 +216,7 @@ def described(error: Exception) -> str:
 
     cause = _cause_of(error)
     if isinstance(cause, exceptions.ClientError):
-        return f"S3 answered {_status(cause)} {_code(cause)} to {cause.operation_name}"
+        return f"S3 answered {status_of(cause)} {code_of(cause)} to {cause.operation_name}"
     if isinstance(cause, exceptions.ParamValidationError):
         return type(cause).__name__  # its text repeats the arguments
     return f"{type(cause).__name__}: {cause}"
@@ -239,22 +250,13 @@ def _session(profile: str | None) -> Any:
 
 
 def _make_client(settings: S3Settings, tries: int) -> Any:
-    client = _plain_client(settings, tries)
-    if settings.kms_key is not None:  # S3 decrypts by itself, and refuses a read with these headers
-        key = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": settings.kms_key}
-        for write in ("PutObject", "CreateMultipartUpload"):
-            client.meta.events.register(f"before-parameter-build.s3.{write}", lambda params, **_: params.update(key))
-    return client
-
-
-def _plain_client(settings: S3Settings, tries: int) -> Any:
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
 
     try:
         with _making:  # a session must create its clients one at a time; each is then safe for threads
             session = _session(settings.profile)
-            return session.client(
+            client = session.client(
                 "s3",
                 endpoint_url=settings.endpoint,
                 # Self-hosted servers have no regions, and signatures need one: nearly all of them accept this name.
@@ -276,6 +278,11 @@ def _plain_client(settings: S3Settings, tries: int) -> Any:
             )
     except (BotoCoreError, ValueError) as error:  # an unknown profile, an endpoint that is not a URL
         raise InvalidUri(f"{settings.uri}: cannot create an S3 client: {error}") from error
+    if settings.kms_key is not None:  # S3 decrypts by itself, and refuses a read with these headers
+        key = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": settings.kms_key}
+        for write in ("PutObject", "CreateMultipartUpload"):
+            client.meta.events.register(f"before-parameter-build.s3.{write}", lambda params, **_: params.update(key))
+    return client
 
 
 def _verdict_on_answer(status: int, code: str) -> Verdict:
@@ -307,7 +314,7 @@ def _remedy(error: Exception) -> str:
         )
     if not isinstance(cause, exceptions.ClientError):
         return "; check the endpoint and network connectivity"
-    return _REMEDIES.get(_code(cause), "")
+    return _REMEDIES.get(code_of(cause), "")
 
 
 _GRANT = (
@@ -334,9 +341,11 @@ def _cause_of(error: BaseException) -> BaseException:
     return inner if isinstance(error, Boto3Error) and inner is not None else error
 
 
-def _status(error: Any) -> int:
-    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+def status_of(error: Exception) -> int:
+    """The HTTP status that S3 answered; 0 for other errors."""
+    return int(getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
-def _code(error: Any) -> str:
-    return str(error.response.get("Error", {}).get("Code", "?"))
+def code_of(error: Exception) -> str:
+    """The code of the error that S3 answered; `?` without one."""
+    return str(getattr(error, "response", {}).get("Error", {}).get("Code", "?"))

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from persist_core.clock import Clock
 from persist_core.errors import Determinate
 from persist_core.location.finding import Finding, Grade, clock_offset, grade_if
-from persist_core.location.s3.client import S3Client, Verdict, described, failures, verdict_on
+from persist_core.location.s3.client import UNSUPPORTED, S3Client, Verdict, described, failures, status_of, verdict_on
 
 # Storage classes whose objects have to be restored, in hours, before they can be read.
 _ARCHIVES = {"GLACIER", "DEEP_ARCHIVE"}
@@ -27,10 +27,7 @@ def diagnose(client: S3Client, root: str, clock: Clock, *, has_uploads: bool) ->
     Raises `Determinate` if the bucket cannot be reached.
     """
     before_ms = clock.now_ms()
-    try:
-        answer = client.api.list_objects_v2(Bucket=client.settings.bucket, Prefix=root, MaxKeys=1)
-    except failures() as error:
-        raise client.determinate("diagnose", error) from error
+    answer = next(client.pages("diagnose", Prefix=root, MaxKeys=1))
     after_ms = clock.now_ms()
     date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
     if date is not None:
@@ -48,13 +45,12 @@ def _setting(client: S3Client, check: str, call: str, judge: Callable[[Any], Ite
     try:
         found = getattr(client.api, call)(Bucket=client.settings.bucket)
     except failures() as error:
-        status = getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode")
         if verdict_on(error) is Verdict.ABSENT:
             found = {}
-        elif status in (400, 405, 501):
+        elif status_of(error) in UNSUPPORTED:
             yield Finding(check, Grade.OK, f"this server has no such setting ({described(error)})")
             return
-        elif status == 403:
+        elif status_of(error) == 403:
             yield Finding(
                 check,
                 Grade.WARNING,

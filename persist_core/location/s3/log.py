@@ -13,13 +13,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from persist_core.clock import Clock
 from persist_core.errors import Determinate, StorageError
 from persist_core.ids import Ids
-from persist_core.location.s3.client import S3Client, Verdict, body_of, error_within, failures, verdict_on
+from persist_core.location.s3.client import Answer, S3Client, Verdict, error_within, failures, verdict_on
 from persist_core.location.s3.entry import (
     HEADER_BYTES,
     Entry,
@@ -41,21 +42,42 @@ MAX_SWEPT = 1_000  # objects deleted by one sweep: as many as one DeleteObjects 
 MAX_SWEEP_PAGES = 10  # of 1,000 names: the next sweep deletes the rest
 
 
+class _LogClient(S3Client):
+    """Tries each request again by itself: of a conditional write it has to know the outcome of every try."""
+
+    def __init__(self, settings: S3Settings, clock: Clock, ids: Ids) -> None:
+        super().__init__(settings, tries=1)
+        self._clock = clock
+        self._ids = ids
+
+    def answer(self, action: str, request: Callable[[], Answer], *, tries: int = 1) -> Answer:
+        """As `S3Client.answer`, tried `MAX_TRIES` times or more if the network or the server fails."""
+        tries = max(tries, MAX_TRIES)
+        for attempt in range(1, tries + 1):
+            try:
+                return request()
+            except failures() as error:
+                if verdict_on(error) is Verdict.REFUSED or attempt == tries:
+                    raise self.determinate(action, error) from error
+            self.back_off(attempt)
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    def back_off(self, attempt: int) -> None:
+        cap_ms = min(BACKOFF_CAP_MS, BACKOFF_BASE_MS * 2**attempt)
+        self._clock.sleep_ms(int(self._ids.jitter() * cap_ms) + 1)
+
+
 class S3Logs:
     """The logs below one prefix. Thread-safe; holds nothing but connections."""
 
     def __init__(self, settings: S3Settings, root: str, clock: Clock, ids: Ids) -> None:
         self._settings = settings
         self._root = root  # ends with a slash
-        self._clock = clock
-        self._ids = ids
-        self.client = S3Client(settings, tries=1)
+        self.client = _LogClient(settings, clock, ids)
 
     def keys(self) -> Iterator[str]:
         """Every key that has a log, page by page."""
-        request: dict[str, Any] = {"Bucket": self._settings.bucket, "Prefix": self._root, "Delimiter": "/"}
-        while True:  # bounded: each page goes on after the last folder of the one before
-            page = self._read("list the keys", lambda: self.client.api.list_objects_v2(**request))
+        for page in self.client.pages("list the keys", Prefix=self._root, Delimiter="/"):
             for common in page.get("CommonPrefixes", ()):
                 folder = str(common["Prefix"])[len(self._root) : -1]
                 key = key_of(folder)
@@ -63,9 +85,6 @@ class S3Logs:
                     key = self._key_inside(folder)
                 if key is not None:
                     yield key
-            if not page.get("IsTruncated"):
-                return
-            request["ContinuationToken"] = page["NextContinuationToken"]
 
     def entry(self, key: str, position: int) -> Entry | None:
         folder = folder_of(key)
@@ -74,7 +93,9 @@ class S3Logs:
 
     def header(self, key: str, position: int) -> Header | None:
         """The header of the entry at `position`, or `None`. Reads no more than that."""
-        folder = folder_of(key)
+        return self._header(folder_of(key), position)
+
+    def _header(self, folder: str, position: int) -> Header | None:
         data = self._bytes(folder, position, Range=f"bytes=0-{HEADER_BYTES - 1}")
         return None if data is None else decode_header(data, folder, position, self._where(folder, position))
 
@@ -90,7 +111,7 @@ class S3Logs:
         last: Exception | None = None
         for attempt in range(MAX_TRIES):
             if attempt:
-                self._back_off(attempt)
+                self.client.back_off(attempt)
             try:
                 self._put(folder_of(key), position, body)
                 return True
@@ -116,21 +137,14 @@ class S3Logs:
     def sweep(self, key: str, first: int, min_age_ms: int) -> int:
         """Delete entries before position `first` that are older than `min_age_ms` by S3's own clock; how many."""
         doomed: list[str] = []
-        request = {
-            "Bucket": self._settings.bucket,
-            "Prefix": f"{self._root}{folder_of(key)}/",
-            "StartAfter": f"{self._root}{folder_of(key)}/{name_of(first)}",
-        }
-        for _ in range(MAX_SWEEP_PAGES):
-            page = self._read(f"sweep {key!r}", lambda: self.client.api.list_objects_v2(**request))
+        folder = f"{self._root}{folder_of(key)}/"
+        pages = self.client.pages(f"sweep {key!r}", Prefix=folder, StartAfter=f"{folder}{name_of(first)}")
+        for page in itertools.islice(pages, MAX_SWEEP_PAGES):
             now_ms = _date_ms(page)
             for found in page.get("Contents", ()):
                 position_of(str(found["Key"]).rpartition("/")[2], f"{self._settings.uri}: {found['Key']}")
                 if now_ms is not None and now_ms - found["LastModified"].timestamp() * 1000 > min_age_ms:
                     doomed.append(str(found["Key"]))
-            if not page.get("IsTruncated"):
-                break
-            request["ContinuationToken"] = page["NextContinuationToken"]
         doomed = doomed[-MAX_SWEPT:]  # the oldest
         self._delete(f"sweep {key!r}", doomed)
         return len(doomed)
@@ -138,10 +152,7 @@ class S3Logs:
     def erase(self, key: str) -> int:
         """Delete objects of the log, up to as many as one listing shows; how many there were."""
         prefix = f"{self._root}{folder_of(key)}/"
-        page = self._read(
-            f"erase {key!r}",
-            lambda: self.client.api.list_objects_v2(Bucket=self._settings.bucket, Prefix=prefix, MaxKeys=MAX_SWEPT),
-        )
+        page = next(self.client.pages(f"erase {key!r}", Prefix=prefix, MaxKeys=MAX_SWEPT))
         names = [str(found["Key"]) for found in page.get("Contents", ())]
         self._delete(f"erase {key!r}", names or [f"{prefix}{name_of(0)}"])  # also to learn whether S3 lets us
         return len(names)
@@ -156,7 +167,7 @@ class S3Logs:
                     raise error_within(refused.get("Code", "?"), "DeleteObjects")
 
         if names:
-            self._read(action, delete)
+            self.client.answer(action, delete)
 
     def _put(self, folder: str, position: int, body: bytes) -> None:
         name = self._name(folder, position)
@@ -168,51 +179,21 @@ class S3Logs:
             position = self.newest_in(folder)
             if position is None:
                 return None
-            data = self._bytes(folder, position, Range=f"bytes=0-{HEADER_BYTES - 1}")
-            if data is not None:
-                return decode_header(data, folder, position, self._where(folder, position)).key
+            if (header := self._header(folder, position)) is not None:
+                return header.key
         raise Determinate(f"{self._settings.uri}: {self._root}{folder}/ changed during the call; try again")
 
     def newest_in(self, folder: str) -> int | None:
         """The newest entry's position, `None` for a folder without a log. One request."""
         prefix = f"{self._root}{folder}/"
-        page = self._read(
-            f"find the newest entry of {prefix}",
-            lambda: self.client.api.list_objects_v2(Bucket=self._settings.bucket, Prefix=prefix, MaxKeys=1),
-        )
+        page = next(self.client.pages(f"find the newest entry of {prefix}", Prefix=prefix, MaxKeys=1))
         for newest in page.get("Contents", ()):
             return position_of(str(newest["Key"])[len(prefix) :], f"{self._settings.uri}: {prefix}")
         return None
 
     def _bytes(self, folder: str, position: int, **options: str) -> bytes | None:
-        def get() -> bytes | None:
-            try:
-                answer = self.client.api.get_object(
-                    Bucket=self._settings.bucket, Key=self._name(folder, position), **options
-                )
-            except failures() as error:
-                if verdict_on(error) is Verdict.ABSENT:
-                    return None
-                raise
-            return body_of(answer)
-
-        found: bytes | None = self._read(f"read {self._name(folder, position)}", get)
-        return found
-
-    def _read(self, action: str, request: Any) -> Any:
-        """The answer to `request`, which is tried again if the network or the server failed. Raises `Determinate`."""
-        for attempt in range(1, MAX_TRIES + 1):
-            try:
-                return request()
-            except failures() as error:
-                if verdict_on(error) is Verdict.REFUSED or attempt == MAX_TRIES:
-                    raise self.client.determinate(action, error) from error
-            self._back_off(attempt)
-        raise AssertionError("unreachable: the last try returns or raises")
-
-    def _back_off(self, attempt: int) -> None:
-        cap_ms = min(BACKOFF_CAP_MS, BACKOFF_BASE_MS * 2**attempt)
-        self._clock.sleep_ms(int(self._ids.jitter() * cap_ms) + 1)
+        name = self._name(folder, position)
+        return self.client.read(f"read {name}", Key=name, **options)
 
     def _name(self, folder: str, position: int) -> str:
         return f"{self._root}{folder}/{name_of(position)}"

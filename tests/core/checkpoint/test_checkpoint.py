@@ -30,7 +30,7 @@ from tests.suites.checkpoint_conformance import CheckpointerConformance, checkpo
 class OnBlob(CheckpointerConformance):
     def blob_of(self, checkpointer: Checkpointer) -> Blob:
         assert isinstance(checkpointer, Checkpointer)
-        return checkpointer._blob
+        return checkpointer.blob
 
     def key(self, checkpointer: Checkpointer, checkpoint_id: str, path: str) -> str:
         assert isinstance(checkpointer, Checkpointer)
@@ -366,9 +366,7 @@ def test_retention_keeps_what_it_promises(
     def plan(found: list[CheckpointManifest]) -> list[str]:
         return plan_retention(
             found,
-            keep_last=keep_last,
-            keep_daily=daily,
-            keep_weekly=weekly,
+            RetentionConfig(keep_last=keep_last, keep_daily=daily, keep_weekly=weekly),
             latest_id=ids[-1],
             pinned=pinned,
             history_start=start,

@@ -149,9 +149,9 @@ def test_a_chain_without_a_full_snapshot_is_corrupt() -> None:
 def test_retention_keeps_all_that_a_broken_chain_may_need() -> None:
     """The manifest in the middle of the chain cannot be read: so the older ones that it needs are not known."""
     chain = [manifest(0, a=False), manifest(1, a=False), manifest(3, a=True), manifest(4, a=False)]
-    assert plan_retention(chain, keep_last=1, keep_daily=0, keep_weekly=0, latest_id=None, pinned=[IDS[3]]) == []
+    assert plan_retention(chain, KEEP_ONE, latest_id=None, pinned=[IDS[3]]) == []
     whole = [chain[0], chain[1], manifest(2, a=False), *chain[2:]]
-    doomed = plan_retention(whole, keep_last=1, keep_daily=0, keep_weekly=0, latest_id=None, pinned=[IDS[3]])
+    doomed = plan_retention(whole, KEEP_ONE, latest_id=None, pinned=[IDS[3]])
     assert doomed == [IDS[1], IDS[0]]
 
 

@@ -157,9 +157,7 @@ def test_answers_that_are_lost_in_a_race_are_no_second_winner() -> None:
     inner = MemConsensus()
     lossy = UnreliableConsensus(inner, ScriptedFaults(compare_and_set=[Outcome.LOST_ANSWER, Outcome.LOST_REQUEST]))
     examiner = Examiner(CLOCK, SeededIds(1, CLOCK), commits=1)
-    findings: list[Finding] = []
-    examiner._race(lossy, "k", findings)
-    assert [(finding.check, finding.grade) for finding in findings] == [
+    assert [(finding.check, finding.grade) for finding in examiner._race(lossy, "k")] == [
         ("race", Grade.OK),
         ("answers", Grade.WARNING),
     ]
