@@ -83,11 +83,11 @@ def _points(client: PersistClient, state: ShardState) -> Iterator[Start]:
         upper = manifest.shard.upper if manifest.shard else None
         if upper is None or (state.since.time or 0) >= upper:
             continue
-        offsets = manifest.source_offsets.get(FILES)
-        progress = SourceFrontier(offsets.source_type, offsets.offsets) if offsets else None
         end = upper if manifest.restored_from is None or manifest.watermark is None else manifest.watermark
         in_time_from = upper if manifest.in_time_from is None else manifest.in_time_from
-        yield Start(manifest.checkpoint_id, last_time(upper), progress, manifest.epoch, end, in_time_from)
+        yield Start(
+            manifest.checkpoint_id, last_time(upper), manifest.sources.get(FILES), manifest.epoch, end, in_time_from
+        )
     yield Start(None, BEGINNING, None)
 
 

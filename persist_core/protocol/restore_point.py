@@ -97,11 +97,8 @@ def point_of(client: PersistClient, state: ShardState, checkpoint_id: str) -> Re
     if checkpoint.shard is None:
         raise CorruptArtifact(f"checkpoint {checkpoint_id} does not say which state of shard {state.shard} it is of")
     batches = _batches_until(state, checkpoint.shard.upper)
-    said = {
-        name: SourceFrontier(source.source_type, source.offsets) for name, source in checkpoint.source_offsets.items()
-    }
-    _check_as_committed(client, state, checkpoint_id, said)
-    sources = _progress(client, state, said, batches)
+    _check_as_committed(client, state, checkpoint_id, checkpoint.sources)
+    sources = _progress(client, state, checkpoint.sources, batches)
     for progress in progress_of(client.blob, state.shard, sources).values():
         for finding in progress.verify():
             raise CorruptArtifact(f"checkpoint {checkpoint_id} of shard {state.shard}: {finding}")
