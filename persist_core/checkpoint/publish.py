@@ -193,8 +193,11 @@ def publish_and_retain(client: PersistClient, shard: str, retention: RetentionCo
 def repair_checkpoints(client: PersistClient, shard: str) -> CheckpointRepair:
     """Verify every checkpoint byte for byte, and write again what its commit determines. Deletes no checkpoint.
 
-    A manifest that cannot be read and that no known commit determines is moved into the quarantine.
+    A manifest that cannot be read and that no known commit determines is moved into the quarantine. A shard whose state
+    is gone begins again, empty.
     """
+    if client.machine.fetch(shard) is None and client.blob.get(CheckpointLayout(shard).latest) is not None:
+        client.ensure_shard(shard)
     state = client.state(shard)
     task = _Publication(client, state)
     try:

@@ -50,6 +50,32 @@ class _Link:
     stash_rows: int | None = None
 
 
+def check_not_undone(client: PersistClient, state: ShardState) -> None:
+    """Raise `CorruptArtifact` if `_latest` names a commit of this shard that the state has lost: a run would build on
+    what was committed before it, or begin afresh. `state` may be a new one.
+
+    The state may be older than `_latest`: read both again before the error counts.
+    """
+    known = {commit.checkpoint_id for commit in state.commits}
+    if not known and state.era:  # it was dropped: a slow checkpoint task may have left the pointer
+        return
+    checkpointer = Checkpointer(client.blob, state.shard, state.origin.life)
+    try:
+        latest = checkpointer.read_latest()
+        lost = None if latest is None or latest in known else checkpointer.load_manifest(latest)
+    except Corruption:  # the pointer is derived data, and the next checkpoint task writes it; or it is another life's
+        return
+    if lost is not None and lost.epoch >= (state.commits[0].epoch if known else 0):
+        newest = "has no commit" if state.newest_commit is None else f"ends with epoch {state.newest_commit.epoch}"
+        raise CorruptArtifact(
+            f"shard {state.shard} has lost commits: {checkpointer.layout.latest} names {latest} of epoch {lost.epoch},"
+            f" and the state in {client.location.consensus.uri} {newest}. Objects of consensus were deleted, or it was"
+            " restored from a backup that is older than the blobs. Nothing was changed. Restore it; or, if there is no"
+            f" newer backup, `persist fsck --repair {state.shard}` lets the shard go on from what is left: see"
+            " `Backup and restore` in docs/deploy.md"
+        )
+
+
 def recover_newest(
     client: PersistClient, state: ShardState, *, verified_bytes: int | None = VERIFIED_BYTES
 ) -> RecoveredState:

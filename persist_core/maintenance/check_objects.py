@@ -145,7 +145,8 @@ def _check_latest(
     """
     readable = {manifest.checkpoint_id: manifest for manifest in listing.manifests}
     published = [commit.checkpoint_id for commit in examined.state.commits if commit.checkpoint_id in readable]
-    newest = readable[published[-1]] if published else next(reversed(listing.manifests), None)
+    there = (manifest for manifest in reversed(listing.manifests) if manifest.checkpoint_id not in undone)
+    newest = readable[published[-1]] if published else next(there, None)
     expected = "no checkpoint is published" if newest is None else f"the newest checkpoint is {newest.checkpoint_id}"
     key = checkpointer.layout.latest
     for _ in range(_MAX_LOOKS):

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from persist_core.checkpoint.checkpointer import load_verified
-from persist_core.checkpoint.recovery import recover_newest
+from persist_core.checkpoint.recovery import check_not_undone, recover_newest
 from persist_core.contents.batch import BatchManifest, HollowBatch, SourceFrontier
-from persist_core.errors import ShardNotFound
+from persist_core.errors import CorruptArtifact, ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.location.consensus import Consensus, VersionedData
 from persist_core.maintenance.violations import Violations
@@ -39,7 +39,7 @@ class Examined:
 def read_state(client: PersistClient, shard: str, found: Violations) -> ShardState | None:
     """Check every version of the state in the consensus store; returns the newest one that can be read.
 
-    Raises `ShardNotFound` if the shard has no version.
+    Raises `ShardNotFound` if the shard has no version, and had none.
     """
     newest: ShardState | None = None
     count = 0
@@ -51,6 +51,14 @@ def read_state(client: PersistClient, shard: str, found: Violations) -> ShardSta
                 before, newest = newest, state
                 if before is not None and before.seqno + 1 == state.seqno:
                     check_step(before, state)
+    if not count:
+        with found.checking("undone", f"the checkpoints of shard {shard}"):
+            try:
+                check_not_undone(client, ShardState(shard))
+            except CorruptArtifact:
+                if client.machine.fetch(shard) is not None:  # its first commit came meanwhile
+                    return read_state(client, shard, found)
+                raise
     if not count and not len(found):
         raise ShardNotFound(f"no shard {shard!r} in {client.location.consensus.uri}; `persist shards` lists them")
     return newest

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain
-from persist_core.checkpoint.recovery import recover_newest
+from persist_core.checkpoint.recovery import check_not_undone, recover_newest
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.shard import ShardConfig
 from persist_core.contents.batch import STASH_OPERATOR, BatchCounts, BatchDescription, BatchManifest
@@ -161,6 +161,7 @@ def _mint(
         if isinstance(config, CollectionConfig):
             reason += f". If its files were wrong and have changed since, `persist reprocess {config.name}` corrects it"
         return _with_pending(reason, source, state, until, client.clock.now_ms())
+    check_not_undone(client, state)
     source.check(state)
     intake = source.freeze(state, lower=lower, until=until)
     if isinstance(intake, NotYet):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -43,8 +45,8 @@ DAG_FILE = """
 from pathlib import Path
 from persist_airflow.factory import build_dags
 from persist_airflow.spark import WriteBatchesOperator
-from tests.airflow.test_lineage import stage_rows
-WriteBatchesOperator._write = stage_rows  # no Spark: everything else is real
+from tests.airflow.test_lineage import staging
+WriteBatchesOperator.writer = staging()  # no Spark: everything else is real
 globals().update(build_dags(Path(__file__).parent / "collections", default_args={"retries": 0}))
 """
 DRIVER = """
@@ -56,7 +58,7 @@ for day in sys.argv[2:]:
 """
 
 
-def stage_rows(_self: Any, client: PersistClient, _context: Any, description: BatchDescription) -> str:
+def stage_rows(client: PersistClient, description: BatchDescription) -> str:
     """Act as the Spark job of fruit, with one row; a batch up to the end of the fourth day fails."""
     if description.upper == end_ms(3):
         raise SparkJobFailed("java.lang.OutOfMemoryError: Java heap space")
@@ -67,11 +69,16 @@ def stage_rows(_self: Any, client: PersistClient, _context: Any, description: Ba
     return client.open_writer(description.shard).stage(description, schema, client.ids.uuid7(), oks)
 
 
+def staging(stage: Callable[[PersistClient, BatchDescription], str] = stage_rows) -> Callable[..., Any]:
+    """The method `writer` of a write task that has no Spark."""
+    return lambda _self, client, _context: functools.partial(stage, client)
+
+
 @pytest.fixture
 def reporting(monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenLineage is on, and no Spark runs."""
     monkeypatch.setattr(lineage, "is_on", lambda: True)
-    monkeypatch.setattr(WriteBatchesOperator, "_write", stage_rows)
+    monkeypatch.setattr(WriteBatchesOperator, "writer", staging())
 
 
 def event_of(task: Any) -> dict[str, Any]:
@@ -146,11 +153,11 @@ def test_a_view_names_the_columns_that_its_own_are_made_of(
     DagRunDriver(build_upsert_dag(fruit.config()), end_of(0)).run_all()
     view = views.write("names", "query: SELECT upper(name) AS loud, count(*) AS n FROM fruit GROUP BY name\n")
 
-    def stage(_self: Any, client: PersistClient, _context: Any, description: BatchDescription) -> str:
+    def stage(client: PersistClient, description: BatchDescription) -> str:
         schema = CollectionSchema((), (Column("LOUD", "string"), Column("n", "bigint")))
         return client.open_writer("names").stage(description, schema, client.ids.uuid7())
 
-    monkeypatch.setattr(WriteBatchesOperator, "_write", stage)
+    monkeypatch.setattr(WriteBatchesOperator, "writer", staging(stage))
     dag_run = DagRunDriver(build_view_dag(view), None)
     dag_run.run_all()
     event = event_of(dag_run.executed[APPEND])
@@ -195,7 +202,7 @@ def test_lineage_that_cannot_be_read_fails_no_task(
     fruit: Fruit, client: PersistClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(lineage, "is_on", lambda: True)
-    monkeypatch.setattr(WriteBatchesOperator, "_write", stage_rows)
+    monkeypatch.setattr(WriteBatchesOperator, "writer", staging())
     fruit.write_days(range(1))
     dag_run = DagRunDriver(build_upsert_dag(fruit.config()), end_of(0))
     dag_run.run(MINT)
@@ -215,7 +222,7 @@ def test_a_wrong_setting_of_openlineage_fails_no_task(
     warn_once.cache_clear()
     name, _, value = setting.partition("=")
     monkeypatch.setenv(f"AIRFLOW__OPENLINEAGE__{name}", value)
-    monkeypatch.setattr(WriteBatchesOperator, "_write", stage_rows)
+    monkeypatch.setattr(WriteBatchesOperator, "writer", staging())
     fruit.write_days(range(1))
     with caplog.at_level("WARNING"):
         DagRunDriver(build_upsert_dag(fruit.config()), end_of(0)).run_all()
@@ -226,7 +233,7 @@ def test_nothing_is_read_unless_the_provider_is_configured(
     fruit: Fruit, client: PersistClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del client  # it opened the location
-    monkeypatch.setattr(WriteBatchesOperator, "_write", stage_rows)
+    monkeypatch.setattr(WriteBatchesOperator, "writer", staging())
     fruit.write_days(range(1))
     dag_run = DagRunDriver(build_upsert_dag(fruit.config()), end_of(0))
     dag_run.run_all()

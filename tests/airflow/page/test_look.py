@@ -285,7 +285,7 @@ def test_a_slow_store_holds_no_connection_of_airflows_database(monkeypatch: pyte
     monkeypatch.setattr(metadata, "writers", lambda _: {"location": {"fruit": ("dag",)}})
     for name in ("dags", "failed_days"):
         monkeypatch.setattr(metadata, name, lambda session, *_, **__: {} if session else None)
-    monkeypatch.setattr(site.Site, "_inspector", lambda *_: Reads())
+    monkeypatch.setattr(site.Site, "_place", lambda *_: SimpleNamespace(inspector=Reads()))
     found = site.Site().days(access, "location", "fruit", limit=3, check=lambda: None)
     assert found["airflow"] == {"failed_runs": {}}
 

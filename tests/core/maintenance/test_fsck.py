@@ -6,7 +6,7 @@ import errno
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -322,21 +322,47 @@ def test_commits_undone_by_an_older_backup_are_found(tmp_path: Path) -> None:
     undone = shard.run(20)
     assert fsck(shard.client, SHARD).is_clean
     assert backup is not None
-    restored = MemConsensus()
-    for key, newest in ((SHARD, backup.seqno), (LOCATION, 0)):
-        for version in shard.location.consensus.scan(key, 0, newest + 1):
-            assert restored.compare_and_set(key, version.seqno - 1 if version.seqno else None, version)
-    location = OpenLocation(shard.location.blob, restored)
-    before = PersistClient(location, shard.clock, shard.client.ids, part_format=ArrowParts())
+    before = restored(shard, {SHARD: backup.seqno, LOCATION: 0})
     found = fsck(before, SHARD).violations
     assert {violation.check for violation in found} == {"undone", "latest"}
     assert all(undone in violation.message for violation in found)
-    repair(before, SHARD)
-    assert {violation.check for violation in fsck(before, SHARD).violations} == {"undone"}
     again = shard.beside(SHARD)
     again.client = before
+    with pytest.raises(CorruptArtifact, match=rf"has lost commits: .* names {undone} of epoch 2, .* ends with epoch 1"):
+        again.run(20)
+    repair(before, SHARD)
+    assert {violation.check for violation in fsck(before, SHARD).violations} == {"undone"}
     assert again.run(20) == undone  # the input is still there, so the same commit is made again
     assert fsck(before, SHARD).is_clean
+
+
+def test_a_shard_whose_state_is_gone_does_not_begin_in_silence(tmp_path: Path) -> None:
+    shard = Collection(tmp_path)
+    shard.run(10)
+    newest = shard.run(20)
+    before = restored(shard, {LOCATION: 0})
+    (found,) = fsck(before, SHARD).violations
+    assert (found.check, newest in found.message) == ("undone", True)
+    again = shard.beside(SHARD)
+    again.client = before
+    with pytest.raises(CorruptArtifact, match=r"lost commits: .* has no commit"):
+        again.run(30)
+    assert before.machine.fetch(SHARD) is None
+    assert shard.checkpointer.read_latest() == newest
+    repair(before, SHARD)
+    assert {violation.check for violation in fsck(before, SHARD).violations} == {"undone"}
+    again.run(30)
+    assert fsck(before, SHARD).is_clean
+
+
+def restored(shard: Collection, kept: Mapping[str, int]) -> PersistClient:
+    """Its location, whose consensus has only these keys, each up to a seqno."""
+    consensus = MemConsensus()
+    for key, newest in kept.items():
+        for version in shard.location.consensus.scan(key, 0, newest + 1):
+            assert consensus.compare_and_set(key, version.seqno - 1 if version.seqno else None, version)
+    location = OpenLocation(shard.location.blob, consensus)
+    return PersistClient(location, shard.clock, shard.client.ids, part_format=ArrowParts())
 
 
 def test_a_fork_whose_record_is_gone_is_found(tmp_path: Path) -> None:
