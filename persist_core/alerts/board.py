@@ -21,9 +21,10 @@ from persist_core.alerts.conditions import Health
 from persist_core.alerts.evaluate import evaluate
 from persist_core.alerts.record import RECORD_KEY, Acknowledged, LastCheck, Notice, ShardWatch, WatchRecord
 from persist_core.config.thresholds import Threshold
-from persist_core.errors import CorruptArtifact, InvalidInput, StorageError
+from persist_core.errors import CorruptArtifact, Corruption, InvalidInput, StorageError
 from persist_core.handles.client import PersistClient
 from persist_core.location.consensus import VersionedData
+from persist_core.location.finding import Erasable
 from persist_core.shard.register import Register
 
 R = TypeVar("R")
@@ -161,7 +162,8 @@ class WatchBoard:
     def apply(self, transition: Callable[[WatchRecord], tuple[WatchRecord, R]]) -> R:
         """Run `transition` on the newest record and store its result, until no other writer is faster.
 
-        A record that is damaged counts as empty: open alerts are then sent once more. Raises `StorageError`.
+        A record that is damaged counts as empty: open alerts are then sent once more. So does one that the store can't
+        read, which is erased. Raises `StorageError`.
         """
 
         def step(head: VersionedData | None) -> tuple[VersionedData | None, tuple[int, R]]:
@@ -173,9 +175,21 @@ class WatchBoard:
             after = replace(after, write_id=self.client.ids.uuid7())
             return VersionedData(seqno, after.encode()), (seqno, result)
 
-        seqno, result = self._register.change(RECORD_KEY, step, self._what)
+        try:
+            seqno, result = self._register.change(RECORD_KEY, step, self._what)
+        except Corruption:
+            self._erase_damaged()
+            seqno, result = self._register.change(RECORD_KEY, step, self._what)
         self._truncate(seqno)
         return result
+
+    def _erase_damaged(self) -> None:
+        try:
+            self._register.head(RECORD_KEY)
+        except Corruption as error:
+            if isinstance(self._consensus, Erasable):
+                _log.warning("%s. The record is erased: open alerts are sent again", error)
+                self._consensus.erase(RECORD_KEY)
 
     @property
     def _what(self) -> str:

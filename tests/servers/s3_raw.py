@@ -82,7 +82,7 @@ class S3ConsensusHooks(ConsensusHooks):
 def raw_folder(consensus: Consensus, key: str) -> str:
     """Where the log of `key` is, with a slash at the end."""
     prefix = consensus_settings(consensus).prefix
-    is_plain = key.isascii() and key[:1].isalnum() and all(c.isalnum() or c in "_.-" for c in key) and len(key) <= 104
+    is_plain = key.isascii() and key[:1] not in ".-" and all(c.isalnum() or c in "_.-" for c in key) and len(key) <= 104
     folder = key if is_plain else "=" + hashlib.sha256(key.encode()).hexdigest()
     return f"{prefix}/_consensus/{folder}/".lstrip("/")
 

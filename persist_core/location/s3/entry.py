@@ -24,7 +24,7 @@ HEADER_BYTES = 4096  # at most: a key of 512 bytes, each escaped twice, and a fe
 
 _MAGIC = b"persist-consensus-"
 _FORMAT = b"1"
-_PLAIN_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,103}")
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,103}")
 _NAME = re.compile(r"([0-9a-f]{16})-([0-9]{1,19})")
 
 

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from persist_core.clock import Clock
-from persist_core.errors import Determinate, StorageError
+from persist_core.errors import Corruption, Determinate, StorageError
 from persist_core.ids import Ids
-from persist_core.location.s3.client import Answer, S3Client, Verdict, error_within, failures, verdict_on
+from persist_core.location.s3.client import Answer, S3Client, Verdict, error_within, failures, status_of, verdict_on
 from persist_core.location.s3.entry import (
     HEADER_BYTES,
     Entry,
@@ -39,6 +39,8 @@ MAX_TRIES = 5  # of one request: with the backoff below up to about 3 s; a store
 BACKOFF_BASE_MS = 50
 BACKOFF_CAP_MS = 1_000
 MAX_SWEPT = 1_000  # objects deleted by one sweep: as many as one DeleteObjects takes
+_NO_SUCH_RANGE = 416  # the status for the first bytes of an empty object
+_LOOKED_AT = 10  # entries of a log whose folder does not say the key: all of them have it
 MAX_SWEEP_PAGES = 10  # of 1,000 names: the next sweep deletes the rest
 
 
@@ -174,13 +176,22 @@ class S3Logs:
         self.client.api.put_object(Bucket=self._settings.bucket, Key=name, Body=body, IfNoneMatch="*")
 
     def _key_inside(self, folder: str) -> str | None:
-        """The key whose log this is; `None` if it was erased meanwhile."""
+        """The key whose log this is, by the newest entry that can be read; `None` if it was erased meanwhile."""
+        prefix = f"{self._root}{folder}/"
         for _ in range(MAX_TRIES):
-            position = self.newest_in(folder)
-            if position is None:
+            damage: Corruption | None = None
+            page = next(self.client.pages(f"find the entries of {prefix}", Prefix=prefix, MaxKeys=_LOOKED_AT))
+            for found in page.get("Contents", ()):
+                try:
+                    position = position_of(str(found["Key"])[len(prefix) :], f"{self._settings.uri}: {prefix}")
+                    if (header := self._header(folder, position)) is not None:
+                        return header.key
+                except Corruption as error:
+                    damage = damage or error
+            if damage is not None:
+                raise damage
+            if not page.get("Contents"):
                 return None
-            if (header := self._header(folder, position)) is not None:
-                return header.key
         raise Determinate(f"{self._settings.uri}: {self._root}{folder}/ changed during the call; try again")
 
     def newest_in(self, folder: str) -> int | None:
@@ -193,7 +204,12 @@ class S3Logs:
 
     def _bytes(self, folder: str, position: int, **options: str) -> bytes | None:
         name = self._name(folder, position)
-        return self.client.read(f"read {name}", Key=name, **options)
+        try:
+            return self.client.read(f"read {name}", Key=name, **options)
+        except Determinate as error:
+            if isinstance(error.__cause__, Exception) and status_of(error.__cause__) == _NO_SUCH_RANGE:
+                return b""
+            raise
 
     def _name(self, folder: str, position: int) -> str:
         return f"{self._root}{folder}/{name_of(position)}"
