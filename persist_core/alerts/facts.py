@@ -26,7 +26,11 @@ _WORDS: dict[str, tuple[Urgency, str, str]] = {
     "failed": ("fail", "last run failed", "The newest dag run of a DAG that writes the shard failed"),
     "behind": ("warn", "behind", "The upper is behind the DAG's schedule"),
     "errors": ("warn", "errors", "Records that could not be decoded are alive"),
-    "warnings": ("warn", "warnings", "Rows of the newest run fail a check, or had a bad value set to null"),
+    "warnings": (
+        "warn",
+        "warnings",
+        "Rows of the newest run fail a check, had a bad value set to null, or could not be filled",
+    ),
     "conflicts": ("warn", "conflicts", "Appends were lost in the last 7 days; no data was"),
     "moved": ("note", "moved", "The shard was moved to another location, and accepts no commits here"),
     "paused": ("note", "paused", "A DAG that writes the shard is paused"),

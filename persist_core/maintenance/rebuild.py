@@ -301,7 +301,8 @@ class _Rebuild:
         if gone and not self.request.takes_back_gone:
             raise InvalidInput(
                 f"{len(gone)} files that {self.config.name} has consumed are gone: {show_names(gone)}. The new"
-                " generation would lack their records. Put them back; or, to do without them, add --take-back-gone."
+                " generation would lack their records. Put them back; or, to do without them, add --take-back-gone (in"
+                " the action: take_back_gone)."
                 " Nothing was changed"
             )
         return tuple(sorted(gone))

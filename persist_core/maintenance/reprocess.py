@@ -17,11 +17,11 @@ from typing import Any
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.config.collection import FILES, CollectionConfig
 from persist_core.contents.derived import Correction
-from persist_core.errors import InvalidInput, RunFailed
+from persist_core.errors import InvalidInput, PersistError, RunFailed
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance.fill import Wishes, fill
-from persist_core.maintenance.hidden import begun_by, cleaned_up, definition_of, give_up, hidden_of
+from persist_core.maintenance.hidden import alive, begun_by, cleaned_up, definition_of, give_up, hidden_of
 from persist_core.protocol.correct import CorrectionPlan, correct, plan_correction
 from persist_core.protocol.delta import BEGINNING
 from persist_core.protocol.difference import Differences, differences
@@ -120,14 +120,15 @@ def reprocess(
             definition = definition_of(config, "reprocess", f"{state.origin.life} {state.past.restored}")
             life = task.fork_of(definition, turns)
             hidden = replay_config(config)
-            replay(client, hidden, turns, write=write, writer=writer, say=say, on_round=keep)
-            if start.after != BEGINNING and state.past.filled > start.upper:  # no file says that
-                fill(client, hidden, Wishes(is_confirmed=True), write=write, writer=writer, say=say)
+            with task.alone(life):
+                replay(client, hidden, turns, write=write, writer=writer, say=say, on_round=keep)
+                if start.after != BEGINNING and state.past.filled > start.upper:  # no file says that
+                    fill(client, hidden, Wishes(is_confirmed=True), write=write, writer=writer, say=say)
             ours, theirs = client.state(config.name), client.state(hidden_of(config.name))
             if ours.origin.life != state.origin.life:
                 continue
             if theirs.origin.life != life:
-                raise RunFailed(f"another reprocess of {config.name} has ended this one; try again if it did less")
+                raise task.ended()
             if ours.newest_commit != state.newest_commit:  # what came meanwhile, a restore or any other change too
                 continue
             plan = plan_correction(client, ours, theirs, start, max_updates=request.max_updates)
@@ -192,8 +193,27 @@ class _Reprocess:
                 return known.origin.life or ""
             self.say("an earlier replay began elsewhere, or its files have changed since: it is given up")
             give_up(self.client, shard)
-        fork(self.client, shard, self.start.checkpoint_id, hidden, writer=definition)
+        try:
+            fork(self.client, shard, self.start.checkpoint_id, hidden, writer=definition)
+        except InvalidInput as error:
+            if alive(self.client, hidden) is None:
+                raise
+            raise RunFailed(f"another reprocess of {shard} has just begun; try again when it has ended") from error
         return self.client.state(hidden).origin.life or ""
+
+    @contextmanager
+    def alone(self, life: str) -> Iterator[None]:
+        """An error of the body is that another call has given up the fork of this life, if it has."""
+        try:
+            yield
+        except PersistError as error:
+            theirs = alive(self.client, hidden_of(self.config.name))
+            if theirs is None or theirs.origin.life != life:
+                raise self.ended() from error
+            raise
+
+    def ended(self) -> RunFailed:
+        return RunFailed(f"another reprocess of {self.config.name} has ended this one; try again if it did less")
 
     def _goes_on(self, known: ShardState, definition: str, turns: Sequence[Turn]) -> bool:
         """True if the fork began at this start, by this file, and has consumed the files that there are, as they
@@ -214,7 +234,8 @@ class _Reprocess:
             raise InvalidInput(
                 f"{len(now.gone)} files that {self.config.name} has consumed since {show_time(self.start.upper)} are"
                 f" gone: {show_names(now.gone)}. Put them back; or, if their records are to be undone, add"
-                f" --take-back-gone{self._oldest_without(now.gone, state)}. Nothing was changed"
+                f" --take-back-gone (in the action: take_back_gone){self._oldest_without(now.gone, state)}. Nothing was"
+                " changed"
             )
 
     def _oldest_without(self, gone: Iterable[str], state: ShardState) -> str:

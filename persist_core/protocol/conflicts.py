@@ -50,8 +50,9 @@ class ConflictRecord(Sealed):
         lost = show_interval(self.expected_upper, self.description_upper)
         if self.found_upper == self.expected_upper:
             return (
-                f"the batch {lost} of shard {self.shard} by {self.loser} was refused: it was minted so long ago that"
-                " GC may have deleted files that it names. No input is lost or duplicated: it is minted again"
+                f"the batch {lost} of shard {self.shard} by {self.loser} was refused: the shard was begun again, or the"
+                " batch was minted so long ago that GC may have deleted files that it names. No input is lost or"
+                " duplicated: it is minted again"
             )
         if self.found_upper is None:
             ended = f"closed by {self.winner}" if self.winner else "dropped or closed"

@@ -11,15 +11,17 @@ import pytest
 
 from persist_core.config.collection import CollectionConfig, load_collection
 from persist_core.contents.batch import BatchDescription
-from persist_core.errors import ConfigError, InvalidInput, RunFailed
+from persist_core.errors import ConfigError, CorruptArtifact, InvalidInput, RunFailed
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.holders import list_holders
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance import actions
-from persist_core.maintenance.hidden import give_up_if_idle
+from persist_core.maintenance import reprocess as reprocessing
+from persist_core.maintenance.hidden import give_up, give_up_if_idle
 from persist_core.maintenance.maintain import maintain
 from persist_core.maintenance.reprocess import Reprocessed, Request, reprocess
 from persist_core.protocol.difference import KIND
+from persist_core.protocol.fork import fork
 from persist_core.protocol.stages import Minted, mint
 from persist_core.time_text import DAY_MS
 from tests.core.maintenance.test_reprocess import HIDDEN, replace_file
@@ -182,6 +184,39 @@ def test_two_concurrent_corrections_make_one(shard: Collection) -> None:
     assert names(shard) == {A: "right", B: "three"}
     assert not shard.client.state(HIDDEN).commits
     shard.check()
+
+
+def test_a_correction_that_another_one_has_ended_says_so(shard: Collection) -> None:
+    """The other one begins elsewhere, so it gives up this one's fork, whose next step fails."""
+
+    def another(description: BatchDescription) -> None:
+        give_up(shard.client, SHARD)
+        raise CorruptArtifact(f"job spec of {description.shard}: not found")
+
+    with pytest.raises(RunFailed, match="another reprocess of things has ended this one"):
+        correct(shard, first=another)
+
+    def damaged(_: BatchDescription) -> None:
+        raise CorruptArtifact("part 1: damaged")
+
+    with pytest.raises(CorruptArtifact, match="part 1: damaged"):
+        correct(shard, first=damaged)
+
+
+def test_two_corrections_that_begin_together(shard: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, begun = fork, list[str]()
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        if not begun:
+            begun.append("here")
+            correct(shard, from_ms=20, is_dry_run=True)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(reprocessing, "fork", slow)
+    with pytest.raises(RunFailed, match="another reprocess of things has just begun; try again"):
+        correct(shard)
+    assert correct(shard).commit is not None
+    assert names(shard) == {A: "right", B: "three"}
 
 
 def test_a_dry_run_changes_nothing_and_is_gone_on_with(shard: Collection) -> None:
