@@ -40,10 +40,13 @@ def grade_if(bad: bool, check: str, found: str, *, expected: str, remedy: str, g
     return Finding(check, grade, found, expected, remedy) if bad else Finding(check, Grade.OK, found)
 
 
-def clock_offset(store_ms: float, before_ms: int, after_ms: int) -> Finding:
-    """The distance of the store's clock from ours, which read `before_ms` and `after_ms` around the store's answer."""
+def clock_offset(store_ms: float, before_ms: int, after_ms: int, *, unsure_ms: float = 0) -> Finding:
+    """The distance of the store's clock from ours, which read `before_ms` and `after_ms` around the store's answer.
+
+    `unsure_ms`: how far the store's time may be from what it says.
+    """
     offset_ms = store_ms - (before_ms + after_ms) / 2
-    unsure_ms = (after_ms - before_ms) / 2
+    unsure_ms += (after_ms - before_ms) / 2
     return grade_if(
         abs(offset_ms) - unsure_ms > MAX_CLOCK_OFFSET_MS,
         "clock",

@@ -276,6 +276,14 @@ def test_clock_offsets(store_ms: float, before_ms: int, after_ms: int, grade: Gr
     assert clock_offset(store_ms, before_ms, after_ms).grade is grade
 
 
+def test_a_clock_of_whole_seconds_is_not_known_better() -> None:
+    found = clock_offset(3_400, 1_000, 1_020, unsure_ms=500)
+    assert (found.grade, found.found) == (
+        Grade.OK,
+        "the store's clock differs from this machine's by +2.390 s (within 0.510 s)",
+    )
+
+
 def test_quantiles() -> None:
     assert quantile([], 0.5) == 0.0
     assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
