@@ -21,7 +21,7 @@ from persist_core.alerts.conditions import Health
 from persist_core.alerts.evaluate import evaluate
 from persist_core.alerts.record import RECORD_KEY, Acknowledged, LastCheck, Notice, ShardWatch, WatchRecord
 from persist_core.config.thresholds import Threshold
-from persist_core.errors import CorruptArtifact, Corruption, InvalidInput, StorageError
+from persist_core.errors import CorruptArtifact, Corruption, InvalidInput, StorageError, UnknownVersion
 from persist_core.handles.client import PersistClient
 from persist_core.location.consensus import VersionedData
 from persist_core.location.finding import Erasable
@@ -177,6 +177,8 @@ class WatchBoard:
 
         try:
             seqno, result = self._register.change(RECORD_KEY, step, self._what)
+        except UnknownVersion:
+            raise
         except Corruption:
             self._erase_damaged()
             seqno, result = self._register.change(RECORD_KEY, step, self._what)

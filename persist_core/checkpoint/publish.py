@@ -196,10 +196,13 @@ def repair_checkpoints(client: PersistClient, shard: str) -> CheckpointRepair:
     A manifest that cannot be read and that no known commit determines is moved into the quarantine. A shard whose state
     is gone begins again, empty.
     """
-    if client.machine.fetch(shard) is None and client.blob.get(CheckpointLayout(shard).latest) is not None:
+    is_gone = client.machine.fetch(shard) is None and client.blob.get(CheckpointLayout(shard).latest) is not None
+    if is_gone:
         client.ensure_shard(shard)
     state = client.state(shard)
     task = _Publication(client, state)
+    if is_gone:
+        task.damaged.append(f"the state of {shard} was gone: the shard begins again, empty")
     try:
         task.publish_missing()
     except Corruption as error:

@@ -10,6 +10,8 @@ A restore, a fork and fsck verify every digest. Mint verifies the digests of `VE
 rest, because a batch may open little of it. The write stage verifies the digest of each artifact that it opens; if one
 is damaged, of all (`persist_spark.upsert.state_files`). If an object and its copy are both missing or damaged, the
 error names the object, and the newest older checkpoint that is whole, for `persist restore`.
+
+A run and a restore are refused if `_latest` names a commit that the state does not have (`check_not_undone`).
 """
 
 from __future__ import annotations
@@ -51,29 +53,41 @@ class _Link:
 
 
 def check_not_undone(client: PersistClient, state: ShardState) -> None:
-    """Raise `CorruptArtifact` if `_latest` names a commit of this shard that the state has lost: a run would build on
+    """Raise `CorruptArtifact` if `_latest` names a commit of this shard that its state has lost: a run would build on
     what was committed before it, or begin afresh. `state` may be a new one.
 
-    The state may be older than `_latest`: read both again before the error counts.
+    A commit precedes its checkpoint: a state that is read after `_latest` knows its commit.
     """
-    known = {commit.checkpoint_id for commit in state.commits}
-    if not known and state.era:  # it was dropped: a slow checkpoint task may have left the pointer
-        return
-    checkpointer = Checkpointer(client.blob, state.shard, state.origin.life)
+    checkpointer = Checkpointer(client.blob, state.shard)
     try:
         latest = checkpointer.read_latest()
-        lost = None if latest is None or latest in known else checkpointer.load_manifest(latest)
-    except Corruption:  # the pointer is derived data, and the next checkpoint task writes it; or it is another life's
+        if latest is None or any(commit.checkpoint_id == latest for commit in state.commits):
+            return
+        lost = checkpointer.load_manifest(latest)
+    except Corruption:  # the pointer is derived data, and the next checkpoint task writes it
         return
-    if lost is not None and lost.epoch >= (state.commits[0].epoch if known else 0):
-        newest = "has no commit" if state.newest_commit is None else f"ends with epoch {state.newest_commit.epoch}"
-        raise CorruptArtifact(
-            f"shard {state.shard} has lost commits: {checkpointer.layout.latest} names {latest} of epoch {lost.epoch},"
-            f" and the state in {client.location.consensus.uri} {newest}. Objects of consensus were deleted, or it was"
-            " restored from a backup that is older than the blobs. Nothing was changed. Restore it; or, if there is no"
-            f" newer backup, `persist fsck --repair {state.shard}` lets the shard go on from what is left: see"
-            " `Backup and restore` in docs/deploy.md"
-        )
+    if not _has_lost(state, lost):
+        return
+    state = client.machine.fetch(state.shard) or state
+    if not _has_lost(state, lost):
+        return
+    client.pair.check()  # the stores are not of one location
+    newest = "has no commit" if state.newest_commit is None else f"ends with epoch {state.newest_commit.epoch}"
+    raise CorruptArtifact(
+        f"shard {state.shard} has lost commits: {checkpointer.layout.latest} names {latest} of epoch {lost.epoch}, and"
+        f" the state in {client.location.consensus.uri} {newest}. Objects of consensus were deleted, or it was restored"
+        " from a backup that is older than the blobs. Nothing was changed. Restore it; or, if there is no newer backup,"
+        f" `persist fsck --repair {state.shard}` lets the shard go on from what is left: see `Backup and restore` in"
+        " docs/deploy.md"
+    )
+
+
+def _has_lost(state: ShardState, named: CheckpointManifest) -> bool:
+    if not state.commits:  # in a later era: it was dropped, and a slow checkpoint task may have left the pointer
+        return not state.era
+    is_known = any(commit.checkpoint_id == named.checkpoint_id for commit in state.commits)
+    is_ours = named.shard is None or named.shard.life == state.origin.life
+    return is_ours and not is_known and named.epoch >= state.commits[0].epoch
 
 
 def recover_newest(

@@ -243,7 +243,8 @@ def conflicts(session: Session, shard: str) -> None:
     "--repair",
     "with_repair",
     is_flag=True,
-    help="First write again what commits determine: checkpoints, copies of operator state, _latest. Nothing else.",
+    help="First write again what commits determine: checkpoints, copies of operator state, _latest. A shard that has"
+    " lost commits goes on from what is left. Nothing else.",
 )
 @with_session
 def check(session: Session, shard: str | None, with_repair: bool) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from persist_core.checkpoint.checkpointer import load_verified
 from persist_core.checkpoint.recovery import check_not_undone, recover_newest
 from persist_core.contents.batch import BatchManifest, HollowBatch, SourceFrontier
-from persist_core.errors import CorruptArtifact, ShardNotFound
+from persist_core.errors import ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.location.consensus import Consensus, VersionedData
 from persist_core.maintenance.violations import Violations
@@ -51,14 +51,9 @@ def read_state(client: PersistClient, shard: str, found: Violations) -> ShardSta
                 before, newest = newest, state
                 if before is not None and before.seqno + 1 == state.seqno:
                     check_step(before, state)
-    if not count:
+    if not count and not len(found):
         with found.checking("undone", f"the checkpoints of shard {shard}"):
-            try:
-                check_not_undone(client, ShardState(shard))
-            except CorruptArtifact:
-                if client.machine.fetch(shard) is not None:  # its first commit came meanwhile
-                    return read_state(client, shard, found)
-                raise
+            check_not_undone(client, ShardState(shard))
     if not count and not len(found):
         raise ShardNotFound(f"no shard {shard!r} in {client.location.consensus.uri}; `persist shards` lists them")
     return newest

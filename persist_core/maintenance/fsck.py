@@ -8,7 +8,8 @@
 1. No damage stops a check of something else: errors are reported, and everything that can still be read is read.
 2. No violation means that all of the above is intact, byte for byte.
 3. `repair` writes again what commits determine (checkpoints, copies of operator state, offsets, `_latest`), and moves
-   checkpoint manifests that nothing can derive into the quarantine. It changes nothing else.
+   checkpoint manifests that nothing can derive into the quarantine. A shard whose state is gone it makes anew, empty.
+   It changes nothing else.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def remember(client: PersistClient, report: FsckReport) -> None:
 
 
 def repair(client: PersistClient, shard: str) -> CheckpointRepair:
-    """Write again what can be derived from the shard's commits; nothing else. Run `fsck` again to find what is left.
+    """Write again what can be derived from the shard's commits, as `repair_checkpoints` does. Run `fsck` again to find
+    what is left.
 
     Safe at any time, also during runs of the shard.
     """

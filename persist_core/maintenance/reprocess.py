@@ -203,7 +203,7 @@ class _Reprocess:
 
     @contextmanager
     def alone(self, life: str) -> Iterator[None]:
-        """An error of the body is that another call has given up the fork of this life, if it has."""
+        """An error of the body is that the fork of this life was given up, if it was."""
         try:
             yield
         except PersistError as error:
@@ -213,7 +213,10 @@ class _Reprocess:
             raise
 
     def ended(self) -> RunFailed:
-        return RunFailed(f"another reprocess of {self.config.name} has ended this one; try again if it did less")
+        name = self.config.name
+        return RunFailed(
+            f"another reprocess of {name} has ended this one, or it was given up; try again if {name} is not corrected"
+        )
 
     def _goes_on(self, known: ShardState, definition: str, turns: Sequence[Turn]) -> bool:
         """True if the fork began at this start, by this file, and has consumed the files that there are, as they

@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from persist_core.checkpoint.publish import publish_missing
+from persist_core.checkpoint.recovery import check_not_undone
 from persist_core.contents.batch import SourceFrontier, last_time
 from persist_core.contents.derived import Restored
 from persist_core.contents.operator_state import StateArtifact
@@ -154,9 +155,10 @@ def append_replacing(
     writer: str,
 ) -> Committed | Conflict:
     """Append `updates` from the upper of `began` up to `upper`, with `sources` and a copy of `operators` in place of
-    the shard's progress and operator state; then publish the checkpoint."""
+    the shard's progress and operator state; then publish the checkpoint. Raises as `check_not_undone`."""
     shard = began.shard
     state = client.state(shard)
+    check_not_undone(client, state)
     with suppress(Corruption, InvalidInput):  # these checkpoints make it possible to undo this
         publish_missing(client, state)
     attempt = client.ids.uuid7()

@@ -343,9 +343,13 @@ def _cause_of(error: BaseException) -> BaseException:
 
 def status_of(error: Exception) -> int:
     """The HTTP status that S3 answered; 0 for other errors."""
-    return int(getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    return int(_response_of(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 def code_of(error: Exception) -> str:
     """The code of the error that S3 answered; `?` without one."""
-    return str(getattr(error, "response", {}).get("Error", {}).get("Code", "?"))
+    return str(_response_of(error).get("Error", {}).get("Code", "?"))
+
+
+def _response_of(error: Exception) -> dict[str, Any]:
+    return getattr(error, "response", None) or {}  # of a time-out botocore has `None`

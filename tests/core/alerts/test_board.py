@@ -26,7 +26,7 @@ from persist_core.alerts.record import (
 )
 from persist_core.alerts.words import make_notice
 from persist_core.config.thresholds import Threshold
-from persist_core.errors import CorruptArtifact, Corruption, InvalidInput
+from persist_core.errors import CorruptArtifact, Corruption, InvalidInput, UnknownVersion
 from persist_core.handles.client import PersistClient
 from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
@@ -387,6 +387,20 @@ def test_a_record_that_the_store_can_not_read_is_erased(versitygw: S3Server) -> 
         found = board.read().of("fruit").check
         assert found is not None
         assert found.findings == 2
+
+
+def test_a_record_of_a_newer_release_is_not_erased(client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    look(client, 3)
+    before = client.location.consensus.head(RECORD_KEY)
+
+    def newer(_: str) -> VersionedData:
+        raise UnknownVersion("found version 2; upgrade airflow-persist")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client.location.consensus, "head", newer)
+        with pytest.raises(UnknownVersion, match="upgrade"):
+            WatchBoard(client).record_check("fruit", 2, "part: lost")
+    assert client.location.consensus.head(RECORD_KEY) == before
 
 
 def test_the_record_and_its_history_are_bounded(client: PersistClient) -> None:

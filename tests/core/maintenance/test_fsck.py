@@ -16,7 +16,7 @@ import pytest
 from persist_core.compaction.spill import Spill
 from persist_core.contents.batch import BatchDescription, SourceFrontier
 from persist_core.contents.parts import PARQUET, errs_schema, updates_schema
-from persist_core.errors import CorruptArtifact, Indeterminate
+from persist_core.errors import ConfigError, CorruptArtifact, Indeterminate
 from persist_core.handles.client import PersistClient
 from persist_core.keys import LOCATION
 from persist_core.location.blob import BlobMetadata
@@ -340,6 +340,11 @@ def test_a_shard_whose_state_is_gone_does_not_begin_in_silence(tmp_path: Path) -
     shard = Collection(tmp_path)
     shard.run(10)
     newest = shard.run(20)
+    elsewhere = restored(shard, {})
+    again = shard.beside(SHARD)
+    again.client = elsewhere
+    with pytest.raises(ConfigError, match="not the stores of one location"):
+        again.run(30)
     before = restored(shard, {LOCATION: 0})
     (found,) = fsck(before, SHARD).violations
     assert (found.check, newest in found.message) == ("undone", True)
@@ -349,7 +354,7 @@ def test_a_shard_whose_state_is_gone_does_not_begin_in_silence(tmp_path: Path) -
         again.run(30)
     assert before.machine.fetch(SHARD) is None
     assert shard.checkpointer.read_latest() == newest
-    repair(before, SHARD)
+    assert "begins again, empty" in repair(before, SHARD).not_repaired[0]
     assert {violation.check for violation in fsck(before, SHARD).violations} == {"undone"}
     again.run(30)
     assert fsck(before, SHARD).is_clean
