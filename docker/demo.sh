@@ -4,14 +4,21 @@ set -eu
 
 # backfill DAG FIRST LAST: Airflow only queues it. This waits until the DAG's dag runs have ended, for half an hour at most.
 backfill() {
-    airflow backfill create --dag-id "$1" --from-date "$2" --to-date "$3" --max-active-runs 1
+    airflow backfill create --dag-id "$1" --from-date "$2" --to-date "$3" --max-active-runs 1 \
+        --reprocess-behavior completed
     tries=0
-    while runs=$(airflow dags list-runs "$1" --output json) && echo "$runs" | grep -qE '"state": "(queued|running)"'; do
+    while :; do
+        runs=$(FORCE_COLOR= NO_COLOR=1 airflow dags list-runs "$1" --output json)
+        case $runs in
+            *'"state": "queued"'* | *'"state": "running"'*) ;;
+            *'"state": "failed"'*) echo "a dag run of $1 failed" >&2; exit 1 ;;
+            *'"state": "success"'*) break ;;
+            *) echo "Airflow knows no dag run of $1" >&2; exit 1 ;;
+        esac
         tries=$((tries + 1))
         [ $tries -lt 180 ] || { echo "dag runs of $1 have not ended" >&2; exit 1; }
         sleep 10
     done
-    case $runs in *'"state": "failed"'*) echo "a dag run of $1 failed" >&2; exit 1 ;; esac
 }
 
 for dag in persist_upsert__customers persist_upsert__cities; do

@@ -42,7 +42,9 @@ class Authority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name(f"authority {x509.random_serial_number():x}"[:60])
         basics = x509.BasicConstraints(ca=True, path_length=0)
+        usage = x509.KeyUsage(False, False, False, False, False, True, False, False, False)  # it signs certificates
         builder = self._builder(self._name, self._key.public_key()).add_extension(basics, critical=True)
+        builder = builder.add_extension(usage, critical=True)
         self._certificate = builder.sign(self._key, hashes.SHA256())
 
     @cached_property
@@ -70,6 +72,8 @@ class Authority:
 
     def _builder(self, subject: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
         now = datetime.fromtimestamp(SystemClock().now_ms() / 1000, UTC)
+        own = x509.SubjectKeyIdentifier.from_public_key(key)
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
@@ -78,6 +82,8 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - VALID)
             .not_valid_after(now + VALID)
+            .add_extension(own, critical=False)  # both: Python 3.13 expects them
+            .add_extension(issuer, critical=False)
         )
 
     def _write(self, name: str, data: bytes) -> Path:

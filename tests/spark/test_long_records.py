@@ -137,7 +137,7 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut", [1, 3, 100])
 def test_a_zstd_file_that_is_cut_off_is_named(tmp_path: Path, cut: int) -> None:
-    """The library ends without an error there: half of the file would be copied for Spark before 4.3."""
+    """Half of such a file must not be copied for Spark before 4.3."""
     path = tmp_path / "a.jsonl.zst"
     path.write_bytes(PACKERS[".zst"](b'{"id": 1}\n' * 100_000)[:-cut])
     with pytest.raises(UnreadableFiles, match=r"a\.jsonl\.zst: Truncated compressed stream"):

@@ -148,7 +148,12 @@ def create(airflow: LocalAirflow, dag_id: str, first_ms: int, last_ms: int) -> i
     Airflow refuses it until its scheduler has marked the DAG's last backfill as completed. Raises
     `EmbeddedAirflowError` if that takes too long.
     """
-    airflow.kept.wait_until(lambda: not airflow.query(_UNCLOSED, dag_id), SCHEDULER, CLOSE_TIMEOUT_MS)
+    try:
+        airflow.kept.wait_until(lambda: not airflow.query(_UNCLOSED, dag_id), SCHEDULER, CLOSE_TIMEOUT_MS)
+    except EmbeddedAirflowError as error:
+        raise EmbeddedAirflowError(
+            f"Airflow creates no backfill of DAG {dag_id}: it has not marked the last one as completed. {error}"
+        ) from error
     days = ("--from-date", format_time(first_ms), "--to-date", format_time(last_ms))
     # Runs of an earlier demo may be there whose data was deleted.
     options = ("--max-active-runs", "1", "--reprocess-behavior", "completed")

@@ -310,25 +310,6 @@ def test_a_foreign_object_is_named(location: Location) -> None:
         location.others.head("k")
 
 
-@pytest.mark.parametrize("data", [b"", b"persist-consensus-1 0"])
-def test_a_damaged_entry_of_a_long_name_hides_no_other_key(location: Location, data: bytes) -> None:
-    """Its folder does not say the key; the entries below the newest one do."""
-    long = "k" * 120
-    for seqno in (0, 1):
-        assert location.others.compare_and_set(long, seqno - 1 if seqno else None, version(seqno)) is COMMITTED
-    location.append(0)
-    raw, bucket = location.server.raw, location.others._settings.bucket
-    newest, oldest = raw_names(location.server, location.others, long)
-    raw.put_object(Bucket=bucket, Key=newest, Body=data)
-    assert sorted(location.others.list_keys()) == ["k", long]
-    fresh = location.open(ManualClock())
-    with pytest.raises(Corruption, match="expected the header"):
-        fresh.head(long)
-    raw.put_object(Bucket=bucket, Key=oldest, Body=data)
-    with pytest.raises(Corruption, match="expected the header"):
-        list(fresh.list_keys())
-
-
 def test_the_log_of_another_key_is_not_read(location: Location) -> None:
     location.append(1)
     bucket, raw = location.others._settings.bucket, location.server.raw
