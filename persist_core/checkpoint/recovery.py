@@ -54,7 +54,7 @@ class _Link:
 
 def check_not_undone(client: PersistClient, state: ShardState) -> None:
     """Raise `CorruptArtifact` if `_latest` names a commit of this shard that its state has lost: a run would build on
-    what was committed before it, or begin afresh. `state` may be a new one.
+    what was committed before it, or begin again. `state` may be a new one.
 
     A commit precedes its checkpoint: a state that is read after `_latest` knows its commit.
     """

@@ -8,7 +8,7 @@
 1. No damage stops a check of something else: errors are reported, and everything that can still be read is read.
 2. No violation means that all of the above is intact, byte for byte.
 3. `repair` writes again what commits determine (checkpoints, copies of operator state, offsets, `_latest`), and moves
-   checkpoint manifests that nothing can derive into the quarantine. A shard whose state is gone it makes anew, empty.
+   checkpoint manifests that nothing can derive into the quarantine. A shard whose state is gone it makes again, empty.
    It changes nothing else.
 """
 
