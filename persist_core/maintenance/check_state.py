@@ -54,8 +54,8 @@ def read_state(client: PersistClient, shard: str, found: Violations) -> ShardSta
     if not count and not len(found):
         with found.checking("undone", f"the checkpoints of shard {shard}"):
             check_not_undone(client, ShardState(shard))
-    if not count and not len(found):
-        raise ShardNotFound(f"no shard {shard!r} in {client.location.consensus.uri}; `persist shards` lists them")
+        if not len(found):
+            raise ShardNotFound(f"no shard {shard!r} in {client.location.consensus.uri}; `persist shards` lists them")
     return newest
 
 

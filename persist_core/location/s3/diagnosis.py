@@ -32,7 +32,7 @@ def diagnose(client: S3Client, root: str, clock: Clock, *, has_uploads: bool) ->
     date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
     if date is not None:
         # The header has whole seconds: on average it is half a second old.
-        store_ms = parsedate_to_datetime(date).timestamp() * 1000 + 500  # it has whole seconds
+        store_ms = parsedate_to_datetime(date).timestamp() * 1000 + 500
         yield clock_offset(store_ms, before_ms, after_ms, unsure_ms=500)
     yield transport(client.settings.endpoint)
     judge_rules = partial(_lifecycle, root=root, has_uploads=has_uploads)
