@@ -118,9 +118,17 @@ class S3Client:
             try:
                 return request()
             except failures() as error:
-                if verdict_on(error) is not Verdict.UNKNOWN or attempt == tries:
+                if attempt == tries or not self.may_repeat(verdict_on(error)):
                     raise self.determinate(action, error) from error
+            self.back_off(attempt)
         raise AssertionError("unreachable: the last try returns or raises")
+
+    def may_repeat(self, verdict: Verdict) -> bool:
+        """True if `answer` asks again: for what botocore does not try again by itself."""
+        return verdict is Verdict.UNKNOWN
+
+    def back_off(self, attempt: int) -> None:
+        """Wait before the next try: botocore has waited."""
 
     def determinate(self, action: str, error: Exception) -> StorageError:
         """The error of a request that changed nothing: one that only reads, or one whose verdict proves it."""

@@ -54,15 +54,10 @@ class _LogClient(S3Client):
 
     def answer(self, action: str, request: Callable[[], Answer], *, tries: int = 1) -> Answer:
         """As `S3Client.answer`, tried `MAX_TRIES` times or more if the network or the server fails."""
-        tries = max(tries, MAX_TRIES)
-        for attempt in range(1, tries + 1):
-            try:
-                return request()
-            except failures() as error:
-                if verdict_on(error) is Verdict.REFUSED or attempt == tries:
-                    raise self.determinate(action, error) from error
-            self.back_off(attempt)
-        raise AssertionError("unreachable: the last try returns or raises")
+        return super().answer(action, request, tries=max(tries, MAX_TRIES))
+
+    def may_repeat(self, verdict: Verdict) -> bool:
+        return verdict is not Verdict.REFUSED
 
     def back_off(self, attempt: int) -> None:
         cap_ms = min(BACKOFF_CAP_MS, BACKOFF_BASE_MS * 2**attempt)
