@@ -11,7 +11,7 @@ rest, because a batch may open little of it. The write stage verifies the digest
 is damaged, of all (`persist_spark.upsert.state_files`). If an object and its copy are both missing or damaged, the
 error names the object, and the newest older checkpoint that is whole, for `persist restore`.
 
-A run and a restore are refused if `_latest` names a commit that the state does not have (`check_not_undone`).
+A run, a restore and GC are refused if `_latest` names a commit that the state does not have (`check_not_undone`).
 """
 
 from __future__ import annotations

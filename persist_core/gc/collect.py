@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from persist_core.checkpoint.publish import VERSIONS_KEPT
+from persist_core.checkpoint.recovery import check_not_undone
 from persist_core.errors import CorruptArtifact, InvalidInput
 from persist_core.gc.garbage_list import Garbage, GarbageList
 from persist_core.gc.needs import Needs
@@ -79,9 +80,9 @@ def collect(
 ) -> Collected:
     """Do what is due. Safe at any time, beside anything else, and to repeat after a crash at any point.
 
-    `needs` decides what is needed. Raises `ShardNotFound`; `Corruption` if an object that decides this is damaged:
-    nothing is deleted then; `InvalidInput` for a grace that is longer than the intent, and for two stores that are not
-    of one location.
+    `needs` decides what is needed. Raises `ShardNotFound`; `Corruption` if an object that decides this is damaged, or
+    if the state has lost commits: nothing is deleted then; `InvalidInput` for a grace that is longer than the intent,
+    and for two stores that are not of one location.
     """
     client.pair.check()
     for _ in range(MAX_TRIES - 1):
@@ -100,6 +101,7 @@ def _collect(
     kept_eras = _eras_of(intent_ms, grace_ms)
     needs = needs or Needs(client, shard)
     state, lists, now_ms = client.state(shard), *_lists(client.blob, shard)
+    check_not_undone(client, state)
     begun = [each.stored_ms for each in lists if each.listed.era == state.era]
     swept, is_done = Swept(0, 0, 0, 0), True
     if begun and now_ms - min(begun) >= grace_ms:  # the era is over: what was refused all the time has no readers

@@ -17,6 +17,7 @@ from persist_core.compaction.spill import Spill
 from persist_core.contents.batch import BatchDescription, SourceFrontier
 from persist_core.contents.parts import PARQUET, errs_schema, updates_schema
 from persist_core.errors import ConfigError, CorruptArtifact, Indeterminate
+from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
 from persist_core.keys import LOCATION
 from persist_core.location.blob import BlobMetadata
@@ -330,7 +331,10 @@ def test_commits_undone_by_an_older_backup_are_found(tmp_path: Path) -> None:
     again.client = before
     with pytest.raises(CorruptArtifact, match=rf"has lost commits: .* names {undone} of epoch 2, .* ends with epoch 1"):
         again.run(20)
+    with pytest.raises(CorruptArtifact, match="has lost commits"):
+        collect(before, SHARD)
     repair(before, SHARD)
+    assert not collect(before, SHARD).deleted
     assert {violation.check for violation in fsck(before, SHARD).violations} == {"undone"}
     assert again.run(20) == undone  # the input is still there, so the same commit is made again
     assert fsck(before, SHARD).is_clean
