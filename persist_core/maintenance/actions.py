@@ -13,6 +13,7 @@ from persist_core.alerts.board import WatchBoard
 from persist_core.alerts.facts import facts_of
 from persist_core.checkpoint import pins
 from persist_core.checkpoint.checkpointer import Checkpointer
+from persist_core.checkpoint.publish import publish_missing
 from persist_core.contents.batch import BatchCounts
 from persist_core.contents.erased import key_texts
 from persist_core.contents.key_range import Key, parse_key
@@ -72,6 +73,7 @@ def restore(
     else:
         plan = restoring.plan_restore(client, shard, checkpoint_id, max_updates=max_updates)
     if isinstance(plan, NothingToRestore):
+        _publish_left(client, shard, is_dry_run=is_dry_run)
         facts = {"shard": shard, "status": "up_to_date", "restored_from": checkpoint_id, "reason": plan.reason}
         return Done(facts, (f"nothing to do: {plan.reason}",))
     if is_dry_run:
@@ -80,6 +82,12 @@ def restore(
     if isinstance(result, Conflict):
         raise RunFailed(f"{result.record}. Shard {shard} was not restored: pause its DAG, then try again")
     return _restored(plan, result)
+
+
+def _publish_left(client: PersistClient, shard: str, *, is_dry_run: bool) -> None:
+    """Publish what a call that was killed after its commit has left."""
+    if not is_dry_run:
+        publish_missing(client, client.state(shard))
 
 
 def _restored(plan: RestorePlan, done: Committed | None) -> Done:
@@ -166,6 +174,8 @@ def resolve(client: PersistClient, shard: str, *, at: str = "*", writer: str, is
         if isinstance(result, Conflict):
             raise RunFailed(f"{result.record}. Nothing of shard {shard} was resolved; try again")
         done = result.commit
+    elif not plan.records:
+        _publish_left(client, shard, is_dry_run=is_dry_run)
     status = "resolved" if done else "dry_run" if plan.records else "up_to_date"
     records = [{**asdict(record), "payload": record.payload.decode(errors="replace")} for record in plan.records]
     facts = {

@@ -31,6 +31,7 @@ from persist_core.handles.side_by_side import side_by_side
 from persist_core.keys import copy_probe_key, owner_of
 from persist_core.maintenance.copy_objects import Inventory, Mover, Named, are_apart, inventory_of, lists_of_erasures
 from persist_core.maintenance.drop import create_again
+from persist_core.maintenance.hidden import left_by_copies
 from persist_core.protocol.fork_records import list_forks
 from persist_core.shard.receive import (
     AHEAD,
@@ -202,7 +203,8 @@ class Copier:
             known = len(task.inventory.objects) - task.mover.moved - len(task.notes)
             moved = task.mover.moved, task.mover.moved_bytes, known
             is_new = task.result == Received(is_new=True)
-            done[task.shard] = Copied(task.shard, task.state.upper.time, *moved, is_new, tuple(task.notes))
+            notes = (*task.notes, *left_by_copies(self.source, task.state))
+            done[task.shard] = Copied(task.shard, task.state.upper.time, *moved, is_new, notes)
         return list(done.values())
 
     @contextmanager

@@ -111,6 +111,12 @@ def kept_generations(client: PersistClient, state: ShardState) -> list[Kept]:
     return [Kept(number, each, known) for number, each, known in found if known is not None]
 
 
+def left_by_copies(client: PersistClient, state: ShardState) -> list[str]:
+    """Say what a copy of the shard lacks."""
+    kept = ", ".join(each.swap.kept for each in kept_generations(client, state))
+    return [f"earlier generations are not copied, and are swapped back only at the old place: {kept}"] if kept else []
+
+
 def generations(client: PersistClient, shard: str) -> list[dict[str, Any]]:
     """The present generation and the kept ones, the newest first. `kept_until_ms`: `None` without a limit."""
     state = client.state(shard)

@@ -46,6 +46,7 @@ from persist_core.protocol.run import MAX_CONFLICTS
 from persist_core.protocol.swap import kept_name, swap, swap_token
 from persist_core.row_text import show_count, show_names
 from persist_core.schema import BY_DESCRIPTION, CollectionSchema, show_times
+from persist_core.shard.receive import check_not_pinned
 from persist_core.shard.state import Commit, Committed, ShardState
 from persist_core.sources.collection import CollectionSource
 from persist_core.sources.files import InputsNow
@@ -114,6 +115,9 @@ def rebuild(
     ended = task.ended_before(state)
     if ended is not None:
         return ended
+    state.origin.check_not_moved(config.name)
+    if not request.is_dry_run:
+        check_not_pinned(state)  # before the work, and again before the swap
     task = replace(task, known=task.kept(state))
     hidden, is_checked = task.hidden, False
     for _ in range(MAX_CONFLICTS):

@@ -101,6 +101,7 @@ def reprocess(
     `RunFailed` if other writers keep winning; and what a run raises.
     """
     state = client.state(config.name)
+    state.origin.check_not_moved(config.name)
     state.schemas.placed(config.collection_schema())
     start = start_for(client, config, state, request.from_ms)
     task = _Reprocess(client, config, request, start, say)

@@ -45,7 +45,8 @@ def describe_change(
     operators: Mapping[str, tuple[StateArtifact, ...]] | None = None,
 ) -> BatchDescription:
     """Describe a change that takes in no input, from the state's upper to `upper`, by default one millisecond later.
-    `sources`: the progress after it, by default the state's."""
+    `sources`: the progress after it, by default the state's. Raises `ShardMoved`."""
+    state.origin.check_not_moved(state.shard)
     lower, parent, begun = state.upper.time, state.newest_commit, in_time_from(client, state)
     assert lower is not None
     return BatchDescription(

@@ -95,7 +95,8 @@ def start_for(client: PersistClient, config: CollectionConfig, state: ShardState
     """The newest point before any input of `from_ms` or later was consumed. `InvalidInput` if `from_ms` is too late.
 
     Its upper may be later than `from_ms`: a commit that is a change moves the upper and takes in no input of that day.
-    With `time.late: error` not so far that input of `from_ms` is late, as it is after a restore.
+    With `time.late: error` not so far that input of `from_ms` is late, as it is after a restore. Nor is it the shard's
+    upper, up to which a replay reads nothing, if files of these days wait, as they do after a restore.
     """
     upper = state.upper.time
     if upper is None or upper == MAX_TIME or upper <= FIRST_UPPER or state.schema is None:
@@ -105,11 +106,15 @@ def start_for(client: PersistClient, config: CollectionConfig, state: ShardState
             f"--from is {show_time(from_ms)}; expected a time before the upper of shard {state.shard},"
             f" {show_time(state.upper.time)}: later input has not been consumed, and the next run takes it as it is"
         )
-    files = CollectionSource(client, config).files
+    files, due = CollectionSource(client, config).files, config.default_until(upper)
 
     def is_before(point: Start) -> bool:
         if point.checkpoint_id is None or point.upper <= from_ms:
             return True
+        if point.upper >= upper:
+            waiting = files.inputs_now(point.progress, point.progress).waiting.values()
+            if any(date_ms is not None and from_ms <= date_ms < due for date_ms in waiting):
+                return False
         if point.inputs_end > from_ms or (config.time.late == "error" and point.in_time_from > from_ms):
             return False
         dates = (facts[2] for facts in files.consumed(point.progress, like=point.progress).values())

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
 from persist_core.contents.batch import BatchDescription
-from persist_core.errors import InvalidInput
+from persist_core.errors import InvalidInput, ShardMoved
 from persist_core.maintenance.differences import report_of
 from persist_core.maintenance.drop import drop
-from persist_core.maintenance.hidden import end, kept_generations
+from persist_core.maintenance.hidden import REBUILD, alive, end, hidden_of, kept_generations
+from tests.core.maintenance.copies import Client, copy_all
 from tests.core.maintenance.rebuilt_shard import A, B, C, made, names, ok, rebuilt
+from tests.core.maintenance.test_reprocess import corrected, replace_file
 from tests.core.protocol.restored_shard import SHARD
 from tests.dying_store import Crash, crash
 
@@ -152,3 +155,24 @@ def test_a_rebuild_half_given_up_is_built_if_files_changed(tmp_path: Path) -> No
     assert rebuilt(shard).generation == 2
     assert names(shard) == {A: "one", B: "b", C: "four"}
     shard.check()
+
+
+def test_a_copy_says_which_generations_it_lacks(tmp_path: Path) -> None:
+    shard, target = made(tmp_path, is_swapped=True), Client()
+    (note,) = copy_all(shard.client, target, SHARD)[SHARD].notes
+    assert note.startswith("earlier generations are not copied")
+    assert note.endswith(f": {SHARD}~g3")
+    assert not kept_generations(target, target.state(SHARD))
+
+
+def test_a_moved_shard_is_refused_before_the_work(tmp_path: Path) -> None:
+    shard = made(tmp_path, is_swapped=True)
+    copy_all(shard.client, Client(), SHARD, is_move=True)
+    replace_file(shard, "1.txt", (ok(C, "right", 1),))
+    again, back = partial(rebuilt, is_dry_run=True), partial(rebuilt, back_to=0)
+    for key, act in ((0, rebuilt), (0, again), (0, back), (1, partial(corrected, from_ms=0))):
+        shard.define(key)
+        with pytest.raises(ShardMoved):
+            act(shard)
+    assert not alive(shard.client, hidden_of(SHARD))
+    assert not alive(shard.client, hidden_of(SHARD, REBUILD))

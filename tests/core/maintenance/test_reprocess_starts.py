@@ -174,6 +174,19 @@ def test_a_day_that_was_not_read_needs_no_correction(shard: Collection) -> None:
     assert numbered(shard) == ["old", "right", "old"]
 
 
+def test_days_that_a_restore_took_back_are_read(shard: Collection) -> None:
+    """The restore's own checkpoint is at the upper: a replay from there reads nothing."""
+    good = shard.client.state(SHARD).commits[-1].checkpoint_id
+    take(shard, 4)
+    take(shard, 5)
+    shard.go_back(good)
+    found = corrected(shard, day(4))
+    assert (found.new, found.start.upper) == ((file_of(4), file_of(5)), day(4) + 1)
+    assert numbered(shard) == ["old", "right", "old", "old", "old"]
+    assert not corrected(shard, day(4)).is_needed
+    shard.check()
+
+
 TIMES = {"path": ("{date:%Y-%m-%d}.txt", {"source": "path"}), "records": ("*.txt", {"field": "at"})}
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,11 @@ import pytest
 from persist_core.cli.main import run_command
 from persist_core.contents.parts import PARQUET
 from persist_core.errors import InvalidInput, RunFailed
+from persist_core.keys import CheckpointLayout
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
+from persist_core.maintenance import actions
+from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.resolve import plan_resolve, resolve
 from persist_core.protocol.stages import Conflict
 from persist_core.schema import MISSING_ORDER
@@ -151,6 +155,22 @@ def test_a_restore_and_a_redelivery_bring_errs_back(shard: OrderedCollection) ->
     assert places(shard) == ["day=1/1.txt, line 3"]
     shard.go_back(second)
     assert places(shard) == ["day=1/1.txt, line 3", "day=2/2.txt, line 10", "day=2/2.txt, line 11"]
+    shard.check()
+
+
+@pytest.mark.parametrize("what", ["resolve", "restore"])
+def test_a_change_killed_after_its_commit_is_ended(shard: OrderedCollection, what: str) -> None:
+    """Called again, it has nothing to do, and publishes the checkpoint."""
+    first = shard.client.state(SHARD).commits[0].checkpoint_id
+    if what == "resolve":
+        again = partial(actions.resolve, shard.client, SHARD, writer="test")
+    else:
+        again = partial(actions.restore, shard.client, SHARD, first, writer="test")
+    again()
+    newest = shard.client.state(SHARD).commits[-1].checkpoint_id
+    shard.client.blob.delete(CheckpointLayout(SHARD).manifest(newest))
+    assert not fsck(shard.client, SHARD).is_clean
+    assert again().facts["status"] == "up_to_date"
     shard.check()
 
 
