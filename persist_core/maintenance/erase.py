@@ -169,6 +169,8 @@ class _Erasing:
             for name, chain in chains.items():
                 self._operator(looking, name, chain)
             is_living = len(oks) + len(errs) + len(looking.removed) > 0
+            if is_living:
+                check_nothing_is_due(self._client, state, chains.get(STASH_OPERATOR, ()))
             if self._record(state, history, looking.removed, is_living) and (
                 not is_living or self._commit(state, oks, errs, chains)
             ):
@@ -269,7 +271,6 @@ class _Erasing:
         state = self._client.state(self._shard)  # whose era has begun since: nothing was staged before
         if state.upper != began.upper or state.upper.time is None:
             return False
-        check_nothing_is_due(self._client, state, chains.get(STASH_OPERATOR, ()))
         rewriting = self.rewriting(state)
         attempt = rewriting.attempt
         operators = {name: self._operator(rewriting, name, chain) for name, chain in chains.items()}

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from persist_core.contents.erased import Erasure
+from persist_core.contents.parts import PARQUET
+from persist_core.errors import RunFailed
 from persist_core.handles.client import PersistClient
 from persist_core.handles.erased import erased_list, last_erased
 from persist_core.location import MemBlob
 from persist_core.maintenance.erase import _Erasing, erase
 from persist_core.maintenance.erase_objects import verify
 from tests.core.maintenance.test_erase import in_memory
+from tests.core.protocol.restored_shard import SHARD, Collection
+from tests.core.protocol.test_restore_faults import A, B, ok
 from tests.core.world import SCHEMA
 from tests.dying_store import Crash
 from tests.plain_commit import commit
@@ -102,3 +108,17 @@ def test_files_whose_bounds_rule_the_key_out_stay_closed(
         held = {key: keys for key, keys in held.items() if erased not in keys}
     monkeypatch.undo()
     assert verify(client, "people", [(erased,)]) == ()
+
+
+def test_a_request_that_is_refused_is_not_listed(tmp_path: Path) -> None:
+    """Else records of the key would be dropped, though nothing was erased."""
+    shard = Collection(tmp_path)
+    shard.client.part_format = PARQUET
+    shard.drop("1.txt", [ok(A, "one", 1), ok(B, "due", 10)])
+    shard.run(10)
+    with pytest.raises(RunFailed, match="Nothing was committed: run the collection once"):
+        erase(shard.client, SHARD, [A], by="ann", reason="asked")
+    assert shard.client.state(SHARD).erased is None
+    shard.run(20)
+    assert erase(shard.client, SHARD, [A], by="ann", reason="asked").status == "erased"
+    shard.check()
