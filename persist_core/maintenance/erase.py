@@ -273,17 +273,12 @@ class _Erasing:
             return False
         rewriting = self.rewriting(state)
         attempt = rewriting.attempt
-        operators = {name: self._operator(rewriting, name, chain) for name, chain in chains.items()}
+        found = {name: self._operator(rewriting, name, chain) for name, chain in chains.items()}
+        left = {name: each for name, each in found.items() if each is not None}
         token = restore_token("erase", self._shard, state.upper.time, attempt)
         description = describe_change(self._client, state, token, writer=self._writer, operators=chains)
-        key = self._client.open_writer(self._shard).stage(
-            description,
-            self.schema,
-            attempt,
-            oks,
-            errs,
-            operators={name: each for name, each in operators.items() if each is not None},
-        )
+        writer = self._client.open_writer(self._shard)
+        key = writer.stage(description, self.schema, attempt, oks, errs, operators=left)
         return isinstance(append(self._client, description, key), Committed)
 
     def rewrite(self) -> None:
