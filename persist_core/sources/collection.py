@@ -49,7 +49,8 @@ class CollectionSource:
         since = listed_to(self._client, state)
         freeze = self.files.freeze(consumed, until=until, lower=lower, listed_to=since, holds_back=self._holds_back)
         if freeze.not_due:  # usual in a backfill, so no notice
-            _log.info("%d files are dated at or after the end of this run: left for later runs", freeze.not_due)
+            text = "%d files of %s are dated at or after the end of this run: left for later runs"
+            _log.info(text, freeze.not_due, self._config.name)
         if freeze.requests:
             _log.info("listed the files of %s in %d requests", self._config.source.path, freeze.requests)
         sources, input_key = dict(state.sources), None

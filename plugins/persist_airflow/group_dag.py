@@ -11,12 +11,12 @@ group has no DAG of its own.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from persist_airflow.announce import AnnounceFailure
-from persist_airflow.compat import BaseOperator, Context, TaskGroup, tasks_of_run
+from persist_airflow.compat import BaseOperator, Context, TaskGroup, interval_end_ms, tasks_of_run
 from persist_airflow.failures import failed_together
 from persist_airflow.group_stages import (
     AppendGroupOperator,
@@ -26,7 +26,8 @@ from persist_airflow.group_stages import (
     WriteGroupOperator,
 )
 from persist_airflow.groups import Batch
-from persist_airflow.hook import PersistHook
+from persist_airflow.hook import PersistHook, task_client
+from persist_airflow.metrics import SECONDS_XCOM
 from persist_airflow.notifications import NotifyBy, chosen
 from persist_airflow.operators import StageOperator
 from persist_airflow.options import RETRY, STAGES, TASK_IDS, StageOptions, add_failure_callback, options_of
@@ -35,6 +36,7 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.config.files import config_files
 from persist_core.config.groups import agreed
 from persist_core.errors import ConfigError
+from persist_core.frontier import Frontier
 
 COMPLETE = "complete"
 
@@ -120,11 +122,12 @@ def group_tasks(
 
 
 class CompleteGroupOperator(StageOperator):
-    """Fail, without another try, if a batch that the DAG no longer has has begun what it did not append.
+    """Fail, without another try, if batches that changed have left out a collection, or begun it and not appended it.
 
-    Batches have numbers. If files leave the group, or `batch_of` grows, while a dag run is active, its last batches are
-    no longer in the DAG. Airflow removes their tasks from the dag run, which ends with success. What they returned
-    stays: that is read, and no store. It also runs if tasks before it were skipped.
+    Batches have numbers. If files of the group or `batch_of` change while a dag run is active, a collection may come
+    into another batch, whose mint has ended; and the last batches may be no longer in the DAG. Airflow removes their
+    tasks from the dag run, which ends with success. What they returned stays: that is read, and no store, unless a
+    collection was left out. It also runs if tasks before it were skipped.
 
     :param group: the group's name
     :param names: its collections
@@ -141,31 +144,41 @@ class CompleteGroupOperator(StageOperator):
         dag: Any = context["dag"]
         mint, _, append, _ = TASK_IDS
         batches = {task.rpartition(".")[0] for task in tasks_of_run(context) if task.endswith(f".{mint}")}
-        begun: dict[str, str] = {}
+        unseen, lost = {*self.names}, dict[str, str]()
         for batch in batches:
+            unseen -= _returned(context, batch, mint, SECONDS_XCOM).keys()
             if f"{batch}.{mint}" not in dag.task_ids:
                 minted = _returned(context, batch, mint)
-                begun |= dict.fromkeys([*minted.get("descriptions", ()), *minted.get("failed", ())], batch)
-        if not begun:
-            return
+                why = f"not appended: {batch} had begun it, and is no longer in the DAG"
+                lost |= dict.fromkeys([*minted.get("descriptions", ()), *minted.get("failed", ())], why)
         for batch in batches:  # a collection may have moved into another one that began later
             for task in (append, RETRY):
                 for name in _returned(context, batch, task).get("results", ()):
-                    begun.pop(name, None)
-        if begun:
-            lost = {name: {"error": _lost(name, begun[name]), "may_retry": False} for name in sorted(begun)}
-            raise failed_together(f"collections of group {self.shard}", lost, len({*self.names, *lost}))
+                    lost.pop(name, None)
+        lost |= dict.fromkeys(self._behind(context, unseen), "not begun: it came into another batch")
+        if lost:
+            failed = {name: {"error": _lost(name, lost[name]), "may_retry": False} for name in sorted(lost)}
+            raise failed_together(f"collections of group {self.shard}", failed, len({*self.names, *lost}))
+
+    def _behind(self, context: Context, unseen: Collection[str]) -> list[str]:
+        """The collections that are not at the end of the interval. One without a commit is new in the group."""
+        if not unseen:
+            return []
+        with task_client(self.persist_conn_id) as client:
+            until = Frontier(interval_end_ms(context, client.clock))
+            states = {name: client.machine.fetch(name) for name in unseen}
+        return [name for name, state in states.items() if state is not None and state.upper < until]
 
 
-def _returned(context: Context, batch: str, task: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] | None = context["ti"].xcom_pull(task_ids=f"{batch}.{task}")
+def _returned(context: Context, batch: str, task: str, key: str = "return_value") -> Mapping[str, Any]:
+    found: Mapping[str, Any] | None = context["ti"].xcom_pull(task_ids=f"{batch}.{task}", key=key)
     return found or {}
 
 
-def _lost(name: str, batch: str) -> str:
+def _lost(name: str, why: str) -> str:
     return (
-        f"not appended: {batch} had begun it, and is no longer in the DAG, because files of the group or batch_of"
-        f" changed during the dag run. `persist run {name}` or the next dag run takes its input in"
+        f"{why}, because files of the group or batch_of changed during the dag run. `persist run {name}` or the next"
+        " dag run takes its input in"
     )
 
 

@@ -59,7 +59,7 @@ class MintGroupOperator(TakesTurns, GroupOperator):
     def _mint(self, context: Context) -> Json:
         with task_client(self.persist_conn_id, *self.batch.configs(self.batch.names)) as client:
             until = interval_end_ms(context, client.clock)
-            wait_for_turn(self, context, client, deferrable=self.deferrable)
+            wait_for_turn(self, context, client, self.batch.names, deferrable=self.deferrable)
             writer, is_forced = writer_of(context), asks_for(context, "force")
             found = for_each(
                 self.batch,

@@ -134,7 +134,7 @@ class MintBatchDescriptionsOperator(TakesTurns, _ShardOperator):
             until = None if self.config.follows_inputs else interval_end_ms(context, client.clock)
             if isinstance(self.config, ViewConfig) and (self.config.read_only or asks_for(context, "read_only")):
                 return _dry_run(client, self.config, until)
-            wait_for_turn(self, context, client, deferrable=self.deferrable)
+            wait_for_turn(self, context, client, [self.shard], deferrable=self.deferrable)
             is_forced = asks_for(context, "force")
             minted = stages.mint(client, self.config, until=until, writer=writer_of(context), is_forced=is_forced)
         if isinstance(minted, NothingToDo):

@@ -15,11 +15,14 @@ reaches the start of its interval, and costs nothing meanwhile. Otherwise it is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 from persist_airflow.compat import BaseOperator, Context, reschedule, run_ahead
 from persist_airflow.triggers import ShardUpperTrigger
+from persist_core.errors import Corruption
 from persist_core.handles.client import PersistClient
 from persist_core.time_text import format_time, show_time
 
@@ -30,25 +33,28 @@ SOON_S = 5.0  # the shard has come far enough, and the task before is just endin
 PATIENCE_MS = 24 * 3_600_000  # a turn that takes longer is stuck
 
 
-def wait_for_turn(operator: BaseOperator, context: Context, client: PersistClient, *, deferrable: bool) -> None:
-    """Return if it is this dag run's turn; else put the task off, which takes neither a try nor a slot.
+def wait_for_turn(
+    operator: BaseOperator, context: Context, client: PersistClient, shards: Sequence[str], *, deferrable: bool
+) -> None:
+    """Return if it is this dag run's turn to mint for these shards; else put the task off, which takes neither a try
+    nor a slot.
 
-    `operator` has a `shard`, a `persist_conn_id`, and `execute_complete`, which looks again.
+    `operator` has a `persist_conn_id`, and `execute_complete`, which looks again.
     """
     now_ms = client.clock.now_ms()
-    shard: str = vars(operator)["shard"]
     started: datetime | None = getattr(context["dag_run"], "start_date", None)
     if started is not None and now_ms - started.timestamp() * 1000 > PATIENCE_MS:
         return
-    append = _append_task(context, shard)
+    append = _append_task(context, shards[0])
     last = getattr(append, "retry_task_id", None) or (append and append.task_id)  # of a group: it appends too
     ahead = append and run_ahead(context, append=last, staging=[append.write_task_id, append.task_id, last])
-    if not ahead:
+    awaited = _awaited(context, client, shards) if ahead else None
+    if awaited is None:
         return
-    upper, start, intervals = _distance(context, client, shard)
+    shard, upper, start, intervals = awaited
     if deferrable:
         is_near = start <= upper
-        operator.log.info("%s; waiting for the shard to reach %s", ahead, show_time(start))
+        operator.log.info("%s; waiting for shard %s to reach %s", ahead, shard, show_time(start))
         operator.defer(
             trigger=ShardUpperTrigger(
                 shard,
@@ -74,13 +80,28 @@ def _append_task(context: Context, shard: str) -> Any:
     return next((task for task in of_shard if hasattr(task, "write_task_id")), None)
 
 
-def _distance(context: Context, client: PersistClient, shard: str) -> tuple[int, int, float]:
-    """The shard's upper and the start of this run's interval, in ms, and how many of its intervals are between them."""
-    state = client.machine.fetch(shard)
-    upper = (state.upper.time if state else 0) or 0
+def _awaited(context: Context, client: PersistClient, shards: Sequence[str]) -> tuple[str, int, int, float] | None:
+    """The shard to wait for, its upper and the start of this run's interval, in ms, and the intervals between them.
+
+    Of several it is the one that the run ahead brings to that start: the nearest before it. A closed or damaged one is
+    not waited for: mint says what it is, and of that shard alone.
+    """
+    uppers: dict[str, int] = {}
+    for shard in shards:
+        with suppress(Corruption):
+            state = client.machine.fetch(shard)
+            upper = state.upper.time if state else 0
+            if upper is not None:
+                uppers[shard] = upper
+    if not uppers:
+        return None
     start: Any = context.get("data_interval_start")
     end: Any = context.get("data_interval_end")
-    if start is None or end is None or end <= start:
-        return upper, upper, 1
-    start_ms = int(start.timestamp() * 1000)
-    return upper, start_ms, (start_ms - upper) / ((end - start).total_seconds() * 1000)
+    has_interval = start is not None and end is not None and end > start
+    start_ms = int(start.timestamp() * 1000) if has_interval else 0
+    behind = {shard: upper for shard, upper in uppers.items() if upper < start_ms}
+    shard = max(behind or uppers, key=uppers.__getitem__)
+    upper = uppers[shard]
+    if not has_interval:
+        return shard, upper, upper, 1
+    return shard, upper, start_ms, (start_ms - upper) / ((end - start).total_seconds() * 1000)

@@ -10,6 +10,8 @@ from typing import Any
 
 from tests.airflow.fruit import DAY
 
+RETURNED = "return_value"
+
 
 @dataclass
 class DagRunDriver:
@@ -28,6 +30,8 @@ class DagRunDriver:
     staging: int = 0  # tasks of other dag runs that write or append now
     own_staging: int = 0  # the same of this dag run
     xcoms: dict[str, Any] = field(default_factory=dict)
+    pushed: dict[tuple[str, str], Any] = field(default_factory=dict)  # more XComs, by task and key
+    running: str = ""  # the task
     events: dict[str, dict[str, Any]] = field(default_factory=dict)
     executed: dict[str, Any] = field(default_factory=dict)  # the newest operator of each task, after its execution
 
@@ -52,8 +56,10 @@ class DagRunDriver:
                 try_number=self.try_number,
                 max_tries=self.max_tries,
                 dag_id=self.dag.dag_id,
-                xcom_pull=lambda task_ids, **_: self.xcoms.get(task_ids),
-                xcom_push=lambda **_: None,  # seconds, for the page
+                xcom_pull=lambda task_ids, key=RETURNED, **_: (
+                    self.xcoms.get(task_ids) if key == RETURNED else self.pushed.get((task_ids, key))
+                ),
+                xcom_push=lambda key, value: self.pushed.update({(self.running, key): value}),
                 get_previous_dagrun=lambda state=None: self._earlier() if state == "running" else None,
                 get_task_states=lambda run_ids, task_ids=(), **_: {
                     run_id: {task: self.append_states.get(run_id) for task in task_ids or self.executed}
@@ -79,6 +85,7 @@ class DagRunDriver:
         context = self.context()
         task.render_template_fields(context)
         self.executed[task_id] = task
+        self.running = task_id
         result = task.execute(context)
         self.xcoms[task_id] = result
         self.events[task_id] = {asset.uri: event.extra for asset, event in context["outlet_events"].items()}

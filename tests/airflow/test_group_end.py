@@ -24,6 +24,8 @@ MINT, WRITE, APPEND, CHECKPOINT, RETRY = (task.partition(".")[2] for task in TAS
 COMPLETE = "complete"
 LOST = "not appended: batch_{} had begun it, and is no longer in the DAG.*`persist run {}` or the next dag run"
 
+LEFT_OUT = "{0}: not begun: it came into another batch.*`persist run {0}` or the next dag run"
+
 
 @pytest.fixture
 def orchard(tmp_path: Path, client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> Orchard:
@@ -135,3 +137,23 @@ def test_a_collection_that_another_batch_has_begun_again(orchard: Orchard, clien
     run_batches(run, range(1, 2), MINT, WRITE, APPEND, CHECKPOINT)
     run.run(COMPLETE)
     assert uppers(client) == dict.fromkeys(NAMES, end_ms(0))
+
+
+def test_a_collection_that_no_mint_has_looked_at(orchard: Orchard, client: PersistClient) -> None:
+    """It came into a batch whose mint had ended; one that is new since then has lost nothing."""
+    before = DagRunDriver(orchard.dag(), end_of(0), "before")
+    run_batches(before, range(1, 4), MINT, WRITE, APPEND, CHECKPOINT)
+    run = DagRunDriver(orchard.dag(), end_of(1))
+    run_batches(run, range(1, 2), MINT)
+    divide(orchard, 2)
+    run.dag = orchard.dag()
+    run_batches(run, range(2, 3), MINT)
+    run_batches(run, range(1, 3), WRITE, APPEND, CHECKPOINT)
+    assert uppers(client) == {"apples": end_ms(1), "figs": end_ms(0), "kiwis": end_ms(1)}
+    orchard.write("bananas")
+    run.dag = orchard.dag()
+    with pytest.raises(AirflowFailException, match=r"1 of 4 .*" + LEFT_OUT.format("figs")):
+        run.run(COMPLETE)
+    catching_up = DagRunDriver(run.dag, end_of(1), "by hand")
+    run_batches(catching_up, range(1, 3), MINT, WRITE, APPEND)
+    run.run(COMPLETE)

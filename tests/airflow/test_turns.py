@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.metadata
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,20 @@ from persist_airflow.compat import AirflowException, AirflowSkipException
 from persist_airflow.factory import build_upsert_dag
 from persist_airflow.triggers import ShardUpperTrigger
 from persist_airflow.turns import LAST_LOOK_MS, NEXT_LOOK_MS, PATIENCE_MS
+from persist_core.config.collection import load_collection
 from persist_core.handles.client import PersistClient
+from persist_core.location.consensus import VersionedData
 from tests.airflow.fruit import NAME, Fruit, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
 from tests.airflow.test_groups import NAMES, Orchard
+from tests.plain_commit import commit
 
 pytestmark = pytest.mark.airflow_2_11
 
 IS_AIRFLOW_3 = importlib.metadata.version("apache-airflow").startswith("3")
 only_airflow_3 = pytest.mark.skipif(not IS_AIRFLOW_3, reason="2.11 starts no more dag runs than the DAG allows")
 MINT = "mint_batch_descriptions"
+GROUPED = f"batch_1.{MINT}"
 
 
 @pytest.fixture
@@ -34,10 +39,10 @@ def dag(fruit: Fruit, client: PersistClient) -> Any:
     return build_upsert_dag(fruit.config())
 
 
-def pause_ms(driver: DagRunDriver, client: PersistClient) -> float:
+def pause_ms(driver: DagRunDriver, client: PersistClient, mint: str = MINT) -> float:
     """How long a run is put off that has to wait."""
     with pytest.raises(AirflowException) as put_off:
-        driver.run(MINT)
+        driver.run(mint)
     error: Any = put_off.value
     assert type(error).__name__ == "AirflowRescheduleException"
     return float(error.reschedule_date.timestamp() * 1000 - client.clock.now_ms())
@@ -133,7 +138,46 @@ def test_a_trigger_fires_when_the_shard_reaches_a_time(dag: Any) -> None:
 def test_a_group_goes_on_after_its_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Airflow lets only its task runner call `execute`, which it has not done then."""
     monkeypatch.setattr("airflow.sdk.bases.operator.ExecutorSafeguard.test_mode", False)
-    mint: Any = Orchard(tmp_path, NAMES).dag().get_task(f"batch_1.{MINT}")
+    mint: Any = Orchard(tmp_path, NAMES).dag().get_task(GROUPED)
     mint.allow_nested_operators = False
     minted = mint.execute_complete(DagRunDriver(mint.dag, end_of(0)).context(), {"reached": False})
     assert set(minted["descriptions"]) == {*NAMES}
+
+
+def group_at(folder: Path, client: PersistClient, uppers: Mapping[str, int | None]) -> Any:
+    """The DAG of collections with these uppers (`None`: closed). The state of the first one is damaged."""
+    orchard = Orchard(folder / "project", tuple(uppers))
+    schema = load_collection(orchard.folder / "collections" / f"{next(iter(uppers))}.yaml").collection_schema()
+    for name, upper in uppers.items():
+        commit(client, name, schema, upper)
+    damaged = next(iter(uppers))
+    consensus = client.location.consensus
+    head = consensus.head(damaged)
+    assert head is not None
+    consensus.compare_and_set(damaged, head.seqno, VersionedData(head.seqno + 1, b"damaged"))
+    return orchard.dag()
+
+
+@only_airflow_3
+def test_a_group_waits_for_a_member_that_is_behind(tmp_path: Path, client: PersistClient) -> None:
+    """For the nearest: one that always fails stays far behind."""
+    uppers = {"apples": end_ms(0), "cherries": end_ms(9), "dates": 1, "figs": end_ms(0), "kiwis": None}
+    with pytest.raises(BaseException) as put_off:  # noqa: PT011 - Airflow 3's is a BaseException
+        DagRunDriver(group_at(tmp_path, client, uppers), end_of(2), earlier_run="first").run(GROUPED, deferrable=True)
+    trigger: Any = vars(put_off.value)["trigger"]
+    assert (trigger.shard, trigger.upper, trigger.timeout_s) == ("figs", end_ms(1), 60.0)
+
+
+@only_airflow_3
+def test_a_damaged_member_holds_up_no_other(tmp_path: Path, client: PersistClient) -> None:
+    run = DagRunDriver(group_at(tmp_path, client, dict.fromkeys(NAMES, 1)), end_of(0), earlier_run="first")
+    pause_ms(run, client, GROUPED)
+    run.earlier_run = None
+    minted = run.run(GROUPED)
+    assert (minted["descriptions"].keys(), minted["failed"].keys()) == ({"figs", "kiwis"}, {"apples"})
+
+
+@only_airflow_3
+def test_no_member_that_could_move_on_is_waited_for(tmp_path: Path, client: PersistClient) -> None:
+    dag = group_at(tmp_path, client, {"apples": 1, "figs": None, "kiwis": None})
+    assert DagRunDriver(dag, end_of(0), earlier_run="first").run(GROUPED)["failed"].keys() == {"apples"}

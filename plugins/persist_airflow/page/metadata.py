@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from airflow.models.asset import AssetModel, TaskOutletAssetReference
@@ -77,21 +79,26 @@ Writers = dict[str, dict[str, tuple[str, ...]]]  # connection -> shard -> ids of
 
 
 def writers(session: Any) -> Writers:
-    """The DAGs that write each shard of each connection."""
+    """The DAGs that write each shard of each connection. One that is gone counts only if no other one writes the shard.
+
+    Airflow keeps what it knows of a DAG that is gone, for example of the group that a collection was in before.
+    """
     outlet = TaskOutletAssetReference
     statement = (
-        select(AssetModel.uri, outlet.dag_id)
+        select(AssetModel.uri, DagModel.is_stale, outlet.dag_id)
         .join(outlet, outlet.asset_id == AssetModel.id)
+        .join(DagModel, DagModel.dag_id == outlet.dag_id)
         .where(AssetModel.uri.like("persist://%"))
-        .order_by(AssetModel.uri, outlet.dag_id)
+        .distinct()
+        .order_by(AssetModel.uri, DagModel.is_stale, outlet.dag_id)
         .limit(MAX_ASSETS)
     )
-    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for uri, dag_id in session.execute(statement):
+    found: Writers = defaultdict(dict)
+    for (uri, _), rows in groupby(session.execute(statement), key=itemgetter(0, 1)):
         shard = _SHARD_URI.fullmatch(uri)
-        if shard is not None and dag_id not in found[shard[1]][shard[2]]:
-            found[shard[1]][shard[2]].append(dag_id)
-    return {conn_id: {name: tuple(dags) for name, dags in shards.items()} for conn_id, shards in found.items()}
+        if shard is not None:
+            found[shard[1]].setdefault(shard[2], tuple(dag_id for _, _, dag_id in rows))
+    return dict(found)
 
 
 def connections(session: Any) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from sqlalchemy import insert, select, update
 
 from persist_airflow.page.answers import READS
 from persist_core.alerts.health import open_alerts
@@ -286,3 +287,26 @@ def test_behind_a_base_path(browse: Browse) -> None:
     assert 'src="/' not in page
     assert 'href="/' not in page
     assert "http" not in page
+
+
+def test_a_dag_that_is_gone_counts_if_it_is_the_only_one(airflow_api: Any) -> None:
+    """As one that wrote the collection before it came into a group."""
+    from airflow.models.asset import TaskOutletAssetReference
+    from airflow.models.dag import DagModel
+    from airflow.utils.session import create_session
+
+    from persist_airflow.page.metadata import writers
+
+    assert airflow_api is not None
+    before, now = "persist_group__before", "persist_upsert__customers"
+    dags = DagModel.__table__
+    with create_session() as session:
+        try:
+            for table in (dags, TaskOutletAssetReference.__table__):
+                rows = session.execute(select(table).where(table.c.dag_id == now)).mappings()
+                session.execute(insert(table), [{**row, "dag_id": before} for row in rows])
+            for gone, counting in (((), (before, now)), ((before,), (now,)), ((before, now), (before, now))):
+                session.execute(update(dags).where(dags.c.dag_id.in_(gone)).values(is_stale=True))
+                assert writers(session)["persist_default"]["customers"] == counting
+        finally:
+            session.rollback()
