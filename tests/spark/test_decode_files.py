@@ -136,6 +136,14 @@ def test_small_files_share_a_task_and_keep_their_lines(feed: Feed, is_packed: bo
     assert errs == [f"{index}.json{suffix}, line 4" for index in range(6)]
 
 
+def test_many_tiny_files_are_read_by_several_tasks(feed: Feed) -> None:
+    for index in range(300):
+        feed.write(f"{index}.json", f'{{"id":{index}}}\n')
+    frame = feed.frame("json", COLUMNS)
+    assert frame._jdf.rdd().getNumPartitions() == 2, "256 files a task"
+    assert sorted(row["id"] for row in frame.collect()) == list(range(300))
+
+
 @pytest.mark.parametrize("kind", ["json", "parquet"])
 def test_a_file_in_anothers_place_is_not_read_from_a_cache(feed: Feed, kind: str) -> None:
     """All jobs of an application share Spark's cache, in which a job keeps its records."""

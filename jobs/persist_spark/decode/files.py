@@ -56,6 +56,7 @@ _APART_FILES = 64  # up to this many, each is read in partitions of its own
 _APART_BYTES = 16 << 20  # of a file, in one partition, if they are
 _TASK_BYTES = 8 << 20  # small files of a batch share a task up to about this: each task generates code of its own
 _MOST_TASK_BYTES = 4 * _TASK_BYTES  # together, if they are of very different sizes
+_OPEN_BYTES = 32 << 10  # opening a file counts as so many: 256 a task, half a second in a folder and seconds on S3
 _UNPACKED = 8  # bytes of text for one of a compressed file, about
 _ROW_BITS = 33  # of monotonically_increasing_id: below these, the number of the task
 _ZSTD = (".zst", ".zstd")
@@ -207,13 +208,13 @@ def files_with(
 
 
 def _in_fewer_tasks(lines: DataFrame, files: Sequence[ReadableFile]) -> DataFrame:
-    """Lines in as many tasks as their bytes need: `kept_apart` gave each file a partition or more.
+    """Lines in as many tasks as their files and bytes need: `kept_apart` gave each file a partition or more.
 
     A task gets partitions that follow each other, and Spark has sorted them: the largest files are neighbors.
     """
     sizes = [each.file.size_bytes * (_UNPACKED if Path(each.path).suffix.lower() in CODECS else 1) for each in files]
     blocks = sorted((min(size, _APART_BYTES) for size in sizes for _ in range(0, size, _APART_BYTES)), reverse=True)
-    tasks = math.ceil(sum(sizes) / _TASK_BYTES)
+    tasks = math.ceil((sum(sizes) + len(sizes) * _OPEN_BYTES) / _TASK_BYTES)
     while tasks < len(blocks) and sum(blocks[: math.ceil(len(blocks) / tasks)]) > _MOST_TASK_BYTES:
         tasks *= 2
     return lines.coalesce(tasks)
