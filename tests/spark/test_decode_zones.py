@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from persist_core.errors import ConfigError, InvalidTime
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, TIME
 from persist_core.time_text import first_instant, local_of, parse_time
+from persist_spark.compat import ENGINE_ERRORS
 from persist_spark.decode import times
 from persist_spark.decode.times import check_zone, instant_of, midnight_ms
 from tests.sampling import sample
@@ -229,6 +230,10 @@ def test_another_time_zone_database_in_java_is_refused(spark: SparkSession, monk
     check_zone(spark, "Asia/Tehran")  # Java and Python differ in 1978
     with pytest.raises(ConfigError, match="timezone Mars/Olympus: Java cannot compute with it"):
         check_zone(spark, "Mars/Olympus")
+    broken = spark.newSession()
+    broken.conf.set("spark.sql.catalog.spark_catalog", "no.such.Catalog")
+    with pytest.raises(ENGINE_ERRORS, match=r"no\.such\.Catalog"):  # and not a matter of the zone
+        check_zone(broken, "Asia/Tokyo")
     monkeypatch.setattr(times, "local_of", None)
     check_zone(spark.newSession(), BERLIN)  # once for a server and a zone
     monkeypatch.setattr(times, "_CHECKED", set())

@@ -114,6 +114,8 @@ def check_zone(spark: SparkSession, zone: str) -> None:
     try:
         (row,) = spark.sql(f"SELECT transform({weeks}, each -> {shown}) AS shown FROM VALUES (1)").collect()
     except ENGINE_ERRORS as error:
+        if zone not in str(error):  # it is not about the zone: Spark itself has failed, maybe not for long
+            raise
         raise ConfigError(
             f"timezone {zone}: Java cannot compute with it: {str(error)[:200]}. Update Java, or name another zone of"
             " its rules"
