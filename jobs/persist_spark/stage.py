@@ -156,7 +156,7 @@ def stage(
         operators=dict(_states(blob, description, schema, files, outcome, kept())),
         stats=outcome.report,
         warnings=(*outcome.warnings, *noticed),
-        err_groups=grouped(inserted_errs(blob, errs), MAX_GROUPS),
+        err_groups=grouped(inserted_errs(blob, errs), MAX_GROUPS, of=outcome.counts.err_insertions),
     )
     stage_manifest(blob, manifest, attempt)
     return manifest

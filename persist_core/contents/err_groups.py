@@ -23,7 +23,7 @@ _MAX_CHARS = 300  # of a message
 _PAYLOAD_BYTES = 200
 _AT_ONCE = 1_000  # rows as Python objects
 _COLUMNS = (ERR_KIND, ERR_MESSAGE, ERR_POSITION, ERR_PAYLOAD)
-_OTHERS = "errors with other messages"
+_OTHERS = "errors with other messages, or not looked at"
 # The name of a column or field stays; a bad value, which may hold quotes, other quoted texts, and numbers do not.
 _VARIES = re.compile(
     r"(?P<name>\b(?:column|field) '[^']*'|\b1970\b)|(?P<value>(?<=\bis )'.*?'(?=; expected|$))|'[^']*'|\(\d+\)"
@@ -51,8 +51,11 @@ class ErrGroup:
         return asdict(self)
 
 
-def grouped(errs: Iterable[Mapping[str, Any]], most: int | None = None) -> tuple[ErrGroup, ...]:
-    """The groups of errs, rows by the names of the err columns. With `most`, that many: the rest is one group more."""
+def grouped(errs: Iterable[Mapping[str, Any]], most: int | None = None, *, of: int = 0) -> tuple[ErrGroup, ...]:
+    """The groups of errs, rows by the names of the err columns; of all `of`, if these are not all.
+
+    With `most`, that many groups: the rest, and what is not among `errs`, is one group more.
+    """
     known: dict[tuple[str, str], ErrGroup] = {}
     for err in errs:
         kind, text = err[ERR_KIND], (err[ERR_MESSAGE] or "")[:_MAX_CHARS]
@@ -65,8 +68,12 @@ def grouped(errs: Iterable[Mapping[str, Any]], most: int | None = None) -> tuple
         group = known[kind, message]
         known[kind, message] = replace(group, count=group.count + 1)
     ordered = sorted(known.values(), key=lambda group: -group.count)
-    rest = sum(group.count for group in ordered[most:]) if most else 0
-    return (*ordered[:most], *([ErrGroup("other", _OTHERS, rest, _OTHERS)] if rest else []))
+    shown = ordered[:most]
+    return (*shown, *_rest(max(of, sum(group.count for group in ordered)) - sum(group.count for group in shown)))
+
+
+def _rest(count: int) -> list[ErrGroup]:
+    return [ErrGroup("other", _OTHERS, count, _OTHERS)] if count else []
 
 
 def pattern_of(message: str) -> str:
@@ -86,10 +93,10 @@ def rows_of_errs(table: pa.Table) -> Iterator[Mapping[str, Any]]:
 
 
 def lines_of(groups: Sequence[ErrGroup], *, has_payloads: bool = True) -> list[str]:
-    """A line for each of the first groups: how many, what is wrong, and where the first one is."""
+    """A line for each of the first groups: how many, what is wrong, where the first one is; and one for the rest."""
     return [
         f"{group.count} {group.kind}: {group.message}"
         + (f"; the first: {group.position}" if group.position else "")
         + (f", {group.payload!r}" if group.payload and has_payloads else "")
-        for group in groups[:MAX_GROUPS]
+        for group in (*groups[:MAX_GROUPS], *_rest(sum(group.count for group in groups[MAX_GROUPS:])))
     ]

@@ -109,7 +109,8 @@ def errors_as_of(
     page = _page(state, (shown.take(newest_first), len(table)), None, time, cut)
     if cut.offset:
         return page
-    return replace(page, groups=grouped(rows_of_errs(table.slice(max(0, len(table) - MAX_READ))), MAX_GROUPS))
+    newest = rows_of_errs(table.slice(max(0, len(table) - MAX_READ)))
+    return replace(page, groups=grouped(newest, MAX_GROUPS, of=len(table)))
 
 
 def differences_between(

@@ -367,8 +367,8 @@ def _unsent(schema: CollectionSchema) -> list[str]:
 
 
 def _too_many_errors(client: PersistClient, outcome: Outcome, request: UpsertRequest, limit: str) -> TooManyErrors:
-    described = request.description
-    groups, samples = rejected_records(client.blob, described, request.attempt)
+    described, of = request.description, outcome.counts.err_insertions
+    groups, samples = rejected_records(client.blob, described, request.attempt, of)
     message = (
         f"{outcome.stats.errors} of {outcome.stats.eligible} processed records of {described.shard}"
         f" {described.interval} are errors; {limit} (limits.max_errors). Nothing was committed: correct the input or"

@@ -28,15 +28,15 @@ MAX_BYTES = 2_000  # of a payload or a key
 
 
 def rejected_records(
-    blob: Blob, description: BatchDescription, attempt: str
+    blob: Blob, description: BatchDescription, attempt: str, of: int = 0
 ) -> tuple[tuple[ErrGroup, ...], tuple[RejectedRecord, ...]]:
-    """The groups of the errors that the attempt has staged, and at most `MAX_SAMPLES` of them, by kind and time."""
+    """The groups of the `of` errors that the attempt staged, and at most `MAX_SAMPLES` of them, by kind and time."""
     prefix = f"{attempt_prefix(description.shard, attempt)}/{PART}={PartKind.ERRS}/"
     files = [file for file in blob.list_keys_and_metadata(prefix) if file.key.endswith(".parquet")]
     errs = inserted_errs(blob, files)
     first = list(itertools.islice(errs, MAX_SAMPLES))
     samples = sorted(map(_rejected, first), key=lambda each: (each.kind, each.time, each.payload or ""))
-    return grouped(itertools.chain(first, errs)), tuple(samples)
+    return grouped(itertools.chain(first, errs), of=of), tuple(samples)
 
 
 def _rejected(err: Mapping[str, Any]) -> RejectedRecord:

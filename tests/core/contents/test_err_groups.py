@@ -7,6 +7,8 @@ import pytest
 from persist_core.contents.err_groups import ErrGroup, grouped, lines_of, pattern_of
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION
 
+OTHERS = "errors with other messages, or not looked at"
+
 
 @pytest.mark.parametrize(
     ("message", "pattern"),
@@ -42,10 +44,10 @@ def test_the_most_frequent_come_first_with_their_first_record() -> None:
     assert (first.count, first.message, first.position) == (3, "column 'n' is '...'; expected int", "a, line 2")
     assert (second.count, second.message, second.position) == (1, "odd", "a, line 1")
     assert len(first.payload) == 200
-    assert grouped(errs, 1)[1] == ErrGroup("other", "errors with other messages", 1, "errors with other messages")
+    assert grouped(errs, 1)[1] == ErrGroup("other", OTHERS, 1, OTHERS)
     assert lines_of(grouped(errs, 1), has_payloads=False) == [
         "3 value: column 'n' is '...'; expected int; the first: a, line 2",
-        "1 other: errors with other messages",
+        f"1 other: {OTHERS}",
     ]
 
 
@@ -54,3 +56,10 @@ def test_more_messages_than_memory_holds_are_counted_together() -> None:
     assert len(groups) <= 1_001
     assert sum(group.count for group in groups) == 1_199
     assert grouped([]) == ()
+
+
+def test_lines_count_all_errs_also_those_without_a_group() -> None:
+    different = [err(f"message{'x' * number}") for number in range(25)]
+    assert lines_of(grouped(different))[-1] == f"15 other: {OTHERS}"
+    assert lines_of(grouped(different, 10, of=40))[-1] == f"30 other: {OTHERS}"
+    assert lines_of(grouped(different[:1] * 3, 10, of=4))[1:] == [f"1 other: {OTHERS}"]
