@@ -40,6 +40,8 @@ UPSERT, DELETE, TRUNCATE, SKIP = "u", "d", "t", "s"  # what `OP` may hold
 
 _PLACE = "_persist_place"
 _LIVING = "persist.living"  # of `INHERITED` that is read: the ids of the columns that the shard still has
+# Of `from_json`: a text of more than 20 million characters makes it null otherwise. The length of records has a limit.
+ANY_LENGTH = {"maxStringLen": str((1 << 31) - 1)}
 FIELD_ID = "parquet.field.id"  # of a column's metadata: Spark writes it as the field id of the Parquet column
 
 _ERR_TYPES: dict[str, T.DataType] = {

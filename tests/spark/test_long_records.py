@@ -1,4 +1,4 @@
-"""Records above `limits.max_record_bytes`: an err each, and all others are read as if they were not there."""
+"""Records above `limits.max_record_bytes`: an err each, and all others are read. And long texts below it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from pyspark.sql import functions as F
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import UnreadableFiles
@@ -24,7 +25,9 @@ from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, MIS
 from persist_core.shard.state import Committed
 from persist_core.sources.input_file import InputFile
 from persist_core.sources.natural_order import natural_key
+from persist_spark.decode.json import Shape, envelope, parsed
 from persist_spark.decode.long_records import START_BYTES, long_records, text_without
+from persist_spark.decode.unsent import fields_in
 from persist_spark.frame import ORDER
 from tests.sampling import sample
 from tests.spark.decode_feed import Feed, access_to
@@ -190,3 +193,22 @@ def test_a_batch_with_one_commits(spark: SparkSession, tmp_path: Path, mode: str
         assert len({record.position for record in plan.records}) == 2
         assert isinstance(resolve(things.client, plan, writer="test"), Committed)
         assert things.client.open_reader("things").errors(10).num_rows == 0
+
+
+def test_a_text_may_have_more_than_20_million_characters(spark: SparkSession) -> None:
+    """From so many on Jackson refuses a text, unless an option says another length."""
+    value, length = "repeat('x', 20000001 + CAST(id AS INT))", 20_000_001
+    line = F.expr(f"""concat('{{"a":"', {value}, '"}}')""")
+    shape = Shape()
+    shape.need(("a",))
+    opened = spark.range(1).select(envelope(line, shape).alias("envelope"), fields_in(line).alias("fields"))
+    row = parsed(F.col("envelope"), shape).row
+    found = opened.select(F.length(shape.get(row, ("a",))), F.length(F.col("fields")["a"])).collect()
+    assert found == [(length, length)]
+
+
+def test_a_record_may_have_1000_levels(feed: Feed) -> None:
+    lines = [f'{{"id":{id_},"j":{"[" * levels}{"]" * levels}}}' for id_, levels in ((1, 999), (2, 1000), (3, 100_000))]
+    rows = feed.lines("json", lines, {"id": "int", "j": "json"})
+    assert [row["j"] for row in rows] == ["[" * 999 + "]" * 999, None, None]
+    assert all("more than 1,000 levels" in row[ERR_MESSAGE] for row in rows[1:])

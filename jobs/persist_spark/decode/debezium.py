@@ -62,7 +62,7 @@ from persist_spark.decode.records import (
 )
 from persist_spark.decode.rest import all_marked, read_paths, rest_of_json
 from persist_spark.decode.unsent import ROW_FIELDS, fields_in, unsent
-from persist_spark.frame import DELETE, SKIP, TRUNCATE, UPSERT, struct_of
+from persist_spark.frame import ANY_LENGTH, DELETE, SKIP, TRUNCATE, UPSERT, struct_of
 
 _STRUCTURE = ("before", "after", "source", "payload", "schema")  # objects of the format itself
 _BODY_OBJECTS = ("payload", "before", "after")
@@ -244,7 +244,7 @@ def _body(wanted: _Wanted, path: Path) -> SparkColumn:
 
 def _member(text: SparkColumn, name: str) -> SparkColumn:
     """The text of a field of an object in JSON text; the last one of those with this name."""
-    return F.from_json(text, struct_of({name: _TEXT})).getField(name)
+    return F.from_json(text, struct_of({name: _TEXT}), ANY_LENGTH).getField(name)
 
 
 def _is_envelope() -> SparkColumn:

@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_spark.compat import HAS_TRIM_CHARACTERS
-from persist_spark.frame import struct_of
+from persist_spark.frame import ANY_LENGTH, struct_of
 
 Path = tuple[str, ...]
 
@@ -44,6 +44,8 @@ _ESCAPE = r"(?=\\)(?<!\\)(?:\\\\)*+"  # what stands before a backslash that is n
 _HALF = rf"{_ESCAPE}(?:{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW})"
 _ESCAPED = rf"{_ESCAPE}\\u[fF][dD][dD][01]"
 _OPTIONS = {
+    **ANY_LENGTH,
+    "maxNestingDepth": "1002",  # of a record 1,000, as Jackson's default is, and two of `envelope`
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": "odd",
     "allowSingleQuotes": "false",

@@ -46,9 +46,10 @@ from persist_spark.decode.rest import all_marked, read_paths, rest_of_json
 from persist_spark.decode.unsent import ROW_FIELDS, fields_in, unsent
 from persist_spark.frame import DELETE, UPSERT
 
-NOT_JSON = "the line is not one JSON object"
+_OR_DEEP = ", or has more than 1,000 levels"
+NOT_JSON = f"the line is not one JSON object{_OR_DEEP}"
 NONCHARACTER = "the line holds a noncharacter, U+FDD0 or U+FDD1, as it is or escaped"
-ODD_JSON = "a field holds another kind of JSON value than the object expected"
+ODD_JSON = f"a field holds another kind of JSON value than the object expected{_OR_DEEP}"
 MARKER = "marker"  # text of the field that marks a row as an upsert or a delete
 DMS_OP = "Op"
 OPS, LOAD_OPS = ("I", "U", "D"), ("I",)  # of changes; of the rows of a full load, which may have none

@@ -24,7 +24,7 @@ from persist_core.config.collection import UNAVAILABLE_TYPES, CollectionConfig
 from persist_core.schema import INHERITED, CollectionSchema
 from persist_spark.decode.encoding import Field
 from persist_spark.decode.json import MARK, Path
-from persist_spark.frame import entries_sql, quoted
+from persist_spark.frame import ANY_LENGTH, entries_sql, quoted
 
 ROW_FIELDS = "row_fields"  # of the raw frame: the fields of the row, by name
 _FIELDS = "map<string,string>"
@@ -92,7 +92,7 @@ def inherited_column(schema: CollectionSchema, values: Sequence[Field], is_kept:
 
 def fields_in(text: SparkColumn) -> SparkColumn:
     """The fields of an object in JSON text, by name: their texts; a field that is null is there."""
-    return F.from_json(text, _FIELDS)
+    return F.from_json(text, _FIELDS, ANY_LENGTH)
 
 
 def is_absent(fields: SparkColumn, path: Path) -> SparkColumn:

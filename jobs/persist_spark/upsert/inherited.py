@@ -19,9 +19,18 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from persist_core.schema import DIFF, ERR_KIND, ERR_PAYLOAD, INHERITED, CollectionSchema, Column
-from persist_spark.frame import canonical_key, entries_sql, inherited_fields, json_without, sql_type, text_literal
+from persist_spark.frame import (
+    ANY_LENGTH,
+    canonical_key,
+    entries_sql,
+    inherited_fields,
+    json_without,
+    sql_type,
+    text_literal,
+)
 from persist_spark.upsert.arguments import ACTS, Arguments
 
+_ANY_LENGTH = f"map({', '.join(repr(text) for option in ANY_LENGTH.items() for text in option)})"
 _KNOWN = "_persist_known"  # what an err knows, within a look-up: text by column
 # In `sequence` order, of the slot's row, where an equal value may have come after it:
 _IS_RAISED = "coalesce(known.kind = 'raised', false)"
@@ -56,7 +65,7 @@ def sent_json(schema: CollectionSchema, cells: Sequence[SparkColumn], inherited:
 def with_known(state: DataFrame, value: str, arguments: Arguments) -> tuple[DataFrame, str]:
     """Committed updates, and SQL for their value: `value`, and of an err that could not be completed what is known."""
     is_err = f"{DIFF} > 0 AND {ERR_KIND} IS NOT NULL AND {INHERITED} IS NOT NULL"
-    known = f"from_json(CAST({ERR_PAYLOAD} AS STRING), 'map<string,string>')"
+    known = f"from_json(CAST({ERR_PAYLOAD} AS STRING), 'map<string,string>', {_ANY_LENGTH})"
     cells = []
     for plain, column in zip(arguments.values, arguments.schema.values, strict=True):
         text = f"element_at({_KNOWN}, {text_literal(column.name)})"
