@@ -231,3 +231,13 @@ def test_old_versions_of_the_state_are_truncated(world: World, monkeypatch: pyte
         stages.append(world.client, description, key)
     stages.checkpoint(world.client, world.config)
     assert len(world.consensus.scan("things", 0)) == 10
+
+
+def test_files_that_are_not_due_are_said_of_their_collection(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A task of a group mints many."""
+    caplog.set_level("INFO", "persist_core")
+    world = World(tmp_path, source={"path": "{date:%Y-%m-%d}.jsonl", "format": "json"}, time="path")
+    world.drop("1970-01-01.jsonl")
+    world.drop("1970-01-02.jsonl")
+    assert world.files(world.minted(DAY_MS)) == ["1970-01-01.jsonl"]
+    assert "1 files of things are dated at or after the end of this run" in caplog.text
