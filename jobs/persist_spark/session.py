@@ -67,6 +67,8 @@ _LISTED_BY_A_JOB = "spark.sql.sources.parallelPartitionDiscovery.threshold"  # f
 # For lower fixed costs: a shard may have hundreds of small parts, and a job to list them costs more than listing them.
 FASTER = {
     _LISTED_BY_A_JOB: "10000",
+    # Tasks of that job. With as many as files, the default up to 10,000, it takes ten times the processor time.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "256",
     "spark.sql.maxConcurrentOutputFileWriters": "8",  # four kinds of parts: without it each task sorts by kind
     # No file is listed twice by one plan, and the cache belongs to all sessions: a server would keep every listing.
     "spark.sql.hive.filesourcePartitionFileCacheSize": "0",

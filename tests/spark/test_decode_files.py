@@ -144,6 +144,20 @@ def test_many_tiny_files_are_read_by_several_tasks(feed: Feed) -> None:
     assert sorted(row["id"] for row in frame.collect()) == list(range(300))
 
 
+def test_many_files_are_listed_by_few_tasks(feed: Feed) -> None:
+    for index in range(300):
+        feed.write(f"{index}.json", '{"id":1}\n')
+    context = feed.spark.sparkContext
+    feed = Feed(feed.spark.newSession(), feed.folder)
+    use(feed.spark, {**FASTER, "spark.sql.sources.parallelPartitionDiscovery.threshold": "1"})
+    context.setJobGroup("listing", "files are listed")
+    feed.frame("json", COLUMNS)
+    tracker = context.statusTracker()
+    jobs = [tracker.getJobInfo(number) for number in tracker.getJobIdsForGroup("listing")]
+    stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+    assert [stage and stage.numTasks for stage in stages] == [256]
+
+
 @pytest.mark.parametrize("kind", ["json", "parquet"])
 def test_a_file_in_anothers_place_is_not_read_from_a_cache(feed: Feed, kind: str) -> None:
     """All jobs of an application share Spark's cache, in which a job keeps its records."""

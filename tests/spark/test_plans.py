@@ -117,6 +117,12 @@ def test_files_of_a_large_first_batch_share_no_keys(
     assert shown.getvalue().count("Exchange ") == 1
 
 
+@pytest.mark.parametrize(("files", "exchanges"), [(256, 0), (257, 1)])
+def test_many_tiny_files_are_not_of_one_task(shard: StagedShard, plans: _Plans, files: int, exchanges: int) -> None:
+    shard.write([_record(1, _ok("a"), 1)], replace(shard.description(10, input_bytes=500), input_files=files))
+    assert plans.newest_text("simple").count("Exchange ") == exchanges
+
+
 def test_the_exchange_moves_no_copies_of_orders(spark: SparkSession, tmp_path: Path, plans: _Plans) -> None:
     schema = replace(ONE_KEY, order=(Column("seq", "bigint"),))
     shard = StagedShard(spark, tmp_path / "location", schema)

@@ -54,6 +54,7 @@ from persist_spark.upsert.warnings import refuse_failed
 
 # Reading a small shard whole costs less than the extra job to broadcast the batch's keys. At 5 MB it costs more.
 SMALL_STATE_BYTES = 2 << 20
+ONE_TASK_FILES = 256  # one task takes longer to open more than an exchange costs
 # From here on, not opening files of the order index saves more than it costs to find the ranges of the batch's keys.
 LARGE_INDEX_BYTES = 16 << 20
 # From here on, not opening half of the files saves more than it costs to find the ranges of the batch's keys by a job.
@@ -245,7 +246,7 @@ class _Batch:
         if self.before.index_bytes > LARGE_INDEX_BYTES:
             files += [artifact.keys for artifact in self.before.index]
         waiting = self._waiting([*slot_names(schema), OP, TIME, *_unsent(schema)])
-        if self.request.description.input_bytes + self.stash.size_bytes <= ONE_TASK_BYTES:
+        if self._fits_one_task(self.request.description.input_bytes + self.stash.size_bytes):
             waiting = waiting.coalesce(1)  # one stage instead of two
         return look_at(waiting, schema, upper, cuts_of(files) if files else None)
 
@@ -347,13 +348,16 @@ class _Batch:
             has_times=request.has_times,
             is_thorough=plan.is_thorough,
             inherits=plan.inherits,
-            in_one_task=slots is None and plan.moved_bytes <= ONE_TASK_BYTES,
+            in_one_task=slots is None and self._fits_one_task(plan.moved_bytes),
             cuts=self.cuts,
             seen=self.before.seen(None if plan.is_thorough else plan.ranges, slots),
             eras=request.eras,
             watched=request.watched,
             in_rest=request.in_rest,
         )
+
+    def _fits_one_task(self, moved_bytes: int) -> bool:
+        return moved_bytes <= ONE_TASK_BYTES and self.request.description.input_files <= ONE_TASK_FILES
 
     def _waiting(self, columns: Sequence[str]) -> DataFrame:
         """These columns of the records, and of what is needed of the stash."""
