@@ -133,7 +133,7 @@ def _check_node(root: yaml.Node) -> None:
         open_nodes.discard(id(node))
         sizes[id(node)] = total
         if total > MAX_NODES:
-            said = f"found over {MAX_NODES} values, those of aliases included, expected at most that; write fewer"
+            said = f"found over {MAX_NODES} values, with aliases written out, expected at most that; write fewer"
             raise YamlError(said, node.start_mark)
         return total
 
