@@ -31,6 +31,11 @@ KNOWN = (
         "make room where Spark writes (spark.local.dir, the folder of the blobs), or give the job less input",
     ),
     (
+        "too many files are open",
+        r"Too many open files",
+        "raise the limit of open files where Spark runs (ulimit -n) to 4096 or more",
+    ),
+    (
         NO_JAVA,
         r"JAVA_HOME is not set|java: (?:command )?not found|/bin/java: No such file or directory"
         r"|Unable to locate a Java Runtime",
