@@ -46,7 +46,7 @@ from persist_spark.decode.rest import all_marked, read_paths, rest_of_json
 from persist_spark.decode.unsent import ROW_FIELDS, fields_in, unsent
 from persist_spark.frame import DELETE, UPSERT
 
-_OR_DEEP = ", or has more than 1,000 levels"
+_OR_DEEP = ", or is nested too deeply"
 NOT_JSON = f"the line is not one JSON object{_OR_DEEP}"
 NONCHARACTER = "the line holds a noncharacter, U+FDD0 or U+FDD1, as it is or escaped"
 ODD_JSON = f"a field holds another kind of JSON value than the object expected{_OR_DEEP}"
