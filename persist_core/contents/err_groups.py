@@ -67,9 +67,10 @@ def grouped(errs: Iterable[Mapping[str, Any]], most: int | None = None, *, of: i
             known[kind, message] = ErrGroup(kind, message, 0, text, err.get(ERR_POSITION), payload)
         group = known[kind, message]
         known[kind, message] = replace(group, count=group.count + 1)
-    ordered = sorted(known.values(), key=lambda group: -group.count)
-    shown = ordered[:most]
-    return (*shown, *_rest(max(of, sum(group.count for group in ordered)) - sum(group.count for group in shown)))
+    total = max(of, sum(group.count for group in known.values()))
+    named = (group for group in known.values() if group.message != _OTHERS)
+    shown = sorted(named, key=lambda group: -group.count)[:most]
+    return (*shown, *_rest(total - sum(group.count for group in shown)))
 
 
 def _rest(count: int) -> list[ErrGroup]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.contents.batch import BatchManifest
-from persist_core.errors import CorruptArtifact, PersistError
+from persist_core.errors import CorruptArtifact, Corruption, PersistError
 from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
 from persist_core.keys import batches_prefix, hidden_shard
@@ -112,8 +112,15 @@ def kept_generations(client: PersistClient, state: ShardState) -> list[Kept]:
 
 
 def left_by_copies(client: PersistClient, state: ShardState) -> list[str]:
-    """Say what a copy of the shard lacks."""
-    kept = ", ".join(each.swap.kept for each in kept_generations(client, state))
+    """Say what a copy of the shard lacks. It lacks a damaged generation too, and does not fail for it."""
+
+    def is_there(shard: str) -> bool:
+        try:
+            return alive(client, shard) is not None
+        except Corruption:
+            return True
+
+    kept = ", ".join(each.kept for each in state.origin.swaps if is_there(each.kept))
     return [f"earlier generations are not copied, and are swapped back only at the old place: {kept}"] if kept else []
 
 

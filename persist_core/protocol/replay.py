@@ -111,14 +111,15 @@ def start_for(client: PersistClient, config: CollectionConfig, state: ShardState
     def is_before(point: Start) -> bool:
         if point.checkpoint_id is None or point.upper <= from_ms:
             return True
-        if point.upper >= upper:
-            waiting = files.inputs_now(point.progress, point.progress).waiting.values()
-            if any(date_ms is not None and from_ms <= date_ms < due for date_ms in waiting):
-                return False
         if point.inputs_end > from_ms or (config.time.late == "error" and point.in_time_from > from_ms):
             return False
         dates = (facts[2] for facts in files.consumed(point.progress, like=point.progress).values())
-        return all(date_ms is None or date_ms < from_ms for date_ms in dates)
+        if any(date_ms is not None and date_ms >= from_ms for date_ms in dates):
+            return False
+        if point.upper < upper:
+            return True
+        waiting = files.inputs_now(point.progress, point.progress).waiting.values()
+        return not any(date_ms is not None and from_ms <= date_ms < due for date_ms in waiting)
 
     return next(filter(is_before, starts(client, state)))
 

@@ -35,10 +35,13 @@ from persist_airflow.spark import DEFAULT_SPARK
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.files import config_files
 from persist_core.config.groups import agreed
-from persist_core.errors import ConfigError
+from persist_core.errors import ConfigError, Corruption
 from persist_core.frontier import Frontier
+from persist_core.handles.client import PersistClient
 
 COMPLETE = "complete"
+_CHANGED = "files of the group or batch_of changed during the dag run"
+_UNSEEN = f"not begun: no mint of this dag run looked at it ({_CHANGED}, or its mint was marked by hand)"
 
 
 def split_groups(
@@ -149,13 +152,13 @@ class CompleteGroupOperator(StageOperator):
             unseen -= _returned(context, batch, mint, SECONDS_XCOM).keys()
             if f"{batch}.{mint}" not in dag.task_ids:
                 minted = _returned(context, batch, mint)
-                why = f"not appended: {batch} had begun it, and is no longer in the DAG"
+                why = f"not appended: {batch} had begun it, and is no longer in the DAG, because {_CHANGED}"
                 lost |= dict.fromkeys([*minted.get("descriptions", ()), *minted.get("failed", ())], why)
         for batch in batches:  # a collection may have moved into another one that began later
             for task in (append, RETRY):
                 for name in _returned(context, batch, task).get("results", ()):
                     lost.pop(name, None)
-        lost |= dict.fromkeys(self._behind(context, unseen), "not begun: it came into another batch")
+        lost |= dict.fromkeys(self._behind(context, unseen), _UNSEEN)
         if lost:
             failed = {name: {"error": _lost(name, lost[name]), "may_retry": False} for name in sorted(lost)}
             raise failed_together(f"collections of group {self.shard}", failed, len({*self.names, *lost}))
@@ -166,8 +169,7 @@ class CompleteGroupOperator(StageOperator):
             return []
         with task_client(self.persist_conn_id) as client:
             until = Frontier(interval_end_ms(context, client.clock))
-            states = {name: client.machine.fetch(name) for name in unseen}
-        return [name for name, state in states.items() if state is not None and state.upper < until]
+            return [name for name in unseen if _is_behind(client, name, until)]
 
 
 def _returned(context: Context, batch: str, task: str, key: str = "return_value") -> Mapping[str, Any]:
@@ -175,11 +177,16 @@ def _returned(context: Context, batch: str, task: str, key: str = "return_value"
     return found or {}
 
 
+def _is_behind(client: PersistClient, name: str, until: Frontier) -> bool:
+    try:
+        state = client.machine.fetch(name)
+    except Corruption:  # it fails in the next dag run, which says why
+        return True
+    return state is not None and state.upper < until
+
+
 def _lost(name: str, why: str) -> str:
-    return (
-        f"{why}, because files of the group or batch_of changed during the dag run. `persist run {name}` or the next"
-        " dag run takes its input in"
-    )
+    return f"{why}. `persist run {name}` or the next dag run takes its input in"
 
 
 def document_of(group: str, members: Mapping[str, CollectionConfig]) -> str:

@@ -24,12 +24,14 @@ from persist_airflow.compat import BaseOperator, Context, reschedule, run_ahead
 from persist_airflow.triggers import ShardUpperTrigger
 from persist_core.errors import Corruption
 from persist_core.handles.client import PersistClient
+from persist_core.handles.side_by_side import side_by_side
 from persist_core.time_text import format_time, show_time
 
 NEXT_LOOK_MS = 10_000  # of the run that is next; if it came sooner, a busy scheduler could count it as a lost try
 LAST_LOOK_MS = 60_000  # of the runs far behind it
 LOOK_S, LAST_LOOK_S = 2.0, 60.0  # in the triggerer: between two looks, and until the task itself looks again
 SOON_S = 5.0  # the shard has come far enough, and the task before is just ending
+_THREADS = 8  # for reading states
 PATIENCE_MS = 24 * 3_600_000  # a turn that takes longer is stuck
 
 
@@ -86,13 +88,15 @@ def _awaited(context: Context, client: PersistClient, shards: Sequence[str]) -> 
     Of several it is the one that the run ahead brings to that start: the nearest before it. A closed or damaged one is
     not waited for: mint says what it is, and of that shard alone.
     """
-    uppers: dict[str, int] = {}
-    for shard in shards:
+
+    def upper_of(shard: str) -> int | None:
         with suppress(Corruption):
             state = client.machine.fetch(shard)
-            upper = state.upper.time if state else 0
-            if upper is not None:
-                uppers[shard] = upper
+            return state.upper.time if state else 0
+        return None
+
+    found = zip(shards, side_by_side(upper_of, shards, threads=_THREADS), strict=True)
+    uppers = {shard: upper for shard, upper in found if upper is not None}
     if not uppers:
         return None
     start: Any = context.get("data_interval_start")

@@ -24,7 +24,7 @@ MINT, WRITE, APPEND, CHECKPOINT, RETRY = (task.partition(".")[2] for task in TAS
 COMPLETE = "complete"
 LOST = "not appended: batch_{} had begun it, and is no longer in the DAG.*`persist run {}` or the next dag run"
 
-LEFT_OUT = "{0}: not begun: it came into another batch.*`persist run {0}` or the next dag run"
+LEFT_OUT = "{0}: not begun: no mint of this dag run looked at it.*`persist run {0}` or the next dag run"
 
 
 @pytest.fixture

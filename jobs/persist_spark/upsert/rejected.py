@@ -30,7 +30,9 @@ MAX_BYTES = 2_000  # of a payload or a key
 def rejected_records(
     blob: Blob, description: BatchDescription, attempt: str, of: int = 0
 ) -> tuple[tuple[ErrGroup, ...], tuple[RejectedRecord, ...]]:
-    """The groups of the `of` errors that the attempt staged, and at most `MAX_SAMPLES` of them, by kind and time."""
+    """The groups of the `of` errors that the attempt staged, and at most `MAX_SAMPLES` of them, by kind and time.
+
+    Without `of`, the groups count the errors that were looked at, and no others."""
     prefix = f"{attempt_prefix(description.shard, attempt)}/{PART}={PartKind.ERRS}/"
     files = [file for file in blob.list_keys_and_metadata(prefix) if file.key.endswith(".parquet")]
     errs = inserted_errs(blob, files)

@@ -10,6 +10,7 @@ import pytest
 
 from persist_core.contents.batch import BatchDescription
 from persist_core.errors import InvalidInput, ShardMoved
+from persist_core.location.consensus import VersionedData
 from persist_core.maintenance.differences import report_of
 from persist_core.maintenance.drop import drop
 from persist_core.maintenance.hidden import REBUILD, alive, end, hidden_of, kept_generations
@@ -159,9 +160,13 @@ def test_a_rebuild_half_given_up_is_built_if_files_changed(tmp_path: Path) -> No
 
 def test_a_copy_says_which_generations_it_lacks(tmp_path: Path) -> None:
     shard, target = made(tmp_path, is_swapped=True), Client()
+    kept, consensus = f"{SHARD}~g3", shard.location.consensus
+    head = consensus.head(kept)
+    assert head is not None
+    consensus.compare_and_set(kept, head.seqno, VersionedData(head.seqno + 1, b"damaged"))  # which no copy reads
     (note,) = copy_all(shard.client, target, SHARD)[SHARD].notes
     assert note.startswith("earlier generations are not copied")
-    assert note.endswith(f": {SHARD}~g3")
+    assert note.endswith(f": {kept}")
     assert not kept_generations(target, target.state(SHARD))
 
 
