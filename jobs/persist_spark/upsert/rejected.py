@@ -32,7 +32,8 @@ def rejected_records(
 ) -> tuple[tuple[ErrGroup, ...], tuple[RejectedRecord, ...]]:
     """The groups of the `of` errors that the attempt staged, and at most `MAX_SAMPLES` of them, by kind and time.
 
-    Without `of`, the groups count the errors that were looked at, and no others."""
+    Without `of`, the groups count the errors that were looked at, and no others.
+    """
     prefix = f"{attempt_prefix(description.shard, attempt)}/{PART}={PartKind.ERRS}/"
     files = [file for file in blob.list_keys_and_metadata(prefix) if file.key.endswith(".parquet")]
     errs = inserted_errs(blob, files)

@@ -334,7 +334,7 @@ def test_commits_undone_by_an_older_backup_are_found(tmp_path: Path) -> None:
     with pytest.raises(CorruptArtifact, match="has lost commits"):
         collect(before, SHARD)
     repair(before, SHARD)
-    collect(before, SHARD)
+    assert collect(before, SHARD).is_done
     assert {violation.check for violation in fsck(before, SHARD).violations} == {"undone"}
     assert again.run(20) == undone  # the input is still there, so the same commit is made again
     assert fsck(before, SHARD).is_clean
