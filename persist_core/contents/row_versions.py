@@ -124,11 +124,12 @@ def shifted(values: pa.Array, by: int) -> pa.Array:
 def same_as_before(table: pa.Table) -> pa.Array:
     """For each row, whether it is equal to the row before it; False for the first. Null equals null; NaN equals NaN."""
     columns = [column.combine_chunks() for column in table.columns]
-    same = [_same(column.slice(0, len(column) - 1), column.slice(1)) for column in columns]
+    same = [equal_or_null(column.slice(0, len(column) - 1), column.slice(1)) for column in columns]
     return pa.concat_arrays([pa.array([False]), functools.reduce(pc.and_, same)])
 
 
-def _same(left: pa.Array, right: pa.Array) -> pa.Array:
+def equal_or_null(left: pa.Array, right: pa.Array) -> pa.Array:
+    """True if both are equal, null, or NaN."""
     same = pc.equal(left, right)
     if pa.types.is_floating(left.type):
         same = pc.or_kleene(same, pc.and_(pc.is_nan(left), pc.is_nan(right)))

@@ -12,9 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_core.contents.parts import ERR_IDENTITY
-from persist_core.contents.row_versions import sum_diffs
+from persist_core.contents.row_versions import equal_or_null, same_as_before, sum_diffs
 from persist_core.protocol.delta import Delta
-from persist_core.protocol.restore_orders import equal_or_null, same_as_before
 from persist_core.schema import DIFF, RESERVED_PREFIX, CollectionSchema
 
 KIND = f"{RESERVED_PREFIX}kind"  # of a difference: added, removed, before or after
@@ -37,7 +36,6 @@ class Differences:
 
     @property
     def total(self) -> int:
-        """How many rows and errs differ."""
         return self.added + self.removed + self.changed + max(self.errs_added, self.errs_removed)
 
 

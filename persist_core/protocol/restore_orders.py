@@ -9,18 +9,18 @@ So a row that was replaced and came back with a higher order is undone too: its 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_core.contents import pieces
-from persist_core.contents.key_range import KeyRange, key_at
+from persist_core.contents.key_range import range_of
 from persist_core.contents.parts import ERR_IDENTITY, errs_schema, updates_schema
+from persist_core.contents.row_versions import same_as_before
 from persist_core.exact import exact_rows
 from persist_core.handles.read import ReadHandle
-from persist_core.schema import DIFF, INHERITED, ORDER, TIME, CollectionSchema
+from persist_core.schema import DIFF, INHERITED, ORDER, TIME
 from persist_core.shard.state import ShardState
 
 _FLAT = "_persist_order_"  # columns within a restore only: the fields of the order
@@ -37,7 +37,7 @@ def with_orders_of_oks(oks: pa.Table, reader: ReadHandle, state: ShardState, aft
     lacking = oks.filter(oks[ORDER].is_null())
     if not len(lacking):
         return oks
-    keys, ranges = lacking.select(list(schema.key_names)), _range_of(lacking, schema)
+    keys, ranges = lacking.select(list(schema.key_names)), [range_of(lacking, schema.key)]
     names = [*schema.key_names, TIME, DIFF, ORDER, INHERITED]
     columns = pa.schema([field for field in updates_schema(schema) if field.name in names])
     before = reader.read(
@@ -83,11 +83,6 @@ def flattened(updates: pa.Table) -> tuple[pa.Table, list[str]]:
     return updates, names
 
 
-def _range_of(oks: pa.Table, schema: CollectionSchema) -> list[KeyRange]:
-    ordered = oks.sort_by([(name, "ascending") for name in schema.key_names])
-    return [KeyRange(key_at(ordered, 0, schema.key), key_at(ordered, len(ordered) - 1, schema.key))]
-
-
 def _filled(updates: pa.Table, slot: Sequence[str], before: pa.Table | None = None, after: int = -1) -> pa.Table:
     """`updates` with an order for each retraction that lacks one, from the insertion just before it in its slot.
 
@@ -110,24 +105,3 @@ def _filled(updates: pa.Table, slot: Sequence[str], before: pa.Table | None = No
         if name in both.column_names:
             done = done.set_column(both.column_names.index(name), both.field(name), both[name].take(source))
     return done.filter(pc.greater(done[TIME], after)).select(updates.column_names)
-
-
-def same_as_before(slots: pa.Table) -> pa.Array:
-    """True if each row has the slot of the row before it; null equals null."""
-    same = []
-    for column in slots.columns:
-        values = column.combine_chunks()
-        same.append(equal_or_null(values.slice(0, max(len(values) - 1, 0)), values.slice(1)))
-    return pa.concat_arrays([pa.array([False]), functools.reduce(pc.and_, same)])
-
-
-def equal_or_null(left: pa.Array, right: pa.Array) -> pa.Array:
-    """True if both are equal, null, or NaN."""
-    if pa.types.is_floating(left.type):
-        both_nan = pc.fill_null(pc.and_(pc.is_nan(left), pc.is_nan(right)), False)
-        return pc.or_(both_nan, _equal_or_null(left, right))
-    return _equal_or_null(left, right)
-
-
-def _equal_or_null(left: pa.Array, right: pa.Array) -> pa.Array:
-    return pc.or_(pc.and_(pc.is_null(left), pc.is_null(right)), pc.fill_null(pc.equal(left, right), False))
