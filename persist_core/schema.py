@@ -225,7 +225,6 @@ class CollectionSchema:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for the codec."""
         return {
             "key": [_column_json(c) for c in self.key],
             "values": [_column_json(c) for c in self.values],
@@ -236,19 +235,6 @@ class CollectionSchema:
             "timed_by": self.timed_by,
             "zone": self.zone,
         }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> CollectionSchema:
-        return cls(
-            key=tuple(Column(**column) for column in data["key"]),
-            values=tuple(Column(**column) for column in data["values"]),
-            order=None if data["order"] is None else tuple(Column(**column) for column in data["order"]),
-            version=data["version"],
-            position=tuple(Column(**column) for column in data["position"]),
-            beside=tuple(Column(**column) for column in data["beside"]),
-            timed_by=data["timed_by"],
-            zone=data["zone"],
-        )
 
 
 def show_order(schema: CollectionSchema) -> str:

@@ -15,6 +15,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
 from persist_core.errors import CorruptArtifact, UnknownVersion
 
 T = TypeVar("T")
@@ -103,8 +105,6 @@ def from_plain(kind: type[T], body: Any, *, what: str) -> T:
 
     Raises `CorruptArtifact` naming `what` if its types do not fit; a field that is unknown is ignored.
     """
-    from pydantic import ValidationError  # not at the top: readers of plain batches need none of it
-
     try:
         made: T = _adapter(kind).validate_python(body)  # type: ignore[arg-type] # a type is hashable
     except ValidationError as error:
@@ -115,8 +115,6 @@ def from_plain(kind: type[T], body: Any, *, what: str) -> T:
 
 @functools.cache
 def _adapter(kind: Any) -> Any:
-    from pydantic import TypeAdapter
-
     return TypeAdapter(kind)
 
 

@@ -22,6 +22,7 @@ from persist_core.maintenance import actions
 from persist_core.protocol.conflicts import ConflictRecord
 from persist_core.protocol.replay import starts
 from persist_core.schema import CollectionSchema, show_order
+from persist_core.sealed import from_plain
 from persist_core.shard.history import HISTORY
 from persist_core.time_text import format_time, show_ago, show_time
 
@@ -117,7 +118,7 @@ def _facts(found: ShardDescription, now_ms: int) -> Iterable[tuple[str, str]]:
         start = show_time(found.history_start)
         yield "held back by", f"{found.held_back_by} (the history starts at {start}): `persist holds {found.shard}`"
     if found.schema is not None and found.schema["key"]:
-        schema = CollectionSchema.from_json(dict(found.schema))
+        schema = from_plain(CollectionSchema, found.schema, what="its schema")
         arrival = "" if schema.order is not None else ": the records of a key must arrive in order, a later run wins"
         yield "order", f"{show_order(schema)}{arrival}"
     yield "batches", f"{found.batches}, {found.updates} updates, {show_bytes(found.size_bytes)}"

@@ -185,7 +185,6 @@ class HollowBatch:
 
     @property
     def last_time(self) -> int:
-        """The latest time of its bounds."""
         return last_time(self.upper)
 
     @property
@@ -253,7 +252,6 @@ class BatchManifest:
 
     @property
     def last_time(self) -> int:
-        """The latest time of its bounds."""
         return last_time(self.upper)
 
     @property
@@ -333,7 +331,8 @@ class BatchManifest:
         """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
         body = unseal(data, kind=_MANIFEST, version=MANIFEST_VERSION, what=what)
         with _well_formed(what):
-            schemas = {each["version"]: CollectionSchema.from_json(each) for each in body.pop("schemas")}
+            found = from_plain(tuple[CollectionSchema, ...], body.pop("schemas"), what=what)
+            schemas = {schema.version: schema for schema in found}
             lists = from_plain(tuple[PartList, ...], body.pop("lists"), what=what)
             facts = {name: from_plain(kind, body[name], what=what) for name, kind in _FACTS.items()}
             parts = UnreadParts(lists, schemas) if lists else _parts(body["parts"], schemas)

@@ -11,7 +11,6 @@ state name the version in which they were written, and a read finds a column by 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -122,18 +121,8 @@ class SchemaVersions:
         return replace(self, versions=(*self.versions[: version - 1], shown))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for the codec."""
-        versions = [
-            {"schema": each.schema.to_json(), "seqno": each.seqno, "lower": each.lower} for each in self.versions
-        ]
+        versions = [{**vars(each), "schema": each.schema.to_json()} for each in self.versions]
         return {"versions": versions, "next_id": self.next_id}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> SchemaVersions:
-        versions = [
-            SchemaVersion(**{**each, "schema": CollectionSchema.from_json(each["schema"])}) for each in data["versions"]
-        ]
-        return cls(tuple(versions), data["next_id"])
 
 
 def _ids(version: SchemaVersion) -> set[int | None]:

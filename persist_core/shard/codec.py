@@ -16,20 +16,17 @@ append encodes one line, not all.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from persist_core.contents.batch import BatchCounts, HollowBatch, SourceFrontier
-from persist_core.contents.schema_versions import SchemaVersions
+from persist_core.contents.batch import BatchCounts, HollowBatch
 from persist_core.errors import Corruption
 from persist_core.frontier import Frontier
 from persist_core.keys import manifest_key
 from persist_core.location.consensus import VersionedData
-from persist_core.sealed import check_in_place, seal, unseal
+from persist_core.sealed import check_in_place, from_plain, seal, unseal
 from persist_core.shard.invariants import check_state
-from persist_core.shard.origin import Branch, Origin, Swap
-from persist_core.shard.past import Past, Undone
-from persist_core.shard.state import Commit, Hold, Lease, Released, ShardState
+from persist_core.shard.state import ShardState
 
 STATE_VERSION = 1
 _STATE = "shard_state"
@@ -86,7 +83,7 @@ def decode_state(data: bytes, *, what: str = "state") -> StateVersion:
     """
     body = unseal(data, kind=_STATE, version=STATE_VERSION, what=what)
     try:
-        decoded = StateVersion(write_id=body["write_id"], written_ms=body["written_ms"], state=_decoded(body["state"]))
+        decoded = StateVersion(body["write_id"], body["written_ms"], _decoded(body["state"], what))
     except (KeyError, TypeError, ValueError) as error:
         raise Corruption(f"{what} is malformed: {error!r}. Run `persist fsck`") from error
     check_state(decoded.state)
@@ -101,34 +98,14 @@ def read_version(shard: str, version: VersionedData) -> ShardState:
     return state
 
 
-def _decoded(body: dict[str, Any]) -> ShardState:
-    return ShardState(
-        shard=body["shard"],
-        seqno=body["seqno"],
-        since=Frontier(body["since"]),
-        upper=Frontier(body["upper"]),
-        schemas=SchemaVersions.from_json(body["schemas"]),
-        batches=_batches(body["shard"], body["first_lower"], body["batches"]),
-        commits=tuple(Commit(**commit) for commit in body["commits"]),
-        leases={name: Lease(**{**lease, "since": Frontier(lease["since"])}) for name, lease in body["leases"].items()},
-        holds={name: Hold(Frontier(hold["since"]), hold["opaque"]) for name, hold in body["holds"].items()},
-        sources={name: SourceFrontier(**source) for name, source in body["sources"].items()},
-        operators=body["operators"],
-        history_ms=body["history_ms"],
-        released=tuple(Released(**each) for each in body["released"]),
-        era=body["era"],
-        oldest_era=body["oldest_era"],
-        origin=_origin(body["origin"]),
-        past=Past(**{**body["past"], "undone": tuple(Undone(**each) for each in body["past"]["undone"])}),
-        erased=body["erased"],
-    )
-
-
-def _origin(body: dict[str, Any]) -> Origin:
-    branches = tuple(
-        Branch(**{**branch, "swap": Swap(**branch["swap"]) if branch["swap"] else None}) for branch in body["branches"]
-    )
-    return Origin(**{**body, "branches": branches})
+def _decoded(body: dict[str, Any], what: str) -> ShardState:
+    plain = {field.name: body[field.name] for field in fields(ShardState)}  # all of them are stored
+    for name in ("since", "upper"):
+        plain[name] = Frontier(body[name])
+    for name in ("leases", "holds"):
+        plain[name] = {holder: {**held, "since": Frontier(held["since"])} for holder, held in body[name].items()}
+    plain["batches"] = _batches(body["shard"], body["first_lower"], body["batches"])
+    return from_plain(ShardState, plain, what=what)
 
 
 def _lines(shard: str, batches: Iterable[HollowBatch]) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import InvalidName, SchemaMismatch
 from persist_core.schema import CollectionSchema, Column, arrow_type, order_type, show_order
+from persist_core.sealed import from_plain
 
 
 def check_compatible(current: CollectionSchema, wanted: CollectionSchema) -> None:
@@ -56,7 +57,7 @@ def test_key_rules() -> None:
 
 def test_json_round_trip() -> None:
     schema = CollectionSchema(KEY, (Column("d", "decimal(10,2)"), Column("j", "json", nullable=False)))
-    assert CollectionSchema.from_json(schema.to_json()) == schema
+    assert from_plain(CollectionSchema, schema.to_json(), what="it") == schema
 
 
 ORDERED = CollectionSchema(
@@ -70,7 +71,7 @@ ORDERED = CollectionSchema(
 def test_an_order_is_part_of_the_schema() -> None:
     by_position = CollectionSchema(KEY, order=(), position=ORDERED.position)
     for schema in (ORDERED, by_position):
-        assert CollectionSchema.from_json(schema.to_json()) == schema
+        assert from_plain(CollectionSchema, schema.to_json(), what="it") == schema
         check_compatible(schema, schema)
     assert show_order(ORDERED) == "sequence (lsn: bigint, at: timestamp, position)"
     assert [show_order(by_position), show_order(CollectionSchema(KEY))] == ["sequence (position)", "log"]
