@@ -6,29 +6,17 @@ equal inputs are stored once in an era, and the bytes under a key never change.
 
 from __future__ import annotations
 
-from typing import Protocol, Self, TypeVar
+from typing import TypeVar
 
 from persist_core.errors import CorruptArtifact
 from persist_core.keys import digest_in, input_key
 from persist_core.location.blob import Blob
-from persist_core.sealed import sealed_digest
+from persist_core.sealed import Sealed, sealed_digest
+
+F = TypeVar("F", bound=Sealed)
 
 
-class Frozen(Protocol):
-    """The input of one description. Equal inputs have equal bytes."""
-
-    def encode(self) -> bytes:
-        """The bytes to store, sealed."""
-
-    @classmethod
-    def decode(cls, data: bytes, *, what: str) -> Self:
-        """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
-
-
-F = TypeVar("F", bound=Frozen)
-
-
-def stage_frozen(blob: Blob, shard: str, frozen: Frozen, *, era: int) -> str:
+def stage_frozen(blob: Blob, shard: str, frozen: Sealed, *, era: int) -> str:
     """Store a frozen input of a shard, in the shard's era, and return its key. Idempotent."""
     data = frozen.encode()
     key = input_key(shard, era, sealed_digest(data))

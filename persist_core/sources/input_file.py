@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from persist_core.errors import CorruptArtifact
-from persist_core.sealed import seal, unseal
+from persist_core.sealed import Sealed, seal, unseal
 from persist_core.sources.natural_order import natural_key
 from persist_core.sources.root import join
-
-FROZEN_VERSION = 1
-_FROZEN = "frozen_files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +35,15 @@ class InputFile:
 
 
 @dataclass(frozen=True)
-class FrozenInput:
+class FrozenInput(Sealed):
     """The input of one description: files in ascending `order`. `base` is what their relative paths are relative to."""
+
+    KIND = "frozen_files"
 
     files: tuple[InputFile, ...]
     base: str = ""
 
     def encode(self) -> bytes:
-        """Sealed JSON: equal inputs give equal bytes."""
         rows = [
             [
                 f.relative,
@@ -60,12 +58,12 @@ class FrozenInput:
             ]
             for f in self.files
         ]
-        return seal(_FROZEN, FROZEN_VERSION, {"base": self.base, "files": rows})
+        return seal(self.KIND, self.VERSION, {"base": self.base, "files": rows})
 
     @classmethod
-    def decode(cls, data: bytes, *, what: str = "a frozen input") -> FrozenInput:
-        """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
-        body = unseal(data, kind=_FROZEN, version=FROZEN_VERSION, what=what)
+    def decode(cls, data: bytes, *, what: str | None = None) -> FrozenInput:
+        what = what or "a frozen input"
+        body = unseal(data, kind=cls.KIND, version=cls.VERSION, what=what)
         try:
             base = body["base"]
             files = tuple(

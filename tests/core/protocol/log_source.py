@@ -20,7 +20,7 @@ from persist_core.contents.batch import SourceFrontier
 from persist_core.handles.client import PersistClient
 from persist_core.location.blob import Blob
 from persist_core.schema import CollectionSchema, Column
-from persist_core.sealed import seal, unseal
+from persist_core.sealed import Sealed
 from persist_core.shard.state import ShardState
 from persist_core.sources.frozen import stage_frozen
 from persist_core.sources.registry import KINDS, Kind
@@ -91,17 +91,12 @@ def _between(folder: Path, before: Mapping[str, int], after: Mapping[str, int]) 
 
 
 @dataclass(frozen=True)
-class FrozenLog:
+class FrozenLog(Sealed):
     """The bundles of one description, by name."""
 
+    KIND = "frozen_log"
+
     names: tuple[str, ...]
-
-    def encode(self) -> bytes:
-        return seal("frozen_log", 1, {"names": self.names})
-
-    @classmethod
-    def decode(cls, data: bytes, *, what: str = "a frozen log") -> FrozenLog:
-        return cls(tuple(unseal(data, kind="frozen_log", version=1, what=what)["names"]))
 
 
 class LogSource:
