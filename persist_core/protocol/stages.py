@@ -42,7 +42,7 @@ from persist_core.protocol.conflicts import ConflictRecord, record_conflict
 from persist_core.protocol.describe import describe
 from persist_core.protocol.planned import changes_of
 from persist_core.shard.history import show_history
-from persist_core.shard.state import Commit, Committed, ShardState, UpperMismatch, upper_mismatch
+from persist_core.shard.state import Committed, ShardState, UpperMismatch, upper_mismatch
 from persist_core.sources.registry import source_of
 from persist_core.sources.source import NotYet, Source
 from persist_core.time_text import format_time, show_time
@@ -224,10 +224,10 @@ def manifest_of_outdated(client: PersistClient, config: ShardConfig, description
     append can only be refused, and an empty batch is enough to find the winner.
     """
     state = client.state(description.shard)
-    commit = _commit_of(state, description)
+    commit = state.commit_with(description.token)
     if commit is not None:
         return commit.manifest_key
-    if not _can_only_lose(state, description):
+    if _outdated(state, description) is None:
         raise RunFailed(
             f"the write stage called {description.interval} outdated, but the upper of shard {description.shard} is"
             f" still {state.upper}; nothing was committed. Run it again"
@@ -254,33 +254,28 @@ def check_not_outdated(state: ShardState, description: BatchDescription) -> None
 
     `AlreadyCommitted`, which is one, if it is itself a commit: nothing is left to write, even if its input is gone.
     """
-    if _commit_of(state, description) is not None or _can_only_lose(state, description):
-        raise _outdated(state, description)
+    if (outdated := _outdated(state, description)) is not None:
+        raise outdated
 
 
-def _can_only_lose(state: ShardState, description: BatchDescription) -> bool:
-    """True if its append would be refused: another writer was faster, or GC may have deleted what it names."""
-    return state.upper != Frontier(description.lower) or (description.era or 0) < state.oldest_era
-
-
-def _commit_of(state: ShardState, description: BatchDescription) -> Commit | None:
-    return next((commit for commit in state.commits if commit.token == description.token), None)
-
-
-def _outdated(state: ShardState, description: BatchDescription) -> OutdatedDescription:
+def _outdated(state: ShardState, description: BatchDescription) -> OutdatedDescription | None:
+    """Why another append of it would be refused: it is a commit, another writer was faster, or GC may have deleted what
+    it names; `None` if it is valid."""
     what = f"description {description.interval} of shard {description.shard}"
-    commit = _commit_of(state, description)
+    commit = state.commit_with(description.token)
     if commit is not None:
         return AlreadyCommitted(
             f"{what} is already committed, at {format_time(commit.committed_ms)} as epoch {commit.epoch}. Nothing was"
             " staged; append finds the commit"
         )
-    if state.upper == Frontier(description.lower):
+    if state.upper != Frontier(description.lower):
+        return OutdatedDescription(f"{what} is outdated: the upper is {state.upper}. Nothing was staged; mint again")
+    if (description.era or 0) < state.oldest_era:
         return OutdatedDescription(
             f"{what} is outdated: it was minted in era {description.era}, and GC may have deleted what was staged"
             f" before era {state.oldest_era}. Nothing was staged; mint again"
         )
-    return OutdatedDescription(f"{what} is outdated: the upper is {state.upper}. Nothing was staged; mint again")
+    return None
 
 
 @contextmanager
@@ -294,9 +289,8 @@ def outdated_first(client: PersistClient, description: BatchDescription) -> Iter
         yield
     except Exception as error:
         with suppress(StorageError):  # then the original error is more specific
-            state = client.state(description.shard)
-            if _can_only_lose(state, description):
-                raise _outdated(state, description) from error
+            if (outdated := _outdated(client.state(description.shard), description)) is not None:
+                raise outdated from error
         raise
 
 
@@ -311,10 +305,10 @@ def append(client: PersistClient, description: BatchDescription, manifest_key: s
         check_manifest(manifest, description)
     except (CorruptArtifact, InvalidInput):
         state = client.state(description.shard)
-        commit = _commit_of(state, description)
+        commit = state.commit_with(description.token)
         if commit is not None:
             return Committed(commit, is_new=False)
-        if not _can_only_lose(state, description):
+        if _outdated(state, description) is None:
             raise
         return _conflict(client, description, upper_mismatch(state, description))
     # Not by `open_writer`: minting has made the shard, and another look at it is another request on a remote store.
@@ -322,7 +316,7 @@ def append(client: PersistClient, description: BatchDescription, manifest_key: s
     try:
         result = writer.compare_and_append(manifest, manifest_key)
     except TokenReuse:  # another try has committed this description with other contents: without a file, for example
-        commit = _commit_of(client.state(description.shard), description)
+        commit = client.state(description.shard).commit_with(description.token)
         if commit is None or (commit.lower, commit.upper) != (description.lower, description.upper):
             raise
         return Committed(commit, is_new=False)

@@ -35,8 +35,7 @@ from persist_core.errors import InvalidInput
 from persist_core.frontier import Frontier
 from persist_core.shard.history import PIN
 from persist_core.shard.origin import Origin, Swap
-from persist_core.shard.past import Past
-from persist_core.shard.state import Committed, Hold, ShardState, UpperMismatch, commit_of, upper_mismatch
+from persist_core.shard.state import Committed, Hold, ShardState, UpperMismatch, begin, upper_mismatch
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,6 @@ def _relation_of_erasures(erased: ErasedLists, ours: str, theirs: str | None) ->
 
 
 def is_received(before: ShardState, after: ShardState) -> bool:
-    """True if this step received a copy."""
     return after.origin.received == after.seqno and before.origin.received != after.seqno
 
 
@@ -146,24 +144,14 @@ def swap_in(
     Idempotent by token. `UpperMismatch` if another writer has advanced the shard, or the manifest's era is refused.
     Raises as `check_not_pinned`.
     """
-    for commit in state.commits:
-        if commit.token == manifest.token:
-            return state, Committed(commit, is_new=False)
+    if (known := state.commit_with(manifest.token)) is not None:
+        return state, Committed(known, is_new=False)
     if state.upper != Frontier(manifest.lower) or manifest.era < state.oldest_era:
         return state, upper_mismatch(state, manifest)
     check_not_pinned(state)
-    after = replace(
-        state,
-        upper=Frontier(manifest.upper),
-        schemas=schemas.in_fork(state.seqno + 1, manifest.upper),
-        batches=(*batches, manifest.hollow(manifest_key)),
-        sources=manifest.sources,
-        operators=manifest.operators_after(),
-        origin=state.origin.swapped(state.shard, manifest_key, manifest.epoch, swap),
-        past=Past(),
-    )
-    commit = commit_of(after, manifest, manifest_key, swap.swapped_ms)
-    return replace(after, commits=(commit,)), Committed(commit, is_new=True)
+    origin = state.origin.swapped(state.shard, manifest_key, manifest.epoch, swap)
+    begun = replace(state, batches=(*batches, manifest.hollow(manifest_key)), schemas=schemas, origin=origin)
+    return begin(begun, manifest, manifest_key, swap.swapped_ms)
 
 
 def check_not_pinned(state: ShardState) -> None:

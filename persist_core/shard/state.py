@@ -63,7 +63,6 @@ class Lease:
     era: int = 0
 
     def has_expired(self, now_ms: int) -> bool:
-        """True from the first millisecond after the lease's end."""
         return now_ms > self.heartbeat_ms + self.duration_ms
 
 
@@ -120,7 +119,6 @@ class ShardState:
 
     @property
     def schema(self) -> CollectionSchema | None:
-        """The newest schema; `None` before the first commit."""
         return self.schemas.newest
 
     @property
@@ -130,8 +128,10 @@ class ShardState:
 
     @property
     def newest_commit(self) -> Commit | None:
-        """The last append, or `None` for a new shard."""
         return self.commits[-1] if self.commits else None
+
+    def commit_with(self, token: str) -> Commit | None:
+        return next((commit for commit in self.commits if commit.token == token), None)
 
 
 @dataclass(frozen=True)
@@ -177,15 +177,14 @@ def compare_and_append(
             f"manifest is for {manifest.shard} from {show_time(manifest.lower)}; expected {state.shard} from the"
             f" expected upper {show_time(expected_upper)}"
         )
-    for commit in state.commits:
-        if commit.token == manifest.token:
-            if commit.contents_digest != manifest.contents_digest:
-                raise TokenReuse(
-                    f"token {manifest.token} is bound to {show_interval(commit.lower, commit.upper)} with contents"
-                    f" {commit.contents_digest[:16]}; found other contents {manifest.contents_digest[:16]}. Mint a"
-                    " new description instead of changing the batch"
-                )
-            return state, Committed(commit, is_new=False)
+    if (known := state.commit_with(manifest.token)) is not None:
+        if known.contents_digest != manifest.contents_digest:
+            raise TokenReuse(
+                f"token {manifest.token} is bound to {show_interval(known.lower, known.upper)} with contents"
+                f" {known.contents_digest[:16]}; found other contents {manifest.contents_digest[:16]}. Mint a"
+                " new description instead of changing the batch"
+            )
+        return state, Committed(known, is_new=False)
     if state.upper != Frontier(expected_upper) or manifest.era < state.oldest_era:
         return state, upper_mismatch(state, manifest)
     schemas = state.schemas.with_batch_of(manifest.schema, seqno=state.seqno + 1, lower=manifest.lower)
@@ -223,21 +222,25 @@ def start_fork(
     `since` and `schemas`: from the shard it comes from. Idempotent by token. Raises as `check_can_be_fork`;
     `RunFailed` if GC has given up the fork.
     """
-    for commit in state.commits:
-        if commit.token == manifest.token:
-            return state, Committed(commit, is_new=False)
+    if (known := state.commit_with(manifest.token)) is not None:
+        return state, Committed(known, is_new=False)
     check_can_be_fork(state, since)
     if manifest.era < state.oldest_era:
         raise RunFailed(f"fork {state.shard}: GC may have deleted files that it shares; it was not made. Try again")
+    origin = state.origin.appended(state.shard, manifest_key, manifest.epoch)
+    begun = replace(state, since=since, batches=batches, schemas=schemas, origin=origin)
+    return begin(begun, manifest, manifest_key, now_ms)
+
+
+def begin(state: ShardState, manifest: BatchManifest, manifest_key: str, now_ms: int) -> tuple[ShardState, Committed]:
+    """`state`, which has batches and schemas of another shard, with `manifest` as its one commit, and its progress."""
     after = replace(
         state,
-        since=since,
         upper=Frontier(manifest.upper),
-        schemas=schemas.in_fork(state.seqno + 1, manifest.upper),
-        batches=batches,
+        schemas=state.schemas.in_fork(state.seqno + 1, manifest.upper),
         sources=manifest.sources,
         operators=manifest.operators_after(),
-        origin=state.origin.appended(state.shard, manifest_key, manifest.epoch),
+        past=Past(),
     )
     commit = commit_of(after, manifest, manifest_key, now_ms)
     return replace(after, commits=(commit,)), Committed(commit, is_new=True)
