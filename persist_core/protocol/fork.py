@@ -14,11 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from persist_core.checkpoint.publish import publish_missing
-from persist_core.contents.batch import (
-    BatchCounts,
-    BatchDescription,
-    BatchManifest,
-)
+from persist_core.contents.batch import BatchCounts, BatchDescription, BatchManifest
 from persist_core.contents.derived import Restored
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.frontier import ZERO
@@ -60,7 +56,6 @@ def fork(client: PersistClient, shard: str, checkpoint_id: str | None, new_shard
 
 
 def fork_token(shard: str, checkpoint_id: str | None, new_shard: str) -> str:
-    """The token of the commit that makes the fork."""
     return restore_token("fork", shard, checkpoint_id, new_shard)
 
 
@@ -72,22 +67,16 @@ def _forked(
     since = state.since if point.batches else ZERO  # the shard's own may move on before the fork is made
     token = fork_token(shard, checkpoint_id, new_shard)
     known = client.machine.fetch(new_shard) or ShardState(new_shard)
-    for commit in known.commits:
-        if commit.token == token:
-            publish_missing(client, known)  # of a call that was killed after its commit
-            return Committed(commit, is_new=False)
+    if (commit := known.commit_with(token)) is not None:
+        publish_missing(client, known)  # of a call that was killed after its commit
+        return Committed(commit, is_new=False)
     transitions.check_can_be_fork(known, since)
     known = client.ensure_shard(new_shard)  # so that GC can refuse a fork that it has given up
-    attempt = client.ids.uuid7()
-    manifest = replace(
-        _manifest(state, point, new_shard, token, writer, known.era),
-        operators=copy_operators(client, point.operators, new_shard, attempt),
-        restored=Restored(shard, point.checkpoint.checkpoint_id, point.checkpoint.watermark),
-    )
     if is_shard_name(new_shard):
         check_not_erased(client, state, point)
-    share(client, state, point, new_shard)
-    key = stage_manifest(client.blob, manifest, attempt)
+    rows = restore_token(*(batch.manifest_key for batch in point.batches))
+    description = _described(point, new_shard, token, writer, known.era)
+    manifest, key = stage_shared(client, state, point, description, rows)
     erased = copy_erased(client, state, new_shard)
     _, result = client.machine.apply(
         new_shard,
@@ -106,7 +95,24 @@ def _forked(
     return result
 
 
-def share(client: PersistClient, began: ShardState, point: RestorePoint, new_shard: str) -> None:
+def stage_shared(
+    client: PersistClient, began: ShardState, point: RestorePoint, description: BatchDescription, rows: str
+) -> tuple[BatchManifest, str]:
+    """Stage a commit without parts that stands for a point of the shard whose state was `began`, and share it.
+
+    `rows` binds its contents. Raises as `_share`.
+    """
+    attempt, shard = client.ids.uuid7(), description.shard
+    manifest = replace(
+        manifest_for(description, schema_of(began), (), BatchCounts(), rows=rows),
+        operators=copy_operators(client, point.operators, shard, attempt),
+        restored=Restored(began.shard, point.checkpoint.checkpoint_id, point.checkpoint.watermark),
+    )
+    _share(client, began, point, shard)
+    return manifest, stage_manifest(client.blob, manifest, attempt)
+
+
+def _share(client: PersistClient, began: ShardState, point: RestorePoint, new_shard: str) -> None:
     """Record what `new_shard` is to share with the shard whose state was `began`, then look at it again: see
     `fork_records`.
 
@@ -129,11 +135,9 @@ def share(client: PersistClient, began: ShardState, point: RestorePoint, new_sha
         raise RunFailed(f"{new_shard} was not made: GC of {shard} may have deleted files that it needs. Try again")
 
 
-def _manifest(
-    state: ShardState, point: RestorePoint, new_shard: str, token: str, writer: str, era: int
-) -> BatchManifest:
+def _described(point: RestorePoint, new_shard: str, token: str, writer: str, era: int) -> BatchDescription:
     lower = point.batches[0].lower if point.batches else 0
-    description = BatchDescription(
+    return BatchDescription(
         shard=new_shard,
         lower=lower,
         upper=point.upper,
@@ -147,5 +151,3 @@ def _manifest(
         is_change=True,
         in_time_from=point.in_time_from,
     )
-    rows = restore_token(*(batch.manifest_key for batch in point.batches))
-    return manifest_for(description, schema_of(state), (), BatchCounts(), rows=rows)

@@ -15,17 +15,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from persist_core.checkpoint.publish import publish_missing
-from persist_core.contents.batch import BatchCounts
-from persist_core.contents.derived import Restored
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.handles.overtaken import named_if_dropped
-from persist_core.handles.read import schema_of
-from persist_core.handles.write import manifest_for, stage_manifest
 from persist_core.keys import hidden_shard
 from persist_core.protocol.describe import describe_change
-from persist_core.protocol.fork import fork, share
-from persist_core.protocol.restore_point import copy_operators, point_of, restore_token
+from persist_core.protocol.fork import fork, stage_shared
+from persist_core.protocol.restore_point import point_of, restore_token
 from persist_core.shard.origin import Swap
 from persist_core.shard.receive import check_not_pinned, swap_in
 from persist_core.shard.state import Committed, ShardState, UpperMismatch
@@ -73,7 +69,7 @@ def _swapped(
     client: PersistClient, ours: ShardState, theirs: ShardState, keep_ms: int | None, writer: str, definition: str
 ) -> Committed | UpperMismatch:
     new, now_ms = theirs.newest_commit, client.clock.now_ms()
-    lower, attempt = ours.upper.time, client.ids.uuid7()
+    lower = ours.upper.time
     assert new is not None
     assert lower is not None
     point = point_of(client, theirs, new.checkpoint_id)
@@ -82,17 +78,10 @@ def _swapped(
             f"{theirs.shard} can be read in {show_interval(theirs.since.time or 0, point.upper)}; expected all of"
             f" {show_interval(ours.since.time or 0, lower)}, as {ours.shard}"
         )
-    restored = Restored(theirs.shard, new.checkpoint_id, point.checkpoint.watermark)
     token = swap_token(ours.shard, lower, theirs.shard, new.checkpoint_id, definition)
     description = describe_change(client, ours, token, writer=writer, sources=point.sources)
     description = replace(description, parent_id=None)  # the checkpoint before is of another generation
-    manifest = replace(
-        manifest_for(description, schema_of(theirs), (), BatchCounts(), rows=token),
-        operators=copy_operators(client, point.operators, ours.shard, attempt),
-        restored=restored,
-    )
-    share(client, theirs, point, ours.shard)
-    key = stage_manifest(client.blob, manifest, attempt)
+    manifest, key = stage_shared(client, theirs, point, description, token)
     swapped = Swap(lower, now_ms, kept_name(ours), None if keep_ms is None else now_ms + keep_ms)
     _, result = client.machine.apply(
         ours.shard,
