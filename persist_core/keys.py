@@ -130,19 +130,12 @@ forks_prefix = _folder("forks")
 fork_key: Callable[[str, str, str], str] = "{}/forks/{}/{}.json".format  # shard, fork, digest
 
 
-def jobs_prefix(shard: str, begin: int) -> str:
-    """All keys of jobs for batches whose lower is `begin` start with this; the attempt follows."""
-    return f"{shard}/jobs/{begin}/"
-
-
-def job_key(shard: str, begin: int, attempt: str, name: str) -> str:
-    """The key of this name of the Spark job of one write attempt: see `persist_core.spark_job.deaths`."""
-    return f"{jobs_prefix(shard, begin)}{attempt}/{name}"
-
-
-def input_copy(number: int, suffix: str) -> str:
-    """The name, for `job_key`, of a copy of an input file, which one Spark job makes and reads."""
-    return f"{_INPUT_COPY}{number:06d}{suffix}"
+jobs_prefix: Callable[[str, int], str] = "{}/jobs/{}/".format  # shard, lower of the batch; the attempt follows
+job_key: Callable[[str, int, str, str], str] = "{}/jobs/{}/{}/{}".format  # ..., attempt, name (`spark_job.deaths`)
+# Number and suffix of a copy of an input file, which one Spark job makes and reads: its name for `job_key`.
+input_copy: Callable[[int, str], str] = f"{_INPUT_COPY}{{:06d}}{{}}".format
+copy_probe_key: Callable[[str], str] = "_copy/{}".format  # by which a copier learns if two blob stores are one
+doctor_probe_key: Callable[[str], str] = "_doctor/{}".format  # a key of consensus, and blobs below it
 
 
 def is_input_copy(key: str) -> bool:
@@ -187,16 +180,6 @@ def collectable_prefixes(shard: str) -> tuple[str, ...]:
         f"{shard}/jobs/",
         ledger_prefix(shard),
     )
-
-
-def copy_probe_key(probe_id: str) -> str:
-    """The key by which a copier learns whether two blob stores are one. No shard can have its folder's name."""
-    return f"_copy/{probe_id}"
-
-
-def doctor_probe_key(probe_id: str) -> str:
-    """The key that doctor's probe has in consensus, and below which it has blobs. No shard can have its name."""
-    return f"_doctor/{probe_id}"
 
 
 def fork_in(key: str) -> str:
@@ -258,7 +241,6 @@ class CheckpointLayout:
         return f"{self.folder(checkpoint_id)}{MANIFEST}"
 
     def pin(self, checkpoint_id: str) -> str:
-        """The key of a user's pin."""
         return f"{self.folder(checkpoint_id)}pinned"
 
     @property
