@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Generic, TypeVar
 
 from persist_core.clock import Clock, SystemClock
 from persist_core.errors import InvalidInput, InvalidUri
@@ -26,7 +26,7 @@ from persist_core.location.consensus import (
 )
 from persist_core.location.uri import LocationUri
 
-_Store = TypeVar("_Store")
+_Value = TypeVar("_Value")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -37,26 +37,19 @@ def parse_mem_uri(uri: LocationUri) -> str:
     return uri.path
 
 
-class _BlobStore:
+class _Store(Generic[_Value]):
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.values: dict[str, bytes] = {}
-        self.modified_ms: dict[str, int] = {}
-
-
-class _ConsensusStore:
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.versions: dict[str, list[VersionedData]] = {}
+        self.values: dict[str, _Value] = {}
 
 
 # The named stores of this process. They live as long as it does: closing a handle must not lose what it wrote.
-_named: dict[tuple[type[Any], str], Any] = {}
+_blobs: dict[str, _Store[tuple[bytes, int]]] = {}  # of each value the time at which it was written, in ms
+_histories: dict[str, _Store[list[VersionedData]]] = {}
 
 
-def _store(kind: type[_Store], name: str) -> _Store:
-    found: _Store = _named.setdefault((kind, name), kind()) if name else kind()  # one atomic call
-    return found
+def _store(named: dict[str, _Store[_Value]], name: str) -> _Store[_Value]:
+    return named.setdefault(name, _Store()) if name else _Store()  # one atomic call
 
 
 class MemBlob:
@@ -65,33 +58,31 @@ class MemBlob:
     def __init__(self, name: str = "", *, clock: Clock | None = None) -> None:
         self._name = name
         self._clock = clock or SystemClock()
-        self._store = _store(_BlobStore, name)
+        self._store = _store(_blobs, name)
 
     def get(self, key: str) -> bytes | None:
         check_blob_key(key)
         with self._store.lock:
-            return self._store.values.get(key)
+            return self._store.values.get(key, (None, 0))[0]
 
     def set(self, key: str, data: bytes) -> None:
         check_blob_key(key)
         check_blob_data(key, data)
         with self._store.lock:
-            self._store.values[key] = data
-            self._store.modified_ms[key] = self._clock.now_ms()
+            self._store.values[key] = data, self._clock.now_ms()
 
     def delete(self, key: str) -> int | None:
         check_blob_key(key)
         with self._store.lock:
-            data = self._store.values.pop(key, None)
-            self._store.modified_ms.pop(key, None)
-        return None if data is None else len(data)
+            found = self._store.values.pop(key, None)
+        return None if found is None else len(found[0])
 
     def list_keys_and_metadata(self, prefix: str) -> Iterator[BlobMetadata]:
         check_blob_prefix(prefix)
         with self._store.lock:
             found = [
-                BlobMetadata(key, len(data), self._store.modified_ms.get(key, 0))
-                for key, data in self._store.values.items()
+                BlobMetadata(key, len(data), modified_ms)
+                for key, (data, modified_ms) in self._store.values.items()
                 if key.startswith(prefix)
             ]
         return iter(sorted(found, key=lambda metadata: metadata.key.encode("utf-8")))
@@ -116,47 +107,47 @@ class MemConsensus:
 
     def __init__(self, name: str = "") -> None:
         self._name = name
-        self._store = _store(_ConsensusStore, name)
+        self._store = _store(_histories, name)
 
     def list_keys(self) -> Iterator[str]:
         with self._store.lock:
-            return iter(list(self._store.versions))
+            return iter(list(self._store.values))
 
     def head(self, key: str) -> VersionedData | None:
         check_consensus_key(key)
         with self._store.lock:
-            versions = self._store.versions.get(key)
+            versions = self._store.values.get(key)
             return versions[-1] if versions else None
 
     def compare_and_set(self, key: str, expected: int | None, new: VersionedData) -> CaSResult:
         check_cas(key, expected, new)
         with self._store.lock:
-            versions = self._store.versions.get(key, [])
+            versions = self._store.values.get(key, [])
             current = versions[-1].seqno if versions else None
             if current != expected:
                 return CaSResult.EXPECTATION_MISMATCH
-            self._store.versions[key] = [*versions, new]
+            self._store.values[key] = [*versions, new]
             return CaSResult.COMMITTED
 
     def scan(self, key: str, from_seqno: int, limit: int = SCAN_ALL) -> list[VersionedData]:
         limit = check_scan(key, from_seqno, limit)
         with self._store.lock:
-            versions = self._store.versions.get(key, [])
+            versions = self._store.values.get(key, [])
         return [version for version in versions if version.seqno >= from_seqno][:limit]
 
     def truncate(self, key: str, seqno: int) -> int:
         check_truncation(key, seqno)
         with self._store.lock:
-            versions = self._store.versions.get(key, [])
+            versions = self._store.values.get(key, [])
             check_truncate(key, seqno, versions[-1].seqno if versions else None)
             kept = [version for version in versions if version.seqno >= seqno]
-            self._store.versions[key] = kept
+            self._store.values[key] = kept
             return len(versions) - len(kept)
 
     def erase(self, key: str) -> None:
         check_consensus_key(key)
         with self._store.lock:
-            self._store.versions.pop(key, None)
+            self._store.values.pop(key, None)
 
     def close(self) -> None:
         """No-op: there are no connections."""

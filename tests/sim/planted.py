@@ -50,8 +50,8 @@ class _Careless(MemConsensus):
         if result is CaSResult.EXPECTATION_MISMATCH:
             self._mismatches += 1
             if self._mismatches % 3 == 0:
-                kept = [version for version in self._store.versions[key] if version.seqno < new.seqno]
-                self._store.versions[key] = [*kept, new]
+                kept = [version for version in self._store.values[key] if version.seqno < new.seqno]
+                self._store.values[key] = [*kept, new]
                 return CaSResult.COMMITTED
         return result
 
@@ -63,7 +63,7 @@ class _Stale(MemConsensus):
 
     def head(self, key: str) -> VersionedData | None:
         self._heads += 1
-        versions = self._store.versions.get(key, [])
+        versions = self._store.values.get(key, [])
         return versions[-2] if self._heads % 7 == 0 and len(versions) > 1 else super().head(key)
 
 

@@ -88,7 +88,7 @@ class Overwriting(MemConsensus):
     """Lets a second writer replace a version whose commit was acknowledged to the first."""
 
     def compare_and_set(self, key: str, expected: int | None, new: VersionedData) -> CaSResult:
-        versions = self._store.versions.get(key, [])
+        versions = self._store.values.get(key, [])
         if versions and versions[-1].seqno == new.seqno and new.seqno % 2:
             versions[-1] = new
             return CaSResult.COMMITTED

@@ -17,10 +17,10 @@ class TestMemBlob(BlobConformance):
         return open_blob(blob.uri)
 
     def raw_read(self, blob: Blob, key: str) -> bytes | None:
-        return cast(MemBlob, blob)._store.values.get(key)
+        return cast(MemBlob, blob)._store.values.get(key, (None, 0))[0]
 
     def raw_write(self, blob: Blob, key: str, data: bytes) -> None:
-        cast(MemBlob, blob)._store.values[key] = data
+        cast(MemBlob, blob)._store.values[key] = data, 0
 
     def address(self, blob: Blob) -> str | None:
         assert blob.uri.startswith("mem:")

@@ -22,10 +22,10 @@ class TestMemConsensus(ConsensusConformance):
         return open_consensus(consensus.uri)
 
     def raw_read(self, consensus: Consensus, key: str) -> list[VersionedData]:
-        return list(cast(MemConsensus, consensus)._store.versions.get(key, []))
+        return list(cast(MemConsensus, consensus)._store.values.get(key, []))
 
     def raw_write(self, consensus: Consensus, key: str, version: VersionedData) -> None:
-        versions = cast(MemConsensus, consensus)._store.versions
+        versions = cast(MemConsensus, consensus)._store.values
         versions[key] = [*versions.get(key, []), version]
 
     def address(self, consensus: Consensus) -> str | None:

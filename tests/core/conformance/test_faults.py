@@ -299,7 +299,7 @@ class Undoing(MemConsensus):
     def head(self, key: str) -> VersionedData | None:
         seen = super().head(key)
         if seen is not None and seen.data.endswith(b"2"):
-            self._store.versions[key].pop()
+            self._store.values[key].pop()
         return seen
 
 
@@ -326,7 +326,7 @@ def test_a_broken_store_is_found_out(broken: type[MemConsensus], persist_seed: i
     for seed in range(persist_seed, persist_seed + 60):
         store = broken()
         recorder, _, _ = stepped_history(seed, store, gentle)
-        final = tuple(store._store.versions.get(KEY, []))
+        final = tuple(store._store.values.get(KEY, []))
         if find_order(recorder.calls, final) is None:
             assert "no order of these calls" in explain(recorder.calls, final)
             return
@@ -345,7 +345,7 @@ def test_a_compare_and_set_in_two_steps_is_found_out(persist_seed: int) -> None:
                     if (head.seqno if head else None) != expected:
                         return CaSResult.EXPECTATION_MISMATCH
                     pause()
-                    store._store.versions.setdefault(key, []).append(new)
+                    store._store.values.setdefault(key, []).append(new)
                     return CaSResult.COMMITTED
 
                 def head(self, key: str) -> VersionedData | None:

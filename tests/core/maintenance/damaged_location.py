@@ -149,7 +149,7 @@ class InMemory(_ByBlob):
     def write_version(self, key: str, seqno: int, data: bytes) -> None:
         consensus = self.location.consensus
         assert isinstance(consensus, MemConsensus)
-        versions = consensus._store.versions
+        versions = consensus._store.values
         versions[key] = [VersionedData(seqno, data) if v.seqno == seqno else v for v in versions[key]]
 
 

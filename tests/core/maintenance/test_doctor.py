@@ -116,7 +116,7 @@ class Overbooked(MemConsensus):
         if len(new.data) > 2_500 or len(new.data) < 100:  # the race's bodies, not single commits'
             self._both.wait(10)
         with self._store.lock:
-            self._store.versions[key] = sorted([*self._store.versions.get(key, []), new], key=lambda v: v.seqno)
+            self._store.values[key] = sorted([*self._store.values.get(key, []), new], key=lambda v: v.seqno)
         return CaSResult.COMMITTED
 
 

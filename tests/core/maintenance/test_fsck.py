@@ -15,7 +15,7 @@ import pytest
 
 from persist_core.compaction.spill import Spill
 from persist_core.contents.batch import BatchDescription, SourceFrontier
-from persist_core.contents.parts import PARQUET, errs_schema, updates_schema
+from persist_core.contents.parts import PARQUET, PartFormat, errs_schema, updates_schema
 from persist_core.errors import ConfigError, CorruptArtifact, Indeterminate
 from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
@@ -39,7 +39,7 @@ from tests.virtual import ManualClock, SeededIds
 Row = tuple[Any, ...]
 
 
-class PartFormatOf:
+class PartFormatOf(PartFormat):
     """A part format whose bytes are always the same."""
 
     def __init__(self, data: bytes) -> None:
@@ -272,7 +272,7 @@ def test_an_old_version_of_the_state_is_examined_too() -> None:
     location = Location()
     location.append(0, 9, [(1, "eu", None, "a", 0, 1)])
     location.append(9, 10, [])
-    versions = location.consensus._store.versions
+    versions = location.consensus._store.values
     versions["s"] = [VersionedData(0, b"garbage"), *versions["s"][1:]]
     (violation,) = fsck(location.client, "s").violations
     assert (violation.check, "version 0 of the state" in violation.message) == ("state", True)
