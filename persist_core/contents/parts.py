@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Iterable, Iterator
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -89,31 +89,6 @@ def nullable(fields: Iterable[pa.Field]) -> pa.Schema:
     return pa.schema([field.with_nullable(True) for field in fields])
 
 
-class PartFormat(Protocol):
-    """How a part's rows become bytes. Shards hold Parquet; simulations, which read nothing else, take a fast format."""
-
-    def encode(self, table: pa.Table) -> bytes:
-        """The bytes of a part."""
-
-    def index(self, data: bytes) -> tuple[int, str] | None:
-        """The size of the page indexes and footer that end a part, and their SHA-256 (hex); `None` if it has none."""
-
-    def decode(self, data: bytes, columns: list[str], written: CollectionSchema) -> pa.Table:
-        """The columns of `columns`, by their names in `written`, that the part has.
-
-        Raises `pa.ArrowInvalid` or `OSError` for bytes that are not a part, and as `check_field_ids`.
-        """
-
-    def batches(
-        self, data: bytes, columns: list[str], written: CollectionSchema, rows: int, *, is_packed: bool = False
-    ) -> Iterator[pa.Table]:
-        """Like `decode`, in tables of at most `rows` rows; fewer if rows are large, about `BATCH_BYTES`.
-
-        `is_packed`: texts and bytes may be dictionaries, so that a text which is stored once and used often is in
-        memory once.
-        """
-
-
 def index_of(metadata: pq.FileMetaData, file: BinaryIO | io.RawIOBase) -> tuple[int, str]:
     """The size of what follows the last page of a file, page indexes and footer, and its SHA-256 (hex)."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
@@ -125,14 +100,15 @@ def index_of(metadata: pq.FileMetaData, file: BinaryIO | io.RawIOBase) -> tuple[
     return len(found), hashlib.sha256(found).hexdigest()
 
 
-class ParquetParts:
-    """Parquet, zstd: what every shard is made of.
+class PartFormat:
+    """How rows become bytes of a part: Parquet, zstd. Simulations, which read nothing else, have a fast format instead.
 
     Sorted rows with their times take 0.97 of what plain Parquet (zstd) of the rows alone takes. Higher levels of zstd
     and smaller row groups made files larger, not smaller.
     """
 
     def encode(self, table: pa.Table) -> bytes:
+        """The bytes of a part."""
         out = io.BytesIO()
         pq.write_table(
             table,
@@ -145,15 +121,25 @@ class ParquetParts:
         return out.getvalue()
 
     def index(self, data: bytes) -> tuple[int, str] | None:
+        """The size of the page indexes and footer that end a part, and their SHA-256 (hex); `None` if it has none."""
         return index_of(pq.read_metadata(io.BytesIO(data)), io.BytesIO(data))
 
     def decode(self, data: bytes, columns: list[str], written: CollectionSchema) -> pa.Table:
+        """The columns of `columns`, by their names in `written`, that the part has.
+
+        Raises `pa.ArrowInvalid` or `OSError` for bytes that are not a part, and as `check_field_ids`.
+        """
         file, there = _opened(data, columns, written)
         return file.read(columns=there, use_threads=len(data) > _SMALL_PART_BYTES)
 
     def batches(
         self, data: bytes, columns: list[str], written: CollectionSchema, rows: int, *, is_packed: bool = False
     ) -> Iterator[pa.Table]:
+        """Like `decode`, in tables of at most `rows` rows; fewer if rows are large, about `BATCH_BYTES`.
+
+        `is_packed`: texts and bytes may be dictionaries, so that a text which is stored once and used often is in
+        memory once.
+        """
         file, there = _opened(data, columns, written)
         packed, row_bytes = _packing(file, there)
         if packed and not is_packed:  # a text in a dictionary is stored once, and decoded for each row
@@ -236,7 +222,7 @@ def _packing(file: pq.ParquetFile, columns: list[str]) -> tuple[list[str], float
     return sorted(packed), row_bytes
 
 
-PARQUET = ParquetParts()
+PARQUET = PartFormat()
 
 
 def _with_numbers(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from persist_core.contents.batch import BatchManifest
+from persist_core.contents.parts import PartFormat
 from persist_core.errors import CorruptArtifact, InvariantViolation
 from persist_core.handles.load import load_manifest
 from persist_core.handles.read import MAX_COPIES, ReadHandle
@@ -63,7 +64,7 @@ def test_a_part_that_is_cut_off_missing_or_replaced_is_named() -> None:
             shard.reader.snapshot()
 
 
-class Raising:
+class Raising(PartFormat):
     """A decoder that fails like a library."""
 
     def __init__(self, error: Exception) -> None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from persist_core.config.collection import CollectionConfig
 from persist_core.contents.batch import STASH_OPERATOR, BatchDescription, BatchManifest
 from persist_core.contents.operator_state import OperatorState, StateArtifact
-from persist_core.contents.parts import check_field_ids, updates_schema
+from persist_core.contents.parts import PartFormat, check_field_ids, updates_schema
 from persist_core.errors import CorruptArtifact
 from persist_core.handles.client import PersistClient
 from persist_core.keys import part_key
@@ -41,7 +41,7 @@ from tests.sim.simulator.carried import adds_to_chain, state_of
 from tests.sim.simulator.workload import read_records, row_of
 
 
-class ArrowParts:
+class ArrowParts(PartFormat):
     """Parts as Arrow streams, for speed."""
 
     def encode(self, table: pa.Table) -> bytes:
