@@ -136,7 +136,6 @@ class SourceConfig(ConfigModel):
 
     @property
     def is_on_s3(self) -> bool:
-        """True if the files are objects in a bucket."""
         return self.path.startswith(S3)
 
     @property

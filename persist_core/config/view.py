@@ -132,8 +132,8 @@ class ViewConfig(ShardConfig):
 
 
 class _Known:
-    def __init__(self, views: Path, collections: Path) -> None:
-        self.views, self.collections = views, collections
+    def __init__(self, views: Path, collections: Path | None) -> None:
+        self.views, self.collections = views, collections or beside(views, COLLECTIONS_FOLDER)
         self._columns: dict[str, Sequence[str] | None] = {}
         self._view_inputs: dict[str, tuple[str, ...]] = {}
 
@@ -187,7 +187,7 @@ def load_view(path: Path, *, collections: Path | None = None) -> ViewConfig:
     files beside it may be inputs too. Raises `ConfigError`: one line per mistake, naming file, field, what was found
     (in a query with line and column) and what was expected.
     """
-    return _load_view(path, _known(path.parent, collections))
+    return _load_view(path, _Known(path.parent, collections))
 
 
 def load_views(
@@ -197,15 +197,11 @@ def load_views(
 
     `only`: see `load_folder`.
     """
-    known = _known(folder, collections)
+    known = _Known(folder, collections)
     views, errors = load_folder(folder, lambda path: _load_view(path, known), what="view", only=only)
     by_name = {view.name: view for view in views}
     order = TopologicalSorter({view.name: view.inputs for view in views}).static_order()
     return [by_name[name] for name in order if name in by_name], errors
-
-
-def _known(views: Path, collections: Path | None) -> _Known:
-    return _Known(views, collections or beside(views, COLLECTIONS_FOLDER))
 
 
 def _load_view(path: Path, known: _Known) -> ViewConfig:

@@ -96,11 +96,6 @@ def place_of(uri: str) -> tuple[str, ...]:
     return scheme, path, *sorted(f"{name}={value}" for name, value in named.items() if name in _PLACE_PARAMETERS)
 
 
-def matrix_parameters(uri: str) -> list[tuple[str, str]]:
-    """The names and values of `;name=value`, as written."""
-    return _MATRIX_PARAMETER.findall(uri)
-
-
 def _hides(name: str, value: str) -> bool:
     """True if a query parameter may hold a secret: by its name, or because its value is a URL with a user in it."""
     return bool(_SECRET_PARAMETER.search(unquote(name))) or "@" in unquote(value)
@@ -153,7 +148,9 @@ def secrets_of(uri: str) -> tuple[str, ...]:
         name, _, value = parameter.partition("=")
         if unquote(name) in _SECRET_PARAMETERS:
             found.append(value)
-    found += [value for name, value in matrix_parameters(uri) if unquote(name) in _SECRET_PARAMETERS | {"token"}]
+    found += [
+        value for name, value in _MATRIX_PARAMETER.findall(uri) if unquote(name) in _SECRET_PARAMETERS | {"token"}
+    ]
     return tuple(dict.fromkeys(form for secret in found if secret for form in (secret, unquote(secret))))
 
 

@@ -39,7 +39,6 @@ class Delta:
 
     @property
     def counts(self) -> BatchCounts:
-        """Updates by kind."""
         inserted, errs_inserted = (int(pc.sum(pc.greater(t[DIFF], 0)).as_py() or 0) for t in (self.oks, self.errs))
         return BatchCounts(inserted, len(self.oks) - inserted, errs_inserted, len(self.errs) - errs_inserted)
 
@@ -48,24 +47,18 @@ def check_size(
     reader: ReadHandle, state: ShardState, after: int, max_updates: int, since: str, remedy: str = ""
 ) -> None:
     """Raise `InvalidInput` if the shard has changed too much since `after`, in words `since`, for one process."""
-    updates, size_bytes = _size_since(reader, state, after)
+    later = [batch for batch in state.batches if (batch.changed_at or 0) > after]
+    whole = [batch for batch in later if batch.lower > after]
+    # a run that holds earlier updates too is counted row by row
+    updates = reader.count_changes([batch for batch in later if batch.lower <= after], after)
+    updates += sum(batch.counts.updates for batch in whole)
+    size_bytes = sum(batch.size_bytes for batch in whole)
     if max(updates, size_bytes // BYTES_OF_AN_UPDATE) > max_updates:
         raise InvalidInput(
             f"shard {state.shard} has changed by {updates} updates ({size_bytes} bytes) since {since}; the"
             f" limit is {max_updates} ({max_updates * BYTES_OF_AN_UPDATE} bytes). If there is memory for them (1.2 KiB"
             f" per update), raise --max-updates (in Airflow: max_updates){remedy}"
         )
-
-
-def _size_since(reader: ReadHandle, state: ShardState, after: int) -> tuple[int, int]:
-    """How many updates are later than `after`, and how many bytes they take in whole batches.
-
-    A run that holds earlier updates too is counted row by row.
-    """
-    later = [batch for batch in state.batches if (batch.changed_at or 0) > after]
-    whole = [batch for batch in later if batch.lower > after]
-    counted = reader.count_changes([batch for batch in later if batch.lower <= after], after)
-    return counted + sum(batch.counts.updates for batch in whole), sum(batch.size_bytes for batch in whole)
 
 
 def delta_since(

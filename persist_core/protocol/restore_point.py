@@ -160,16 +160,12 @@ def copy_operators(
     client: PersistClient, operators: Mapping[str, tuple[StateArtifact, ...]], shard: str, attempt: str
 ) -> dict[str, OperatorState]:
     """Stage each operator's whole chain for `attempt` on `shard`, in its order, as its full state."""
-    return {name: _copied(client, chain, shard, attempt, name) for name, chain in operators.items()}
-
-
-def _copied(
-    client: PersistClient, chain: tuple[StateArtifact, ...], shard: str, attempt: str, operator: str
-) -> OperatorState:
-    staged = []
-    for number, artifact in enumerate(chain):
-        data = load_verified(client.blob, artifact.key, artifact.sha256)
-        key = part_key(shard, attempt, operator, number)
-        client.blob.set(key, data)
-        staged.append(replace(artifact, partition_id=number, key=key, is_carried=False))
-    return OperatorState(is_delta=False, artifacts=tuple(staged))
+    copied = {}
+    for operator, chain in operators.items():
+        staged = []
+        for number, artifact in enumerate(chain):
+            key = part_key(shard, attempt, operator, number)
+            client.blob.set(key, load_verified(client.blob, artifact.key, artifact.sha256))
+            staged.append(replace(artifact, partition_id=number, key=key, is_carried=False))
+        copied[operator] = OperatorState(is_delta=False, artifacts=tuple(staged))
+    return copied

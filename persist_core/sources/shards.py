@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from persist_core.config.view import SHARDS, ViewConfig
 from persist_core.contents.batch import SourceFrontier
@@ -33,7 +32,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.handles.since import SinceHandle
 from persist_core.location.blob import Blob
 from persist_core.schema import CollectionSchema
-from persist_core.sealed import Sealed
+from persist_core.sealed import Sealed, from_plain
 from persist_core.shard.history import VIEW, history_start
 from persist_core.shard.state import ShardState
 from persist_core.sources.frozen import load_frozen, stage_frozen
@@ -76,13 +75,7 @@ class Refreshed:
         source = sources.get(SHARDS)
         if source is None:
             return None
-        offsets: Mapping[str, Any] = source.offsets
-        try:
-            fields = ("as_of", "input", "uppers", "lives", "given_up")
-            as_of, key, uppers, lives, given_up = (offsets[name] for name in fields)
-            return cls(as_of, key, uppers, lives, tuple(given_up))
-        except (KeyError, TypeError) as error:
-            raise InvariantViolation(f"the progress of a view is malformed: {error!r}; run `persist fsck`") from error
+        return from_plain(cls, {**source.offsets, "input_key": source.offsets.get("input")}, what="a view's progress")
 
     def to_source(self) -> SourceFrontier:
         """The inverse of `of`."""

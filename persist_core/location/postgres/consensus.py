@@ -145,9 +145,6 @@ class PostgresConsensus:
         self._settings = _SETTINGS.format(timeout_ms=address.statement_timeout_ms)
         self._fsync_checked = False
 
-    def __repr__(self) -> str:
-        return f"PostgresConsensus({self.uri!r})"
-
     def list_keys(self) -> Iterator[str]:
         try:
             return iter([key for (key,) in self._run("list_keys", _LIST_KEYS, {})])

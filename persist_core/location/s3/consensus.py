@@ -241,7 +241,7 @@ class S3Consensus:
 
         def header_at(position: int) -> Header:
             if position not in known:
-                known[position] = _there(self._logs.header(header.key, position), position)
+                known[position] = _there(self._logs.header(folder_of(header.key), position), position)
             return known[position]
 
         positions = range(header.first, header.position)

@@ -88,11 +88,8 @@ class S3Logs:
         data = self._bytes(folder, position)
         return None if data is None else decode_entry(data, folder, position, self._where(folder, position))
 
-    def header(self, key: str, position: int) -> Header | None:
+    def header(self, folder: str, position: int) -> Header | None:
         """The header of the entry at `position`, or `None`. Reads no more than that."""
-        return self._header(folder_of(key), position)
-
-    def _header(self, folder: str, position: int) -> Header | None:
         data = self._bytes(folder, position, Range=f"bytes=0-{HEADER_BYTES - 1}")
         return None if data is None else decode_header(data, folder, position, self._where(folder, position))
 
@@ -101,8 +98,8 @@ class S3Logs:
 
         Raises `Determinate` if it is certain that it never will be, `Indeterminate` if it may be.
         """
-        key, position = entry.header.key, entry.header.position
-        action = f"compare_and_set of {key!r}"
+        folder, position = folder_of(entry.header.key), entry.header.position
+        action = f"compare_and_set of {entry.header.key!r}"
         body = entry.encode()
         may_happen = False
         last: Exception | None = None
@@ -110,7 +107,7 @@ class S3Logs:
             if attempt:
                 self.client.back_off(attempt)
             try:
-                self._put(folder_of(key), position, body)
+                self._put(folder, position, body)
                 return True
             except failures() as error:
                 last, verdict = error, verdict_on(error)
@@ -120,7 +117,7 @@ class S3Logs:
                 continue
             may_happen = may_happen or verdict is Verdict.UNKNOWN
             try:
-                found = self.header(key, position)
+                found = self.header(folder, position)
             except StorageError:
                 may_happen = True  # also a 409 or 412 may have been about our own object
                 continue
@@ -179,7 +176,7 @@ class S3Logs:
             for found in page.get("Contents", ()):
                 try:
                     position = position_of(str(found["Key"])[len(prefix) :], f"{self._settings.uri}: {prefix}")
-                    if (header := self._header(folder, position)) is not None:
+                    if (header := self.header(folder, position)) is not None:
                         return header.key
                 except Corruption as error:
                     damage = damage or error
