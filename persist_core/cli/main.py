@@ -185,7 +185,7 @@ def errors(session: Session, shard: str, as_of: str | None, limit: int | None, r
     state = session.client.state(shard)
     table = errors_in_order(state, reader.errors(session.time(as_of, "--as-of", state.schemas.zone)))
     if summary:
-        bodies = [group.to_json() for group in grouped(rows_of_errs(table))[:rows]]
+        bodies = [asdict(group) for group in grouped(rows_of_errs(table))[:rows]]
         if session.as_json:
             output.print_ndjson(bodies)
         else:

@@ -312,7 +312,7 @@ def _print_run(session: Session, config: ShardConfig, report: RunReport) -> None
                         "input_bytes": r.input_bytes,
                         "stats": dict(r.stats),
                         "warnings": [asdict(each) for each in r.warnings],
-                        "errors": [group.to_json() for group in r.err_groups],
+                        "errors": [asdict(group) for group in r.err_groups],
                         "notices": list(r.notices),
                     }
                     for r in report.rounds

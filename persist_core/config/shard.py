@@ -116,7 +116,6 @@ class ShardConfig(ConfigModel):
 
     @property
     def read_shards(self) -> tuple[str, ...]:
-        """The shards that it reads."""
         return ()
 
     @property

@@ -136,7 +136,6 @@ class ErasedList(Sealed):
         return (self.secret, ours) == (earlier.secret, theirs) and self.step >= earlier.step
 
     def key_in(self, shard: str) -> str:
-        """Where it is stored."""
         return erased_key(shard, sealed_digest(self.encode()))
 
     @classmethod

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -45,10 +45,6 @@ class ErrGroup:
     first: str = ""
     position: str | None = None
     payload: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
 
 
 def grouped(errs: Iterable[Mapping[str, Any]], most: int | None = None, *, of: int = 0) -> tuple[ErrGroup, ...]:

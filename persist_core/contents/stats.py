@@ -78,7 +78,6 @@ class DrainStats:
     warnings: int = 0
 
     def to_json(self) -> dict[str, int]:
-        """Plain data, for `BatchManifest.stats`."""
         return asdict(self)
 
     @classmethod
@@ -130,7 +129,6 @@ class ViewStats:
     contents_1: int
 
     def to_json(self) -> dict[str, int]:
-        """For the batch's manifest."""
         return asdict(self)
 
 

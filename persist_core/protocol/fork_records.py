@@ -47,7 +47,6 @@ class ForkRecord(Sealed):
 
     @property
     def key(self) -> str:
-        """Where it is stored."""
         return fork_key(self.shard, self.fork, sealed_digest(self.encode()))
 
 

@@ -232,7 +232,7 @@ def _grouped(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     cells = {ERR_KIND: "kind", ERR_MESSAGE: "message", ERR_POSITION: "position", ERR_PAYLOAD: "payload"}
     rows = ({name: each[cell] for name, cell in cells.items()} for each in errors)
     groups = grouped(({**row, ERR_PAYLOAD: base64.b64decode(row[ERR_PAYLOAD] or "")} for row in rows), MAX_GROUPS)
-    return [{**group.to_json(), "message": group.first, "records": group.count} for group in groups]
+    return [{**asdict(group), "message": group.first, "records": group.count} for group in groups]
 
 
 def _times(times: Sequence[int]) -> dict[str, Any]:

@@ -28,7 +28,6 @@ def batches_are_contiguous(state: ShardState) -> bool:
 
 
 def upper_is_the_last_batch(state: ShardState) -> bool:
-    """The shard's upper is its last batch's."""
     return not state.batches or Frontier(state.batches[-1].upper) == state.upper
 
 
@@ -39,7 +38,6 @@ def since_is_held(state: ShardState) -> bool:
 
 
 def tokens_are_unique(state: ShardState) -> bool:
-    """No token is bound twice."""
     return len({commit.token for commit in state.commits}) == len(state.commits)
 
 
@@ -79,7 +77,6 @@ def schema_versions_are_kept(before: ShardState, after: ShardState) -> bool:
 
 
 def since_never_regresses(before: ShardState, after: ShardState) -> bool:
-    """`since` never moves back."""
     return before.since <= after.since
 
 
@@ -95,7 +92,6 @@ def since_moves_within_the_history(before: ShardState, after: ShardState) -> boo
 
 
 def upper_never_regresses(before: ShardState, after: ShardState) -> bool:
-    """`upper` never moves back."""
     return before.upper <= after.upper
 
 
@@ -126,7 +122,6 @@ def batches_change_only_by_an_append_or_a_merge(before: ShardState, after: Shard
 
 
 def progress_moves_with_data(before: ShardState, after: ShardState) -> bool:
-    """Source progress changes only by a commit."""
     return before.sources == after.sources or before.newest_commit != after.newest_commit
 
 
@@ -217,7 +212,6 @@ def a_copy_replaces_only_its_past(before: ShardState, after: ShardState) -> bool
 
 
 def seqno_increases(before: ShardState, after: ShardState) -> bool:
-    """A later version has a greater seqno."""
     return after.seqno > before.seqno
 
 

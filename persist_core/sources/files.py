@@ -119,8 +119,6 @@ HoldBack = Callable[[str, int | None], bool]
 
 
 class FileSource:
-    """The file source of one collection."""
-
     def __init__(self, config: CollectionConfig, blob: Blob, feed: Feed | None = None) -> None:
         """`feed`: where the files lie; by default in a folder."""
         self._config = config
