@@ -113,6 +113,11 @@ def from_plain(kind: type[T], body: Any, *, what: str) -> T:
     return made
 
 
+def to_plain(value: Any) -> Any:
+    """The inverse: as `dataclasses.asdict` does, ten times as fast, because texts are not copied."""
+    return _adapter(type(value)).dump_python(value)  # type: ignore[arg-type] # a type is hashable
+
+
 @functools.cache
 def _adapter(kind: Any) -> Any:
     return TypeAdapter(kind)
@@ -125,8 +130,7 @@ class Sealed:
     VERSION: ClassVar[int] = 1
 
     def encode(self: Any) -> bytes:
-        # As `dataclasses.asdict` does, ten times as fast, because texts are not copied.
-        return seal(self.KIND, self.VERSION, _adapter(type(self)).dump_python(self))  # type: ignore[arg-type] # a type is hashable
+        return seal(self.KIND, self.VERSION, to_plain(self))
 
     @classmethod
     def decode(cls, data: bytes, *, what: str | None = None) -> Self:

@@ -16,7 +16,7 @@ append encodes one line, not all.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from persist_core.contents.batch import BatchCounts, HollowBatch
@@ -24,7 +24,7 @@ from persist_core.errors import Corruption
 from persist_core.frontier import Frontier
 from persist_core.keys import manifest_key
 from persist_core.location.consensus import VersionedData
-from persist_core.sealed import check_in_place, from_plain, seal, unseal
+from persist_core.sealed import check_in_place, from_plain, seal, to_plain, unseal
 from persist_core.shard.invariants import check_state
 from persist_core.shard.state import ShardState
 
@@ -52,25 +52,14 @@ def encode_state(version: StateVersion) -> bytes:
         "write_id": version.write_id,
         "written_ms": version.written_ms,
         "state": {
-            "shard": state.shard,
-            "seqno": state.seqno,
+            **to_plain(replace(state, batches=())),
             "since": state.since.time,
             "upper": state.upper.time,
             "schemas": state.schemas.to_json(),
             "first_lower": state.batches[0].lower if state.batches else None,
             "batches": _lines(state.shard, state.batches),
-            "commits": [vars(commit) for commit in state.commits],
             "leases": {name: {**vars(lease), "since": lease.since.time} for name, lease in state.leases.items()},
             "holds": {name: {"since": hold.since.time, "opaque": hold.opaque} for name, hold in state.holds.items()},
-            "sources": {name: asdict(source) for name, source in state.sources.items()},
-            "operators": dict(state.operators),
-            "history_ms": state.history_ms,
-            "released": [vars(each) for each in state.released],
-            "era": state.era,
-            "oldest_era": state.oldest_era,
-            "origin": asdict(state.origin),
-            "past": asdict(state.past),
-            "erased": state.erased,
         },
     }
     return seal(_STATE, STATE_VERSION, body)
