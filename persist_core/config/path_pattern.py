@@ -112,15 +112,14 @@ class PathPattern:
 
 @dataclass(frozen=True)
 class _Token:
-    """A piece of one segment: regex for the strict and for the loose match; `literal` if it is plain text."""
+    """A piece of one segment: its regex, of a date for the strict match only; `literal` if it is plain text."""
 
-    strict: str
-    loose: str
+    regex: str
     literal: str | None = None
     is_date: bool = False
 
 
-_STAR = _Token("[^/]*", "[^/]*")
+_STAR = _Token("[^/]*")
 
 
 def parse_pattern(path: str, base_dir: str, *, zone: str = UTC_ZONE) -> PathPattern:
@@ -145,14 +144,14 @@ def parse_pattern(path: str, base_dir: str, *, zone: str = UTC_ZONE) -> PathPatt
         else:
             segments.append(tokens)
     if not segments:  # no wildcard at all: one file
-        segments.append([_Token(re.escape(root.name), re.escape(root.name), root.name)])
+        segments.append([_Token(re.escape(root.name), root.name)])
         root = root.parent
     if scheme and len(root.parts) < 2:
         raise BadPattern("expected a file below s3://bucket/; add a pattern for its objects, such as *.parquet")
     last = segments[-1]
     if _is_any_depth(last):
         raise BadPattern("expected a file name after '**'; for example **/*.jsonl")
-    if any(tokens[0].strict.removeprefix("\\").startswith(HIDDEN) for tokens in segments):
+    if any(tokens[0].regex.removeprefix("\\").startswith(HIDDEN) for tokens in segments):
         raise BadPattern(
             "expected no name that starts with '.' or '_' from the first wildcard on: these mark unfinished files, and"
             " folders that are not entered"
@@ -199,11 +198,9 @@ def _split(path: str) -> list[list[_Token]]:
     while position < len(path):
         date = _DATE.match(path, position)
         if date:
-            pieces = _date_pieces(date[1], seen)
-            for index, piece in enumerate(pieces):
-                if index:
-                    segments.append([])
-                segments[-1].append(piece)
+            first, *rest = _date_pieces(date[1], seen)
+            segments[-1].append(first)
+            segments += [[piece] for piece in rest]
             position = date.end()
         elif path[position] == "/":
             segments.append([])
@@ -219,7 +216,7 @@ def _token(path: str, position: int) -> tuple[_Token, int]:
     if char == "*":
         return _STAR, position + 1
     if char == "?":
-        return _Token("[^/]", "[^/]"), position + 1
+        return _Token("[^/]"), position + 1
     if char == "[":
         end = path.find("]", position + 2)
         if end < 0 or "/" in path[position:end]:
@@ -232,36 +229,31 @@ def _token(path: str, position: int) -> tuple[_Token, int]:
             re.compile(regex)
         except re.error:
             raise BadPattern(f"expected a set of characters, found {path[position : end + 1]!r}") from None
-        return _Token(regex, regex), end + 1
-    return _Token(re.escape(char), re.escape(char), char), position + 1
+        return _Token(regex), end + 1
+    return _Token(re.escape(char), char), position + 1
 
 
 def _date_pieces(text: str, seen: set[str]) -> list[_Token]:
     """One token for each segment of the date: the strict match needs its digits, the loose match accepts anything."""
-    pieces: list[str] = [""]
-    position = 0
-    while position < len(text):
-        char = text[position]
-        if char == "%":
-            directive = text[position + 1 : position + 2]
-            if directive not in _DIRECTIVES:
-                raise BadPattern(f"expected only %Y, %m, %d and %H in {{date:...}}, found {'%' + directive!r}")
-            # the same directive twice must have the same value (year=2026/2026-01-31)
-            pieces[-1] += f"(?P={directive})" if directive in seen else f"(?P<{directive}>{_DIRECTIVES[directive]})"
-            seen.add(directive)
-            position += 2
-        elif char == "/":
-            pieces.append("")
-            position += 1
-        else:
-            pieces[-1] += re.escape(char)
-            position += 1
+
+    def expression(found: re.Match[str]) -> str:
+        directive = found[1]
+        if directive is None:
+            return re.escape(found[0])
+        if directive not in _DIRECTIVES:
+            raise BadPattern(f"expected only %Y, %m, %d and %H in {{date:...}}, found {'%' + directive!r}")
+        if directive in seen:  # it must have the same value (year=2026/2026-01-31)
+            return f"(?P={directive})"
+        seen.add(directive)
+        return f"(?P<{directive}>{_DIRECTIVES[directive]})"
+
+    pieces = [re.sub(r"%(.?)|[^%]+", expression, part) for part in text.split("/")]
     finest = max((index for index, directive in enumerate("YmdH") if directive in seen), default=-1)
     if not set("YmdH"[: finest + 1]) <= seen or finest < 0:
         raise BadPattern("expected a date that starts with the year: %Y, %Y %m, %Y %m %d or %Y %m %d %H, in any order")
     if not all(pieces):
         raise BadPattern("expected no empty folder name in {date:...}; remove the extra '/'")
-    return [_Token(piece, "[^/]*", is_date=True) for piece in pieces]
+    return [_Token(piece, is_date=True) for piece in pieces]
 
 
 def _is_any_depth(tokens: list[_Token]) -> bool:
@@ -269,7 +261,7 @@ def _is_any_depth(tokens: list[_Token]) -> bool:
 
 
 def _segment(tokens: list[_Token]) -> PathSegment:
-    loose = _joined([token.loose for token in tokens])
+    loose = _joined([_STAR.regex if token.is_date else token.regex for token in tokens])
     bare = all(token is _STAR for token in tokens)
     return PathSegment(re.compile(loose), any_depth=_is_any_depth(tokens), bare=bare)
 
@@ -282,7 +274,7 @@ def _joined(tokens: list[str]) -> str:
     """
     chunks = [""]
     for token in tokens:
-        chunks = [*chunks, ""] if token == _STAR.loose else [*chunks[:-1], chunks[-1] + token]
+        chunks = [*chunks, ""] if token == _STAR.regex else [*chunks[:-1], chunks[-1] + token]
     found = chunks[0]
     for chunk in chunks[1:-1]:
         found += f"[^/]*{chunk}" if "(?P" in chunk else f"(?>[^/]*?{chunk})"
@@ -295,5 +287,5 @@ def _strict(segments: list[list[_Token]]) -> str:
         if _is_any_depth(tokens):
             text += "(?:[^/]+/)*"
         else:
-            text += _joined([token.strict for token in tokens]) + ("" if index == len(segments) - 1 else "/")
+            text += _joined([token.regex for token in tokens]) + ("" if index == len(segments) - 1 else "/")
     return text
