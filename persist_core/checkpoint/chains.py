@@ -5,42 +5,33 @@
     checkpoint 5   stash: delta      order_index: snapshot
 
 The chain of `stash` is 6, 7 and the chain of `order_index` 5, 6, 7: each operator has its own interval between full
-snapshots. Batch manifests and checkpoint manifests both have the fields that the walk needs, so one function serves
-both.
+snapshots.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
+from persist_core.checkpoint.manifest import CheckpointManifest
+from persist_core.contents.operator_state import OperatorState
 from persist_core.errors import CorruptArtifact
 
 MAX_CHAIN = 200  # checkpoints from a delta to its full snapshot; `retention.snapshot_every` is at most 100
 
 
-class _Operator(Protocol):
-    @property
-    def is_delta(self) -> bool: ...
+@dataclass(frozen=True)
+class Link:
+    """One checkpoint in a chain, by its batch manifest: its artifacts are the staged ones."""
+
+    checkpoint_id: str
+    parent_id: str | None
+    operators: Mapping[str, OperatorState]
+    stash_rows: int | None = None
 
 
-class Link(Protocol):
-    """One checkpoint in a chain."""
-
-    @property
-    def checkpoint_id(self) -> str:
-        """Its id."""
-
-    @property
-    def parent_id(self) -> str | None:
-        """The id of the checkpoint that its deltas build on."""
-
-    @property
-    def operators(self) -> Mapping[str, _Operator]:
-        """Its operator state, by operator."""
-
-
-LinkT = TypeVar("LinkT", bound=Link)
+LinkT = TypeVar("LinkT", Link, CheckpointManifest)
 
 
 def walk(newest: LinkT, load: Callable[[str], LinkT]) -> Iterator[tuple[LinkT, frozenset[str]]]:

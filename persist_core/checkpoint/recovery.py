@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from persist_core.checkpoint.chains import walk
+from persist_core.checkpoint.chains import Link, walk
 from persist_core.checkpoint.checkpointer import Checkpointer, Sizes, load_verified
 from persist_core.checkpoint.manifest import CheckpointManifest, path_of
 from persist_core.contents.operator_state import OperatorState, StateArtifact, chain_digest
@@ -41,14 +41,6 @@ class RecoveredState:
 
     operators: Mapping[str, tuple[StateArtifact, ...]]
     notices: tuple[str, ...] = ()
-    stash_rows: int | None = None
-
-
-@dataclass(frozen=True)
-class _Link:
-    checkpoint_id: str
-    parent_id: str | None
-    operators: Mapping[str, OperatorState]
     stash_rows: int | None = None
 
 
@@ -151,7 +143,7 @@ class _Recovery:
         found = {name: tuple(chain) for name, chain in sorted(chains.items())}
         return RecoveredState(found, tuple(self._notices), newest.stash_rows)
 
-    def _load(self, checkpoint_id: str) -> _Link:
+    def _load(self, checkpoint_id: str) -> Link:
         commit = self._commits.get(checkpoint_id)
         if commit is None:
             return self._link_of_copies(self._checkpointer.load_manifest(checkpoint_id))
@@ -163,9 +155,9 @@ class _Recovery:
                 raise
             self._notices.append(f"{error}. The checkpoint manifest of {checkpoint_id} is used instead")
             return self._link_of_copies(copy)
-        return _Link(checkpoint_id, manifest.parent_id, manifest.operators, manifest.stats.get("stashed"))
+        return Link(checkpoint_id, manifest.parent_id, manifest.operators, manifest.stats.get("stashed"))
 
-    def _link_of_copies(self, manifest: CheckpointManifest) -> _Link:
+    def _link_of_copies(self, manifest: CheckpointManifest) -> Link:
         operators = {
             name: OperatorState(
                 saved.is_delta,
@@ -176,7 +168,7 @@ class _Recovery:
             )
             for name, saved in manifest.operators.items()
         }
-        return _Link(manifest.checkpoint_id, manifest.parent_id, operators)
+        return Link(manifest.checkpoint_id, manifest.parent_id, operators)
 
     def _whole(self, artifact: StateArtifact, copy_key: str) -> StateArtifact:
         is_read = self._unread is None or artifact.size_bytes <= self._unread
