@@ -28,8 +28,13 @@ from persist_core.cli.doctor import doctor
 from persist_core.cli.maintain import copy_command, drop_command, erase_command, gc_command, maintain_command
 from persist_core.cli.preview import preview_command, warm_up
 from persist_core.cli.project import demo, init
-from persist_core.cli.rebuild import generations_command, rebuild_command
-from persist_core.cli.reprocess import diff_command, fill_command, reprocess_command
+from persist_core.cli.reprocess import (
+    diff_command,
+    fill_command,
+    generations_command,
+    rebuild_command,
+    reprocess_command,
+)
 from persist_core.cli.restore import (
     holds_command,
     pin_command,

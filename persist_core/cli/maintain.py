@@ -23,7 +23,7 @@ from persist_core.gc.sweep import unfinished_uploads
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import location_from
-from persist_core.maintenance.actions import erase
+from persist_core.maintenance.actions import Done, erase
 from persist_core.maintenance.copy import THREADS, Copied, Copier, Progress
 from persist_core.maintenance.drop import drop, with_dropped
 from persist_core.maintenance.maintain import MAX_MERGES, MAX_ROWS, Maintained, maintain
@@ -158,11 +158,9 @@ def drop_command(session: Session, name: str, yes: bool, force: bool) -> None:
             f"Drop {name} in {session.client.location.consensus.uri}? This cannot be undone", abort=True, err=True
         )
     is_new = drop(session.client, name, is_forced=force)
-    if session.as_json:
-        output.print_json({"shard": name, "dropped": True, "is_new": is_new})
-    else:
-        said = f"is dropped; `persist gc {name}` deletes its files in some days" if is_new else "was dropped before"
-        output.print_line(f"{name} {said}")
+    said = f"is dropped; `persist gc {name}` deletes its files in some days" if is_new else "was dropped before"
+    done = Done({"shard": name, "dropped": True, "is_new": is_new}, (f"{name} {said}",))
+    output.print_done(done, as_json=session.as_json)
 
 
 def _print_garbage(session: Session, name: str) -> None:

@@ -10,9 +10,9 @@ import click
 
 from persist_core.cli import output
 from persist_core.cli.project import project_files
-from persist_core.cli.run import ENV_SPARK_MASTER, collections_option, find_config
+from persist_core.cli.run import ENV_SPARK_MASTER, collections_option, find_collection
 from persist_core.cli.session import Session, with_session
-from persist_core.config.collection import CollectionConfig, load_collection
+from persist_core.config.collection import load_collection
 from persist_core.contents.stats import show_bytes
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.handles.client import PersistClient
@@ -47,9 +47,7 @@ def preview_command(
     records do, errors in groups, keys that repeat, times and orders, fields that no column takes, types that would fit
     better, and what the next run would take. Errors in the sample do not change the exit code.
     """
-    config = find_config(name, collections, None)
-    if not isinstance(config, CollectionConfig):
-        raise InvalidInput(f"{name} is a view; expected a collection. `persist run {name} --read-only` tries a view")
+    config = find_collection(name, collections, f"`persist run {name} --read-only` tries a view")
     if glob is not None:
         path = glob if glob.startswith("s3://") else str(Path(glob).absolute())
         config = config.model_copy(update={"source": config.source.model_copy(update={"path": path})})

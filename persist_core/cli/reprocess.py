@@ -1,4 +1,5 @@
-"""`persist reprocess` corrects a collection by its inputs as they are now, `fill` fills columns, `diff` compares."""
+"""`persist reprocess` corrects a collection by its inputs as they are now, `rebuild` makes it by another definition,
+`fill` fills columns; `generations` lists what `rebuild` has swapped, `diff` compares."""
 
 from __future__ import annotations
 
@@ -10,22 +11,24 @@ import click
 import pyarrow.parquet as pq
 
 from persist_core.cli import output
-from persist_core.cli.run import find_config, spark_of, with_spark_options
+from persist_core.cli.run import find_collection, spark_of, with_spark_options
 from persist_core.cli.session import Session, this_user, with_session
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.limits import read_limits
 from persist_core.errors import InvalidInput
 from persist_core.inspection.values import json_rows
+from persist_core.maintenance.actions import Done
 from persist_core.maintenance.differences import SAMPLES, facts_of, line_of, report_of
 from persist_core.maintenance.fill import Filled, Wishes, fill
-from persist_core.maintenance.hidden import give_up, hidden_of
-from persist_core.maintenance.rebuild import Rebuilt
+from persist_core.maintenance.hidden import end, generations, give_up, give_up_rebuild, hidden_of, kept_generations
+from persist_core.maintenance.rebuild import Rebuilt, Request, rebuild
 from persist_core.maintenance.reprocess import Reprocessed, reprocess, request_of
 from persist_core.protocol.compare import compare, side_of
 from persist_core.protocol.delta import MAX_UPDATES
 from persist_core.protocol.difference import Differences
 from persist_core.spark_job.launch import write_batch
 from persist_core.spark_job.process import SparkProcess
+from persist_core.time_text import format_time, show_time
 
 
 @click.command("reprocess")
@@ -66,16 +69,14 @@ def reprocess_command(
     For files that were replaced, added late or taken away. No reader sees the replay; the correction is one commit,
     with the rows that differ. History before it stays. Runs may go on meanwhile.
     """
-    config = find_config(name, collections, None)
-    if not isinstance(config, CollectionConfig):
-        raise InvalidInput(f"{config.name} is a view: it follows its inputs, and its next refresh corrects it")
+    config = find_collection(name, collections, "it follows its inputs, and its next refresh corrects it")
     if give_up_only:
         if dry_run or yes or take_back_gone:
             raise InvalidInput(
                 "--give-up deletes, and does nothing else; expected no --dry-run, --yes, --take-back-gone"
             )
         deleted = [hidden_of(config.name)] if give_up(session.client, config.name) else []
-        print_given_up(session, config.name, deleted)
+        _print_given_up(session, config.name, deleted)
         return
     if begin is None:
         raise InvalidInput("expected --from DAY: the first day whose input is replayed")
@@ -92,7 +93,7 @@ def reprocess_command(
         reason=reason,
         **({} if max_changed is None else {"max_changed": _limits(max_changed)}),
     )
-    carry_out(session, spark_of(session, master, conf), reprocess, config, request)
+    _carry_out(session, spark_of(session, master, conf), reprocess, config, request)
 
 
 @click.command("fill")
@@ -114,11 +115,94 @@ def fill_command(
 
     Each row that changes is updated, in one commit. No file of the source is read. A second call has nothing to do.
     """
-    config = find_config(name, collections, None)
-    if not isinstance(config, CollectionConfig):
-        raise InvalidInput(f"{config.name} is a view: it follows its inputs")
+    config = find_collection(name, collections, "it follows its inputs")
     wishes = Wishes(is_dry_run=dry_run, is_confirmed=yes, max_changed=config.limits.max_changed)
-    carry_out(session, spark_of(session, master, conf), fill, config, wishes)
+    _carry_out(session, spark_of(session, master, conf), fill, config, wishes)
+
+
+@click.command("rebuild")
+@click.argument("name")
+@click.option("--dry-run", is_flag=True, help="Build and report; swap nothing in. What was built is kept.")
+@click.option("--yes", is_flag=True, help="Confirm: rows that cannot be compared, or more than limits.max_changed.")
+@click.option("--take-back-gone", is_flag=True, help="Do without the records of consumed files that are gone now.")
+@click.option("--swap-back", is_flag=True, help="Bring the newest kept generation up to date, and swap that in.")
+@click.option("--generation", type=output.COUNT, help="With --swap-back or --give-up: this one.")
+@click.option("--max-updates", type=output.COUNT, default=MAX_UPDATES, help="Rows to compare, at most.")
+@click.option(
+    "--give-up",
+    "give_up_only",
+    is_flag=True,
+    help="Delete a rebuild that has not ended, or with --generation a kept one; do nothing else.",
+)
+@with_spark_options
+@with_session
+def rebuild_command(
+    session: Session,
+    name: str,
+    dry_run: bool,
+    yes: bool,
+    take_back_gone: bool,
+    swap_back: bool,
+    generation: int | None,
+    max_updates: int,
+    give_up_only: bool,
+    collections: Path | None,
+    master: str | None,
+    conf: tuple[str, ...],
+) -> None:
+    """Build the collection NAME again by its file as it is now, beside the old one, and swap it in.
+
+    For another key, type, time, order or time zone. All input is read again; readers see the old generation until one
+    commit shows them the new one. The old one is kept for retention.keep_generations, to be swapped back.
+    """
+    config = find_collection(name, collections, "its next refresh makes it again by its file and its inputs")
+    if give_up_only:
+        if dry_run or yes or take_back_gone or swap_back:
+            raise InvalidInput(
+                "--give-up deletes, and does nothing else; expected no --dry-run, --yes, --take-back-gone, --swap-back"
+            )
+        kept = kept_generations(session.client, session.client.state(config.name))
+        if generation is None:
+            did = give_up_rebuild(session.client, config.name)
+        else:
+            doomed = [each.state.shard for each in kept if each.number == generation]
+            did = [name for name in doomed if end(session.client, name)]
+        _print_given_up(session, config.name, did)
+        return
+    if generation is not None and not swap_back:
+        raise InvalidInput("--generation is for --swap-back and --give-up: a rebuild makes a new one")
+    request = Request(
+        back_to=(-1 if generation is None else generation) if swap_back else None,
+        takes_back_gone=take_back_gone,
+        is_dry_run=dry_run,
+        is_confirmed=yes,
+        max_changed=config.limits.max_changed,
+        max_updates=max_updates,
+    )
+    _carry_out(session, spark_of(session, master, conf), rebuild, config, request)
+
+
+@click.command("generations")
+@click.argument("shard")
+@with_session
+def generations_command(session: Session, shard: str) -> None:
+    """The generations of SHARD that can be read: the present one, and the ones that were swapped out."""
+    found = generations(session.client, shard)
+    if session.as_json:
+        output.print_ndjson(found)
+        return
+    rows = [
+        (
+            each["generation"],
+            each["shard"],
+            ", ".join(each["key"]),
+            show_time(each["upper"]),
+            "" if each["swapped_out_ms"] is None else format_time(each["swapped_out_ms"]),
+            "" if each["kept_until_ms"] is None else format_time(each["kept_until_ms"]),
+        )
+        for each in found
+    ]
+    output.print_table(("generation", "shard", "key", "upper", "swapped out", "kept until"), rows)
 
 
 @click.command("diff")
@@ -162,7 +246,7 @@ def _limits(text: str) -> tuple[int | str, ...] | None:
         raise InvalidInput(f"--max-changed {text}: {error}") from None
 
 
-def carry_out(
+def _carry_out(
     session: Session,
     spark: SparkProcess,
     do: Callable[..., Reprocessed | Rebuilt | Filled],
@@ -184,19 +268,15 @@ def carry_out(
         write = functools.partial(write_batch, session.client, start)
         writer = f"cli/{do.__name__} {this_user()}"
         found = do(session.client, config, wishes, write=write, writer=writer, say=session.say, report=show)
-    if session.as_json:
-        output.print_json(report_of(found).facts)
-    else:
-        output.print_line(report_of(found).done)
+    report = report_of(found)
+    output.print_done(Done(report.facts, (report.done,)), as_json=session.as_json)
 
 
-def print_given_up(session: Session, shard: str, deleted: Sequence[str]) -> None:
+def _print_given_up(session: Session, shard: str, deleted: Sequence[str]) -> None:
     """Print the names of the hidden shards that `--give-up` has deleted."""
-    if session.as_json:
-        output.print_json({"shard": shard, "status": "given_up" if deleted else "up_to_date", "deleted": list(deleted)})
-    else:
-        said = f"{' and '.join(deleted)} deleted" if deleted else "there is nothing to give up"
-        output.print_line(f"{shard}: {said}")
+    facts = {"shard": shard, "status": "given_up" if deleted else "up_to_date", "deleted": list(deleted)}
+    said = f"{' and '.join(deleted)} deleted" if deleted else "there is nothing to give up"
+    output.print_done(Done(facts, (f"{shard}: {said}",)), as_json=session.as_json)
 
 
 def _print_samples(found: Differences, limit: int) -> None:

@@ -16,7 +16,7 @@ import click
 
 from persist_core.cli import output
 from persist_core.cli.session import Session, with_session
-from persist_core.config.collection import load_collection, load_collections
+from persist_core.config.collection import CollectionConfig, load_collection, load_collections
 from persist_core.config.files import SUFFIXES, beside, read_mapping
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig, load_view, load_views
@@ -260,6 +260,14 @@ def find_config(name: str, collections: Path | None, views: Path | None) -> Shar
         f"no collection file {collections / name}.yaml and no view file {views / name}.yaml; give --collections FOLDER"
         f" or --views FOLDER, set {ENV_COLLECTIONS} or {ENV_VIEWS}, or name the file itself"
     )
+
+
+def find_collection(name: str, collections: Path | None, of_view: str) -> CollectionConfig:
+    """Like `find_config`; refuses a view, and says `of_view` of it."""
+    config = find_config(name, collections, None)
+    if not isinstance(config, CollectionConfig):
+        raise InvalidInput(f"{name} is a view; expected a collection: {of_view}")
+    return config
 
 
 def _print_dry_run(session: Session, config: ViewConfig, dry_run: DryRun) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 
 from persist_core.cli import output
-from persist_core.cli.run import all_of, collections_option, find_config, views_option
+from persist_core.cli.run import all_of, collections_option, find_collection, find_config, views_option
 from persist_core.cli.session import Session, with_session
-from persist_core.config.collection import CollectionConfig
 from persist_core.contents.evolution import changes_between
 from persist_core.errors import InvalidInput, SchemaMismatch
 from persist_core.protocol.planned import planned
@@ -95,9 +94,9 @@ def columns(session: Session, name: str, more: tuple[str, ...], glob: str | None
     Each line says why. It looks at a sample: the first records of the oldest and of the newest files. It also asks
     about columns whose values would fit another type better. Writes nothing.
     """
-    config = find_config(name, collections, None)
-    if not isinstance(config, CollectionConfig) or (more and glob is None):
-        raise InvalidInput(f"persist columns {name}: expected a collection, and its files behind --from")
+    config = find_collection(name, collections, "its query says its columns")
+    if more and glob is None:
+        raise InvalidInput(f"persist columns {name}: expected the files behind --from")
     location, connection = session.client.location, config.source.connection
     if glob is None:
         feed = feed_of(location, config)
