@@ -51,16 +51,8 @@ from persist_core.cli.watch import ack_command, alerts_command, metrics
 from persist_core.contents.err_groups import grouped, rows_of_errs
 from persist_core.errors import InvalidInput, PersistError, StorageError
 from persist_core.handles.limited import LimitedReader, ReadBudget
-from persist_core.handles.read import check_as_of, in_schema
-from persist_core.inspection.rows import (
-    ERR_COLUMNS,
-    errors_in_order,
-    first_changes,
-    first_rows,
-    in_key_order,
-    in_time_order,
-    key_of,
-)
+from persist_core.handles.read import ReadHandle, check_as_of, in_schema
+from persist_core.inspection.rows import ERR_COLUMNS, errors_in_order, first_changes, first_rows, key_of
 from persist_core.inspection.values import json_rows
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_PAYLOAD, MISSING_ORDER, TIME
 from persist_core.spark_job.answer import newest_rejected
@@ -126,11 +118,7 @@ def snapshot(
     state = in_schema(session.client.state(shard), schema)
     time, keys = session.time(as_of, "--as-of", state.schemas.zone), key_of(state, key)
     rows = _limit(session, limit)
-    if rows is None:
-        table = in_key_order(state, session.client.open_reader(shard).snapshot_of(state, time, keys=keys))
-        found = table, len(table)
-    else:
-        found = first_rows(_limited(session, shard), state, check_as_of(state, time), keys, 0, rows)
+    found = first_rows(_reader(session, shard, rows), state, check_as_of(state, time), keys, 0, rows)
     _print_rows(session, found, "no rows")
 
 
@@ -160,14 +148,8 @@ def changes(
     begin = session.time(after, "--after", state.schemas.zone) or 0
     end = check_as_of(state, session.time(through, "--through", state.schemas.zone))
     keys, rows = key_of(state, key), _limit(session, limit)
-    if rows is None:
-        reader = session.client.open_reader(shard, generation=generation)
-        read = reader.error_changes if errs else reader.changes
-        table = in_time_order(state, read(begin, end, keys=keys, schema=schema))
-        found = table, len(table)
-    else:
-        limited = _limited(session, shard, generation)
-        found = first_changes(limited, state, begin, end, keys, 0, rows, of_errors=errs, schema=schema)
+    reader = _reader(session, shard, rows, generation)
+    found = first_changes(reader, state, begin, end, keys, 0, rows, of_errors=errs, schema=schema)
     _print_rows(session, found, "no changes")
 
 
@@ -186,8 +168,7 @@ def errors(session: Session, shard: str, as_of: str | None, limit: int | None, r
         print_rejected(session, shard, limit)
         return
     rows = _limit(session, limit)
-    reader = session.client.open_reader(shard) if rows is None or summary else _limited(session, shard)
-    state = session.client.state(shard)
+    reader, state = _reader(session, shard, None if summary else rows), session.client.state(shard)
     table = errors_in_order(state, reader.errors(session.time(as_of, "--as-of", state.schemas.zone)))
     if summary:
         bodies = [asdict(group) for group in grouped(rows_of_errs(table))[:rows]]
@@ -208,7 +189,10 @@ def _limit(session: Session, limit: int | None) -> int | None:
     return DEFAULT_ROWS if limit is None and not session.as_json else limit
 
 
-def _limited(session: Session, shard: str, generation: int | None = None) -> LimitedReader:
+def _reader(session: Session, shard: str, rows: int | None, generation: int | None = None) -> ReadHandle:
+    """A reader of so many rows, within bounds; without bounds for all of them."""
+    if rows is None:
+        return session.client.open_reader(shard, generation=generation)
     return LimitedReader(session.client, shard, ReadBudget(MAX_BYTES_HELD), generation=generation)
 
 

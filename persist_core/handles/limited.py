@@ -67,7 +67,7 @@ class LimitedReader(ReadHandle):
         self._pieces: list[Piece] = []
 
     def page_of_rows(
-        self, state: ShardState, time: int, keys: Sequence[KeyRange] | None, start: int, limit: int
+        self, state: ShardState, time: int, keys: Sequence[KeyRange] | None, start: int, limit: int | None
     ) -> tuple[pa.Table, int]:
         """Rows `[start, start + limit)` of a keyed shard as of `time`, in the order of the key; how many there are."""
         schema = schema_of(state)
@@ -83,8 +83,8 @@ class LimitedReader(ReadHandle):
         through: int,
         keys: Sequence[KeyRange] | None,
         start: int,
-        limit: int,
-        version: int | None = None,
+        limit: int | None,
+        version: int | None,
     ) -> tuple[pa.Table, int]:
         """Changes `[start, start + limit)` of a keyed shard, by time, key and diff; how many there are."""
         batches, schema, low, high = self._range(after, through, version)

@@ -20,7 +20,7 @@ from persist_core.contents.key_range import KeyRange, exactly, meets_any, parse_
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.handles.limited import LimitedReader, ReadBudget
-from persist_core.handles.read import check_as_of, schema_of
+from persist_core.handles.read import ReadHandle, check_as_of, schema_of
 from persist_core.inspection.facts import ColumnFacts, RowsPage
 from persist_core.inspection.values import json_rows
 from persist_core.protocol.compare import Side, compare
@@ -127,30 +127,30 @@ def differences_between(
 
 
 def first_rows(
-    reader: LimitedReader, state: ShardState, time: int, keys: Sequence[KeyRange] | None, start: int, limit: int
+    reader: ReadHandle, state: ShardState, time: int, keys: Sequence[KeyRange] | None, start: int, limit: int | None
 ) -> tuple[pa.Table, int]:
     """Rows `[start, start + limit)` as of `time`, in the order of the key or of all columns; how many there are."""
-    if schema_of(state).key:
+    if schema_of(state).key and isinstance(reader, LimitedReader):
         return reader.page_of_rows(state, time, keys, start, limit)
     table = in_key_order(state, reader.snapshot_of(state, time, keys=keys))
     return table.slice(start, limit), len(table)
 
 
 def first_changes(
-    reader: LimitedReader,
+    reader: ReadHandle,
     state: ShardState,
     after: int,
     through: int,
     keys: Sequence[KeyRange] | None,
     start: int,
-    limit: int,
+    limit: int | None,
     *,
     of_errors: bool,
     schema: int | None = None,
 ) -> tuple[pa.Table, int]:
     """Changes `[start, start + limit)`, by time and key or all columns; how many there are. `schema`: its version,
     which `state` shows."""
-    if schema_of(state).key and not of_errors:
+    if schema_of(state).key and not of_errors and isinstance(reader, LimitedReader):
         table, total = reader.page_of_changes(after, through, keys, start, limit, schema)
         return in_time_order(state, table), total
     read = reader.error_changes if of_errors else reader.changes
