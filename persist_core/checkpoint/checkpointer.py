@@ -25,8 +25,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from persist_core.checkpoint.chains import walk
-from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState
+from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState, walk
 from persist_core.contents.operator_state import StateArtifact
 from persist_core.contents.parts import PARQUET, PartFormat, read_as
 from persist_core.contents.schema_versions import SchemaVersions

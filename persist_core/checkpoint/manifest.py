@@ -1,28 +1,36 @@
-"""The checkpoint manifest, version 2: the contents of a checkpoint.
+"""The checkpoint manifest, version 2: the contents of a checkpoint; and the chains of operator state that they make up.
 
 Readers accept missing optional fields. When they write a manifest again, they keep fields that they do not know, at
 every level. They accept a manifest without a digest, as other writers produce it. This project adds the digest
 and kind of `sealed`, `shard` (the version that the checkpoint pins), each operator's `is_delta` (its state builds
 on the parent's, even if it adds no artifact), `restored_from` (the checkpoint that a restore went back to, whose
 watermark it has) and `in_time_from` (as in the manifest of its batch).
+
+    checkpoint 7   stash: delta      order_index: delta (no artifact: unchanged)
+    checkpoint 6   stash: snapshot   order_index: delta
+    checkpoint 5   stash: delta      order_index: snapshot
+
+The chain of `stash` is 6, 7 and the chain of `order_index` 5, 6, 7: each operator has its own interval between full
+snapshots.
 """
 
 from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from persist_core.contents.batch import SourceFrontier
-from persist_core.contents.operator_state import StateArtifact
+from persist_core.contents.operator_state import OperatorState, StateArtifact
 from persist_core.errors import CorruptArtifact, InvalidInput, UnknownVersion
 from persist_core.keys import check_checkpoint_id, offsets_path, state_path
 from persist_core.sealed import from_plain, is_sealed, seal, unseal
 
 MANIFEST_VERSION = 2
 OFFSETS_VERSION = 1
+MAX_CHAIN = 200  # checkpoints from a delta to its full snapshot; `retention.snapshot_every` is at most 100
 _MANIFEST = "checkpoint_manifest"
 _OFFSETS = "source_offsets"
 
@@ -248,3 +256,42 @@ def _plain(value: Any, *, keep_unknown: bool) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(entry, keep_unknown=keep_unknown) for entry in value]
     return value
+
+
+@dataclass(frozen=True)
+class Link:
+    """One checkpoint in a chain, by its batch manifest: its artifacts are the staged ones."""
+
+    checkpoint_id: str
+    parent_id: str | None
+    operators: Mapping[str, OperatorState]
+    stash_rows: int | None = None
+
+
+LinkT = TypeVar("LinkT", Link, CheckpointManifest)
+
+
+def walk(newest: LinkT, load: Callable[[str], LinkT]) -> Iterator[tuple[LinkT, frozenset[str]]]:
+    """The checkpoints that make up the state of `newest`, newest first, each with the operators that need it.
+
+    `load` gives a checkpoint by its id. Raises `CorruptArtifact` for a chain without a full snapshot.
+    """
+    link, needed = newest, frozenset(newest.operators)
+    for _ in range(MAX_CHAIN):
+        absent = sorted(needed - link.operators.keys())
+        if absent:
+            raise CorruptArtifact(
+                f"checkpoint {link.checkpoint_id} has no state of {', '.join(absent)}, which the deltas of checkpoint"
+                f" {newest.checkpoint_id} build on"
+            )
+        yield link, needed
+        needed = frozenset(name for name in needed if link.operators[name].is_delta)
+        if not needed:
+            return
+        if link.parent_id is None:
+            break
+        link = load(link.parent_id)
+    raise CorruptArtifact(
+        f"checkpoint {newest.checkpoint_id}: found no full snapshot of {', '.join(sorted(needed))} in the chain of its"
+        f" parents, which ends at checkpoint {link.checkpoint_id}; expected one within {MAX_CHAIN} checkpoints"
+    )

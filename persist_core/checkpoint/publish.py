@@ -13,7 +13,6 @@ import hashlib
 from contextlib import suppress
 from dataclasses import dataclass
 
-from persist_core.checkpoint.chains import walk
 from persist_core.checkpoint.checkpointer import Checkpointer, Listing, load_verified
 from persist_core.checkpoint.manifest import (
     CheckpointManifest,
@@ -22,6 +21,7 @@ from persist_core.checkpoint.manifest import (
     ShardPin,
     SourceOffsets,
     path_of,
+    walk,
 )
 from persist_core.checkpoint.quarantine import Quarantine
 from persist_core.checkpoint.retention import plan_retention

@@ -19,9 +19,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from persist_core.checkpoint.chains import Link, walk
 from persist_core.checkpoint.checkpointer import Checkpointer, Sizes, load_verified
-from persist_core.checkpoint.manifest import CheckpointManifest, path_of
+from persist_core.checkpoint.manifest import CheckpointManifest, Link, path_of, walk
 from persist_core.contents.operator_state import OperatorState, StateArtifact, chain_digest
 from persist_core.errors import CorruptArtifact, Corruption, StorageError
 from persist_core.handles.client import PersistClient

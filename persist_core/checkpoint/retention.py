@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from persist_core.checkpoint.chains import walk
-from persist_core.checkpoint.manifest import CheckpointManifest
+from persist_core.checkpoint.manifest import CheckpointManifest, walk
 from persist_core.config.shard import RetentionConfig
 from persist_core.contents.batch import last_time
 from persist_core.errors import CorruptArtifact

@@ -26,8 +26,7 @@ from click.exceptions import NoArgsIsHelpError
 from persist_core.cli import output
 from persist_core.cli.doctor import doctor
 from persist_core.cli.maintain import copy_command, drop_command, erase_command, gc_command, maintain_command
-from persist_core.cli.preview import preview_command, warm_up
-from persist_core.cli.project import demo, init
+from persist_core.cli.project import demo, init, preview_command, warm_up
 from persist_core.cli.reprocess import (
     diff_command,
     fill_command,

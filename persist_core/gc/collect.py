@@ -17,9 +17,8 @@ from dataclasses import dataclass, replace
 from persist_core.checkpoint.publish import VERSIONS_KEPT
 from persist_core.checkpoint.recovery import check_not_undone
 from persist_core.errors import CorruptArtifact, InvalidInput
-from persist_core.gc.garbage_list import Garbage, GarbageList
 from persist_core.gc.needs import Needs
-from persist_core.gc.sweep import Swept, abort_uploads, find_garbage, store, sweep
+from persist_core.gc.sweep import Garbage, GarbageList, Swept, abort_uploads, find_garbage, store, sweep
 from persist_core.handles.client import PersistClient
 from persist_core.keys import collectable_prefixes, gc_clock_key, gc_era_prefix, gc_prefix
 from persist_core.location.blob import Blob

@@ -1,6 +1,8 @@
 """The two phases of GC. Mark: list what nothing needs now, page by page, and store the lists; it deletes nothing.
 Sweep: delete what lists name, if it is still unneeded and nothing can need it any more.
 
+<shard>/gc/<era>/<uuid7>.json   sealed {"shard", "era", "seqno", "marked_ms", "garbage": [[key, size_bytes], ...]}
+
 Uploads that killed writers have left are pieces of objects that no listing of keys shows, and that cost money. One is
 aborted when it is older than the staging intent, by the store's own clock. By then a batch that it could belong to is
 refused. If its writer is still at work, completing the upload fails, and with it that try of the task.
@@ -11,13 +13,66 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from persist_core.errors import InvalidInput
-from persist_core.gc.garbage_list import Garbage, GarbageList
+from persist_core.errors import CorruptArtifact, InvalidInput
 from persist_core.gc.needs import Needs
 from persist_core.handles.client import PersistClient
-from persist_core.keys import collectable_prefixes, garbage_list_key
+from persist_core.keys import collectable_prefixes, era_in, garbage_list_key, owner_of
 from persist_core.location.blob import Blob, BlobMetadata, UnfinishedUpload, UnfinishedUploads, UploadStore
+from persist_core.sealed import Sealed, check_in_place
+
+_REASONS = {
+    "batches": "no batch, commit or fork names it",
+    "checkpoints": "its checkpoint is not complete, and no commit can complete it",
+    "conflict_alerts": "its conflict is not kept",
+    "conflicts": "there are enough newer ones",
+    "dry-runs": "it was never read",
+    "forks": "the fork uses nothing of this shard",
+    "inputs": "no commit or checkpoint names it",
+    "jobs": "its job was killed",
+    "sources": "no commit or checkpoint names it",
+}
+
+
+class Garbage(NamedTuple):
+    """A key that nothing needed, and its size in bytes."""
+
+    key: str
+    size_bytes: int
+
+    @property
+    def reason(self) -> str:
+        """Why it is not needed, for people."""
+        return _REASONS.get(self.key.split("/")[1], "nothing names it")
+
+
+@dataclass(frozen=True)
+class GarbageList(Sealed):
+    """The keys that nothing needed in version `seqno` of the shard's state, of era `era`. `marked_ms` is for people."""
+
+    KIND = "garbage_list"
+
+    shard: str
+    era: int
+    seqno: int
+    marked_ms: int
+    garbage: tuple[Garbage, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.size_bytes for each in self.garbage)
+
+    @classmethod
+    def read(cls, data: bytes, key: str) -> GarbageList:
+        """The list under `key`. Raises as `decode`, and for a list of another shard or era."""
+        what = f"list of garbage {key}"
+        listed = cls.decode(data, what=what)
+        check_in_place((listed.shard, listed.era), (owner_of(key), era_in(key)), what=what)
+        if any(owner_of(each.key) != listed.shard for each in listed.garbage):
+            raise CorruptArtifact(f"{what} names keys of another shard than {listed.shard}")
+        return listed
+
 
 PAGE_KEYS = 10_000  # of one list: a few megabytes
 

@@ -7,13 +7,12 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from persist_core.checkpoint.chains import walk
 from persist_core.checkpoint.checkpointer import Checkpointer, Listing
-from persist_core.checkpoint.manifest import CheckpointManifest
+from persist_core.checkpoint.manifest import CheckpointManifest, walk
 from persist_core.checkpoint.publish import manifest_of
 from persist_core.checkpoint.quarantine import Quarantine
 from persist_core.errors import CorruptArtifact, Corruption, InvalidInput
-from persist_core.gc.garbage_list import GarbageList
+from persist_core.gc.sweep import GarbageList
 from persist_core.handles.erased import last_erased
 from persist_core.keys import (
     conflicts_prefix,

@@ -10,10 +10,10 @@ from persist_core.checkpoint.recovery import RecoveredState
 from persist_core.config.shard import ShardConfig
 from persist_core.contents.batch import BatchDescription, SourceFrontier
 from persist_core.contents.operator_state import StateArtifact
-from persist_core.handles.changes import in_time_from
 from persist_core.handles.client import PersistClient
 from persist_core.ids import uuid7_of
 from persist_core.shard.state import ShardState
+from persist_core.sources.collection import in_time_from
 from persist_core.sources.source import Intake
 from persist_core.time_text import MAX_TIME
 

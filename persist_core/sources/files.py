@@ -138,7 +138,7 @@ class FileSource:
         """All files that are not in `consumed`, dated before `until` (ms; `None`: all), within the collection's limits.
 
         `lower` is the shard's upper: files dated before it belong to one time. `listed_to` (`None`: `lower`): see
-        `handles.changes`. Reads names and file metadata, not contents; the same tree gives the same result. Raises
+        `sources.collection`. Reads names and file metadata, not contents; the same tree gives the same result. Raises
         `Determinate` if a folder can't be listed, `CorruptArtifact` if the ledger is damaged.
         """
         place, known, is_move = self._known(consumed)

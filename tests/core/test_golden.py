@@ -34,7 +34,7 @@ from persist_core.contents.operator_state import OperatorState, StateArtifact
 from persist_core.contents.part_lists import PartList, UnreadParts
 from persist_core.contents.stats import DryRun
 from persist_core.errors import CorruptArtifact
-from persist_core.gc.garbage_list import Garbage, GarbageList
+from persist_core.gc.sweep import Garbage, GarbageList
 from persist_core.keys import manifest_key, part_key
 from persist_core.location.mem import MemBlob
 from persist_core.protocol.conflicts import ConflictRecord

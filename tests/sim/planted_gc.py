@@ -11,9 +11,8 @@ import pytest
 
 from persist_core.compaction import merge
 from persist_core.gc import collect, needs
-from persist_core.gc.garbage_list import Garbage, GarbageList
 from persist_core.gc.needs import Needs
-from persist_core.gc.sweep import sweep
+from persist_core.gc.sweep import Garbage, GarbageList, sweep
 from persist_core.handles.client import PersistClient
 from persist_core.keys import attempt_of, collectable_prefixes
 from persist_core.protocol import fork

@@ -11,8 +11,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from persist_core.checkpoint.chains import walk
-from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState, SavedOperator
+from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState, SavedOperator, walk
 from persist_core.checkpoint.recovery import VERIFIED_BYTES, RecoveredState, recover, recover_newest
 from persist_core.checkpoint.retention import plan_retention
 from persist_core.contents.batch import BatchDescription

@@ -17,7 +17,7 @@ from persist_core.contents.batch import BatchDescription
 from persist_core.contents.parts import updates_schema
 from persist_core.errors import CorruptArtifact, RunFailed
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, collect
-from persist_core.gc.garbage_list import GarbageList
+from persist_core.gc.sweep import GarbageList
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import ReadHandle, schema_of
 from persist_core.handles.write import stage_manifest
