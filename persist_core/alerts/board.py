@@ -151,12 +151,10 @@ class WatchBoard:
         return self.apply(transition)
 
     def record_check(self, shard: str, findings: int, finding: str = "") -> None:
-        """Remember the result of an fsck."""
         check = LastCheck(self.client.clock.now_ms(), findings, finding)
         self.apply(lambda record: (record.with_shard(shard, replace(record.of(shard), check=check)), None))
 
     def forget(self, shard: str) -> None:
-        """Remove everything about a shard."""
         self.apply(lambda record: (record.without_shard(shard), None))
 
     def apply(self, transition: Callable[[WatchRecord], tuple[WatchRecord, R]]) -> R:

@@ -26,8 +26,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Acknowledged:
-    """The user who has acknowledged an alert, when and why."""
-
     by: str
     at_ms: int
     reason: str
@@ -73,7 +71,6 @@ class ShardWatch:
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing is remembered."""
         return not self.alerts and self.check is None and self.unwritten_ms is None and self.stash_ms is None
 
 
@@ -106,7 +103,6 @@ class Notice:
     claimed_until_ms: int = 0
 
     def is_held(self, *, now_ms: int) -> bool:
-        """True if a watcher is sending it now."""
         return self.claimed_by is not None and now_ms < self.claimed_until_ms
 
 
@@ -125,11 +121,9 @@ class WatchRecord(Sealed):
         return self.shards.get(shard, ShardWatch())
 
     def with_shard(self, shard: str, watch: ShardWatch) -> WatchRecord:
-        """The record with another memory of the shard."""
         return self.with_shards({shard: watch})
 
     def with_shards(self, watches: Mapping[str, ShardWatch]) -> WatchRecord:
-        """The record with another memory of these shards."""
         if all(watch == self.of(shard) for shard, watch in watches.items()):
             return self
         shards = {**self.shards, **watches}

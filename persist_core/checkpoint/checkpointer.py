@@ -274,7 +274,6 @@ class Checkpointer:
         return self.blob.delete(self.layout.pin(checkpoint_id)) is not None
 
     def pinned(self) -> frozenset[str]:
-        """Ids of all pinned checkpoints."""
         entries = self.blob.list_keys_and_metadata(self.layout.root)
         found = (entry.key.removeprefix(self.layout.root).partition("/") for entry in entries)
         return frozenset(each for each, _, rest in found if rest == "pinned" and is_checkpoint_id(each))

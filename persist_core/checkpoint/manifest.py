@@ -65,7 +65,6 @@ class PartitionState(_Entry):
         return self.path.startswith("../")
 
     def artifact(self, key: str) -> StateArtifact:
-        """The artifact, whose bytes are under `key`."""
         own = {name: getattr(self, name) for name in ("partition_id", "size_bytes", "sha256", "is_carried")}
         return from_plain(StateArtifact, {**self.facts, **own, "key": key}, what=f"artifact {key}")
 
@@ -81,8 +80,6 @@ class SavedOperator(_Entry):
 
 @dataclass(frozen=True)
 class SourceOffsets(_Entry):
-    """One source's progress, as of the checkpoint."""
-
     source_type: str
     offsets: Mapping[str, Any]
     epoch: int
@@ -93,7 +90,6 @@ class SourceOffsets(_Entry):
 
     @classmethod
     def of(cls, source: SourceFrontier, epoch: int) -> SourceOffsets:
-        """From the progress that a batch commits."""
         return cls(source.source_type, source.offsets, epoch)
 
 
@@ -140,7 +136,6 @@ class CheckpointManifest(_Entry):
 
     @property
     def position(self) -> tuple[int, str]:
-        """The sort key of checkpoints."""
         return self.epoch, self.checkpoint_id
 
     @property

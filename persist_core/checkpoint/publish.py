@@ -234,8 +234,6 @@ def _publish_and_retain(client: PersistClient, shard: str, retention: RetentionC
 
 
 class _Publication:
-    """One checkpoint task: its steps and their results."""
-
     def __init__(self, client: PersistClient, state: ShardState) -> None:
         self._client = client
         self._state = state

@@ -17,8 +17,6 @@ MAX_QUARANTINED = 100  # objects of one shard; more would only repeat the same d
 
 
 class Quarantine:
-    """The damaged checkpoint manifests of one shard."""
-
     def __init__(self, blob: Blob, layout: CheckpointLayout) -> None:
         self._blob = blob
         self._layout = layout

@@ -68,7 +68,6 @@ class Tries:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Around the turn of one."""
         try:
             yield
         except PersistError as error:
@@ -92,7 +91,6 @@ def printable(text: str) -> str:
 
 
 def print_done(done: Done, *, as_json: bool) -> None:
-    """Print what an action did."""
     if as_json:
         print_json(done.facts)
         return
@@ -105,7 +103,6 @@ def print_json(body: Mapping[str, Any]) -> None:
 
 
 def print_ndjson(bodies: Iterable[Mapping[str, Any]]) -> None:
-    """One JSON object a line on stdout."""
     for body in bodies:
         _write_line(sys.stdout, body)
 

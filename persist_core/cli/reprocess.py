@@ -273,7 +273,6 @@ def _carry_out(
 
 
 def _print_given_up(session: Session, shard: str, deleted: Sequence[str]) -> None:
-    """Print the names of the hidden shards that `--give-up` has deleted."""
     facts = {"shard": shard, "status": "given_up" if deleted else "up_to_date", "deleted": list(deleted)}
     said = f"{' and '.join(deleted)} deleted" if deleted else "there is nothing to give up"
     output.print_done(Done(facts, (f"{shard}: {said}",)), as_json=session.as_json)

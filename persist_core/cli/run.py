@@ -224,7 +224,6 @@ def with_spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def spark_of(session: Session, master: str | None, conf: tuple[str, ...], logs: Path | None = None) -> SparkProcess:
-    """The start of Spark as the options say it."""
     pairs = [pair.partition("=") for pair in conf]
     bad = next((name for name, equals, _ in pairs if not (name and equals)), None)
     if bad is not None:

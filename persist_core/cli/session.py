@@ -23,8 +23,6 @@ from persist_core.time_text import LAST_DAY, UTC_ZONE, parse_time, show_local, s
 
 @dataclass(frozen=True)
 class Session:
-    """The tools of a command."""
-
     client: PersistClient
     location: PersistLocation
     as_json: bool
@@ -69,7 +67,6 @@ def with_session(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def location_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options for a location and for JSON."""
     options = (
         click.option("--json", "as_json", is_flag=True, help="JSON on stdout: one object, or one a line."),
         click.option("--config", "config_file", type=click.Path(path_type=Path), help="TOML file with the location."),

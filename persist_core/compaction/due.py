@@ -49,7 +49,6 @@ def next_merge(batches: Sequence[HollowBatch], since: int | None = None) -> tupl
 
 
 def tier(rows: int) -> int:
-    """The tier of a batch of so many rows."""
     number = 0
     while rows >= SMALLEST_TIER_ROWS * FAN_IN ** (number + 1):
         number += 1

@@ -29,7 +29,6 @@ BYTES_AT_ONCE = 128 << 20  # of decoded rows in memory; a merge needs about five
 
 
 def target_bytes(run_bytes: float, min_file_bytes: int = MIN_FILE_BYTES) -> float:
-    """The size of a file in a run of so many bytes."""
     usual = min(max(run_bytes / FILES, min_file_bytes), MAX_FILE_BYTES)
     return max(usual, min(run_bytes / MANY_FILES, MAX_LARGE_FILE_BYTES))
 
@@ -61,7 +60,6 @@ class RunFiles:
     _spooled: int = 0
 
     def add(self, kind: PartKind, table: pa.Table) -> None:
-        """More rows of one kind."""
         before = self._waiting.get(kind, table.slice(0, 0))
         if self.folder is not None and before.nbytes + table.nbytes > BYTES_AT_ONCE:
             table = self._on_disk(table, self.folder)

@@ -106,7 +106,6 @@ class Merge:
 
     @property
     def schema(self) -> CollectionSchema:
-        """The newest schema of the inputs."""
         return max((manifest.schema for manifest in self.manifests), key=lambda schema: schema.version)
 
     @property
@@ -179,7 +178,6 @@ class Merge:
 
     @cached_property
     def file_rows(self) -> int:
-        """How many rows a new file of the run holds."""
         return rows_per_file([part for manifest in self.manifests for part in manifest.parts], self.min_file_bytes)
 
     @cached_property
@@ -210,7 +208,6 @@ class Merge:
 
     @cached_property
     def kept(self) -> frozenset[str]:
-        """The keys of the files that are carried."""
         return frozenset(part.key for part in self.carried)
 
     def contents(self) -> Iterator[Piece]:

@@ -43,7 +43,6 @@ class Garbage(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why it is not needed, for people."""
         return _REASONS.get(self.key.split("/")[1], "nothing names it")
 
 
@@ -95,7 +94,6 @@ def find_garbage(client: PersistClient, shard: str, needs: Needs, known: Collect
 
 
 def store(client: PersistClient, listed: GarbageList) -> str:
-    """Store a list; its key."""
     key = garbage_list_key(listed.shard, listed.era, client.ids.uuid7())
     client.blob.set(key, listed.encode())
     return key

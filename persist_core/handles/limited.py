@@ -96,7 +96,6 @@ class LimitedReader(ReadHandle):
             return self._whole(shown, updates_schema(schema, orders=False)), len(found)
 
     def read_pieces(self, chosen: list[Piece], schema: pa.Schema) -> pa.Table:
-        """The rows of these pieces, held within the budget."""
         columns = nullable(schema)
         tables = [table for piece in chosen for table in self._taken(piece, columns)]
         return pa.concat_tables(tables) if tables else columns.empty_table()

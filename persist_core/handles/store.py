@@ -24,8 +24,6 @@ FETCH_THREADS = 8  # parts are fetched side by side: latency of a store, not wor
 
 
 class Pair:
-    """Checks and makes the pair of a location."""
-
     def __init__(self, location: OpenLocation, register: Register, ids: Ids) -> None:
         self._location, self._register, self._ids = location, register, ids
 
@@ -95,5 +93,4 @@ class Store:
 
     @property
     def blob(self) -> Blob:
-        """The location's blob store."""
         return self.location.blob

@@ -63,8 +63,6 @@ _UNREADABLE = (Corruption, StorageError)  # among many shards, one that the read
 
 
 class Inspector:
-    """Facts about the shards of a client's location."""
-
     def __init__(self, client: PersistClient, *, threads: int = THREADS) -> None:
         self.client = client
         self._threads = threads

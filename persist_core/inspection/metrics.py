@@ -55,7 +55,6 @@ class Metric:
 
     @property
     def all_labels(self) -> tuple[str, ...]:
-        """Location and shard, and the labels of its own."""
         return (*COMMON_LABELS, *self.labels)
 
 

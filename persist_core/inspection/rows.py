@@ -52,7 +52,6 @@ class Cut:
 
     @property
     def rows(self) -> int:
-        """The most rows that it takes."""
         return min(self.limit, MAX_LIMIT)
 
 

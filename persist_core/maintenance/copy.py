@@ -95,8 +95,6 @@ class _Task:
 
 
 class Copier:
-    """Copies shards from one client's location to another's."""
-
     def __init__(
         self,
         source: PersistClient,

@@ -206,7 +206,6 @@ class Mover:
     _large: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MAX_LARGE))
 
     def look(self, prefixes: Iterable[str]) -> None:
-        """List what the target holds now."""
         self.found = {
             entry.key: entry.size_bytes for prefix in prefixes for entry in self.target.list_keys_and_metadata(prefix)
         }

@@ -47,7 +47,6 @@ class Examiner:
     timer: Timer = field(default=time.perf_counter)
 
     def consensus(self, consensus: Consensus) -> list[Finding]:
-        """The findings about a consensus store."""
         return self._examined(consensus, _keys_listed(consensus), self._probe_consensus(consensus))
 
     def blob(self, blob: Blob) -> list[Finding]:

@@ -41,7 +41,6 @@ class FsckReport:
 
     @property
     def is_clean(self) -> bool:
-        """True if nothing was found."""
         return not self.violations
 
 

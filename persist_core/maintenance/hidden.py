@@ -33,7 +33,6 @@ REBUILD = "rebuild"
 
 
 def hidden_of(shard: str, purpose: str = PURPOSE) -> str:
-    """The name of the replay, or of the next generation."""
     return hidden_shard(shard, purpose)
 
 

@@ -156,8 +156,6 @@ def reprocess(
 
 @dataclass(frozen=True)
 class _Reprocess:
-    """One call."""
-
     client: PersistClient
     config: CollectionConfig
     request: Request

@@ -25,8 +25,6 @@ class Violation:
 
 
 class Violations:
-    """Collects the violations of one shard."""
-
     def __init__(self, shard: str) -> None:
         self._shard = shard
         self._shown: list[Violation] = []

@@ -64,7 +64,6 @@ class NextRun:
 
     @property
     def text(self) -> str:
-        """One line for people."""
         if self.stops is not None:
             return self.stops
         later = f"; {self.not_due} are dated later" if self.not_due else ""
@@ -89,7 +88,6 @@ class Preview:
     hints: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """For `--json`."""
         plain = {name: value for name, value in vars(self).items() if name not in ("files", "records", "unread")}
         sample = [
             {"path": each.file.path, "records": each.records, "is_whole": each.is_whole, "problem": each.problem}
