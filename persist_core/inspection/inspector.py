@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from itertools import islice
 from threading import Lock
 
@@ -21,6 +22,7 @@ from persist_core.contents.batch import BatchManifest, HollowBatch, SourceFronti
 from persist_core.contents.stats import BatchWarning
 from persist_core.errors import CorruptArtifact, Corruption, PersistError, ShardNotFound, StorageError
 from persist_core.handles.client import PersistClient
+from persist_core.handles.load import load_head
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.inspection import summaries
 from persist_core.inspection.days import Loaded
@@ -69,7 +71,7 @@ class Inspector:
         self._lock = Lock()
         self._summaries: dict[tuple[str, int], tuple[str, ShardSummary]] = {}
         self._states: OrderedDict[str, tuple[str, ShardState]] = OrderedDict()
-        self._manifests: OrderedDict[str, BatchManifest] = OrderedDict()
+        self._load = lru_cache(MAX_MANIFESTS)(lambda key, sha256: load_head(self.client.blob, key, sha256=sha256))
         self._conflicts: dict[str, ConflictRecord] = {}
 
     def state(self, shard: str) -> ShardState:
@@ -305,17 +307,7 @@ class Inspector:
             return summaries.commit_facts(commit, None, _said(error))
 
     def _manifest(self, of: HollowBatch | Commit) -> BatchManifest:
-        with self._lock:
-            known = self._manifests.get(of.manifest_sha256)
-            if known is not None:
-                self._manifests.move_to_end(of.manifest_sha256)
-                return known
-        manifest = self.client.manifest(of)
-        with self._lock:
-            self._manifests[of.manifest_sha256] = manifest
-            while len(self._manifests) > MAX_MANIFESTS:
-                self._manifests.popitem(last=False)
-        return manifest
+        return self._load(of.manifest_key, of.manifest_sha256)
 
 
 def _said(error: PersistError) -> str:
@@ -325,8 +317,7 @@ def _said(error: PersistError) -> str:
 def _checkpoint(
     manifest: CheckpointManifest, latest: str | None, is_pinned: bool, history_ms: int | None
 ) -> CheckpointFacts:
-    is_latest = manifest.checkpoint_id == latest
-    upper = manifest.upper
+    is_latest, upper = manifest.checkpoint_id == latest, manifest.upper
     return CheckpointFacts(
         checkpoint_id=manifest.checkpoint_id,
         epoch=manifest.epoch,
@@ -339,7 +330,7 @@ def _checkpoint(
         kept_by=(*(["latest"] if is_latest else []), *(["pinned"] if is_pinned else [])),
         restored_from=manifest.restored_from,
         since=manifest.shard.since if manifest.shard else None,
-        upper=manifest.shard.upper if manifest.shard else manifest.watermark,
+        upper=upper,
         operators={name: operator.total_bytes for name, operator in manifest.operators.items()},
         total_size_bytes=manifest.total_size_bytes,
     )

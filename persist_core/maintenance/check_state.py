@@ -109,16 +109,9 @@ def read_manifests(client: PersistClient, state: ShardState, found: Violations) 
 
 def _differences(commit: Commit, manifest: BatchManifest, previous: Commit | None) -> Iterator[str]:
     restored_from = manifest.restored.checkpoint_id if manifest.restored else None
-    facts = {
-        "token": (manifest.token, commit.token),
-        "contents_digest": (manifest.contents_digest, commit.contents_digest),
-        "bounds": ((manifest.lower, manifest.upper), (commit.lower, commit.upper)),
-        "checkpoint_id": (manifest.checkpoint_id, commit.checkpoint_id),
-        "epoch": (manifest.epoch, commit.epoch),
-        "writer": (manifest.writer, commit.writer),
-        "restored_from": (restored_from, commit.restored_from),
-        "is_change": (manifest.is_change, commit.is_change),
-    }
+    names = ("token", "contents_digest", "lower", "upper", "checkpoint_id", "epoch", "writer", "is_change")
+    facts = {name: (getattr(manifest, name), getattr(commit, name)) for name in names}
+    facts["restored_from"] = (restored_from, commit.restored_from)
     if previous is not None and any(operator.is_delta for operator in manifest.operators.values()):
         facts["parent_id"] = (manifest.parent_id, previous.checkpoint_id)
     for name, (said, expected) in facts.items():

@@ -13,19 +13,21 @@ import pytest
 
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.config.collection import CollectionConfig
-from persist_core.contents.batch import BatchManifest, HollowBatch
+from persist_core.contents.batch import BatchManifest
 from persist_core.contents.parts import errs_schema, updates_schema
 from persist_core.errors import CorruptArtifact
 from persist_core.handles.client import PersistClient
+from persist_core.handles.load import load_head
 from persist_core.inspection import inspector as inspector_module
 from persist_core.inspection.days import MAX_FILES, Loaded, days_of
 from persist_core.inspection.facts import CommitFacts, DayFacts
 from persist_core.inspection.inspector import Inspector
+from persist_core.location.blob import Blob
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.protocol.stages import Minted, mint
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.state import Commit, Committed
+from persist_core.shard.state import Committed
 from persist_core.sources.ledger import segments_of
 from persist_core.sources.source import ConsumedInput
 from persist_core.time_text import DAY_MS, parse_time
@@ -200,15 +202,14 @@ def test_files_are_those_that_each_commit_has_consumed(
     with monkeypatch.context() as few:
         few.setattr(inspector_module, "MAX_COMMITS", 2)
         assert [load.inputs for load in inspector.loads(state)] == [()]  # the older one's input is not known
-    whole = client.manifest
     damaged = state.commits[1].manifest_key
 
-    def manifest(of: HollowBatch | Commit) -> BatchManifest:
-        if of.manifest_key == damaged:
+    def load(blob: Blob, key: str, *, sha256: str | None = None) -> BatchManifest:
+        if key == damaged:
             raise CorruptArtifact(damaged)
-        return whole(of)
+        return load_head(blob, key, sha256=sha256)
 
-    monkeypatch.setattr(client, "manifest", manifest)
+    monkeypatch.setattr(inspector_module, "load_head", load)
     loads = Inspector(client).loads(state)
     assert [load.inputs and len(load.inputs) for load in loads] == [1, None, None]
     assert states(loads, due=day(4))[:4] == ["loaded", "loaded", "loaded", "open"]
