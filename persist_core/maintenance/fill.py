@@ -44,9 +44,14 @@ class Wishes:
     max_changed: ErrorLimits = None
     max_updates: int = MAX_UPDATES
 
-    def refused(self, changed: int, rows: int | None) -> str | None:
-        """The limit that so many changes of so many rows exceed, unless it is confirmed."""
-        return None if self.is_confirmed else exceeded_limit(self.max_changed, changed, rows or 0)
+    def check(self, what: str, changed: int, rows: int | None, *, look_at: str = "the report", kept: str = "") -> None:
+        """Raise `InvalidInput` if so many changes of so many rows exceed the limit, unless that is confirmed."""
+        limit = None if self.is_confirmed else exceeded_limit(self.max_changed, changed, rows or 0)
+        if limit:
+            raise InvalidInput(
+                f"{what}, more than {limit} (limits.max_changed). Nothing was changed: look at {look_at}, then confirm"
+                f" with --yes{kept}"
+            )
 
 
 @dataclass(frozen=True)
@@ -95,11 +100,7 @@ def fill(
             if wishes.is_dry_run or not found.changed:
                 publish_missing(client, state)  # of a call that was killed after its commit
                 return found
-            if limit := wishes.refused(found.changed, found.rows):
-                raise InvalidInput(
-                    f"{found.changed} rows of {found.shard} would change, more than {limit} (limits.max_changed)."
-                    " Nothing was changed: look at the report, then confirm with --yes"
-                )
+            wishes.check(f"{found.changed} rows of {found.shard} would change", found.changed, found.rows)
             result = append(client, description, key)
             if isinstance(result, Committed):
                 publish_missing(client, client.state(config.name))

@@ -359,18 +359,14 @@ def _contents(client: PersistClient, state: ShardState) -> Contents:
 
 
 def _check_confirmed(found: Rebuilt, request: Request) -> None:
-    if request.is_confirmed:
-        return
-    remedy = (
-        f"Nothing was changed: look at the report and at `persist snapshot {found.built}`, then confirm with --yes;"
-        " what was built is kept until then"
-    )
-    if found.found is None:
-        raise InvalidInput(f"the new generation of {found.shard} has {found.after}; before {found.before}. {remedy}")
-    if limit := request.refused(found.found.total, found.before.rows):
+    look_at, kept = f"the report and at `persist snapshot {found.built}`", "; what was built is kept until then"
+    if found.found is not None:
+        what, total = f"the new generation changes {found.found.total} of {found.before}", found.found.total
+        request.check(what, total, found.before.rows, look_at=look_at, kept=kept)
+    elif not request.is_confirmed:
         raise InvalidInput(
-            f"the new generation changes {found.found.total} of {found.before}, more than {limit}"
-            f" (limits.max_changed). {remedy}"
+            f"the new generation of {found.shard} has {found.after}; before {found.before}. Nothing was changed: look"
+            f" at {look_at}, then confirm with --yes{kept}"
         )
 
 

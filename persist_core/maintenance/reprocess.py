@@ -289,11 +289,7 @@ class _Reprocess:
 
 
 def _check_confirmed(found: Reprocessed, request: Request) -> None:
-    if limit := request.refused(found.found.total, found.rows):
-        errs = max(found.found.errs_added, found.found.errs_removed)
-        also = f" and {errs} errors" if errs else ""
-        raise InvalidInput(
-            f"the correction changes {found.found.total - errs} of {show_count(found.rows)}{also} of {found.shard},"
-            f" more than {limit} (limits.max_changed). Nothing was changed: look at the report, then confirm with"
-            " --yes; what was replayed is kept until then"
-        )
+    total, errs = found.found.total, max(found.found.errs_added, found.found.errs_removed)
+    also = f" and {errs} errors" if errs else ""
+    what = f"the correction changes {total - errs} of {show_count(found.rows)}{also} of {found.shard}"
+    request.check(what, total, found.rows, kept="; what was replayed is kept until then")
