@@ -5,20 +5,22 @@ It holds `since` back and never moves it: `PersistClient.advance_since` does.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from persist_core.frontier import Frontier
 from persist_core.handles.store import Store
 from persist_core.shard import history as transitions
 from persist_core.shard.state import Hold, HoldMismatch
 
 
+@dataclass
 class SinceHandle:
     """One critical hold. `hold` is its value when this handle last read it."""
 
-    def __init__(self, store: Store, shard: str, holder: str, hold: Hold) -> None:
-        self._store = store
-        self.shard = shard
-        self.holder = holder
-        self.hold = hold
+    _store: Store
+    shard: str
+    holder: str
+    hold: Hold
 
     @classmethod
     def open(cls, store: Store, shard: str, holder: str, *, since: Frontier | None = None) -> SinceHandle:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 
 from persist_core.alerts.board import WatchBoard
@@ -94,25 +94,19 @@ class _Task:
         return self.state.shard
 
 
+@dataclass
 class Copier:
-    def __init__(
-        self,
-        source: PersistClient,
-        target: PersistClient,
-        *,
-        threads: int = THREADS,
-        lease_ms: int = LEASE_MS,
-        progress: Progress = lambda *_: None,
-        verifies: bool = False,
-    ) -> None:
-        self.source = source
-        self.target = target
-        self._threads = threads
-        self._lease_ms = lease_ms
-        self._progress = progress
-        self._verifies = verifies
-        self._is_apart = False
-        self._place = f"blob {target.blob.uri}, consensus {target.location.consensus.uri}"
+    source: PersistClient
+    target: PersistClient
+    _: KW_ONLY
+    threads: int = THREADS
+    progress: Progress = lambda *_: None
+    verifies: bool = False
+    _is_apart: bool = field(default=False, init=False)
+
+    @property
+    def _place(self) -> str:
+        return f"blob {self.target.blob.uri}, consensus {self.target.location.consensus.uri}"
 
     def groups(self, shards: Iterable[str] = (), *, is_together: bool = False) -> list[list[str]]:
         """The shards (default: all that are not dropped) in the order in which to copy them, by calls of `copy`.
@@ -131,7 +125,7 @@ class Copier:
             return None if state.is_dropped and not named else tuple(refreshed.uppers if refreshed else ())
 
         every = named or self.source.shards()
-        found = zip(every, side_by_side(inputs_of, every, threads=self._threads), strict=True)
+        found = zip(every, side_by_side(inputs_of, every, threads=self.threads), strict=True)
         inputs = {shard: each for shard, each in found if each is not None}
         depths = _depths({name: [each for each in read if each in inputs] for name, read in inputs.items()})
         names = sorted(inputs, key=lambda name: (-depths[name], name))
@@ -207,7 +201,7 @@ class Copier:
 
     @contextmanager
     def _leased(self, shard: str) -> Iterator[ReadHandle]:
-        lease = self.source.open_leased_reader(shard, lease_ms=self._lease_ms)
+        lease = self.source.open_leased_reader(shard, lease_ms=LEASE_MS)
         try:
             yield lease
         finally:
@@ -221,7 +215,7 @@ class Copier:
         """
         before: list[ShardState] = []
         for _ in range(MAX_LOOKS):
-            states = side_by_side(self.source.state, names, threads=self._threads)
+            states = side_by_side(self.source.state, names, threads=self.threads)
             if len(names) < 2 or [each.commits[-1:] for each in before] == [each.commits[-1:] for each in states]:
                 return states
             before = states
@@ -249,7 +243,7 @@ class Copier:
         inventory = inventory_of(self.source, state)
         owners = self._record_forks(shard, {owner_of(each.key) for each in inventory.needed} - {shard})
         there = self.target.machine.fetch(shard)
-        mover = Mover(self.source.blob, self.target.blob, self._threads, self._verifies)
+        mover = Mover(self.source.blob, self.target.blob, self.threads, self.verifies)
         old = Checkpointer(self.target.blob, shard).listing()
         checkpoints = (*old.unfinished, *(manifest.checkpoint_id for manifest in old.manifests))
         task = _Task(state, inventory, mover, there.era if there else 0, owners, checkpoints, erased)
@@ -266,9 +260,9 @@ class Copier:
         renewed = [self.source.clock.now_ms()]
 
         def beat() -> None:
-            self._progress(task.shard, task.mover.moved, task.to_move, task.mover.moved_bytes)
+            self.progress(task.shard, task.mover.moved, task.to_move, task.mover.moved_bytes)
             now_ms = self.source.clock.now_ms()
-            if now_ms - renewed[0] > self._lease_ms // 3:
+            if now_ms - renewed[0] > LEASE_MS // 3:
                 renewed[0] = now_ms
                 for lease in leases:
                     lease.heartbeat()
