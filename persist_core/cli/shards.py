@@ -63,20 +63,8 @@ def shards(session: Session) -> None:
         )
         for s in found
     ]
-    columns = (
-        "shard",
-        "kind",
-        "upper",
-        "age",
-        "rows",
-        "errors",
-        "stash",
-        "batches",
-        "size",
-        "last commit",
-        "attention",
-    )
-    output.print_table(columns, rows, empty=session.no_shards)
+    titles = ("shard", "kind", "upper", "age", "rows", "errors", "stash", "batches", "size", "last commit", "attention")
+    output.print_table(titles, rows, empty=session.no_shards)
 
 
 @click.command()

@@ -171,7 +171,7 @@ def _check_batch(
         elif part.kind is PartKind.HISTORY:
             found_counts["history"] += rows.count
         else:
-            prefix = "err_" if _is_err(part) else ""
+            prefix = "err_" if part.kind is PartKind.ERRS else ""
             found_counts[f"{prefix}insertions"] += rows.inserted
             found_counts[f"{prefix}retractions"] += rows.count - rows.inserted
     if is_whole and BatchCounts(**found_counts) != manifest.counts:
@@ -225,17 +225,13 @@ def _check_part(
             f" than the manifest says, the first {rows.first_outside}",
         )
     keys = spanning([each for each in ranges if each != EVERYTHING])
-    if not _is_err(part) and not part.keys.covers(keys):
+    if part.kind is not PartKind.ERRS and not part.keys.covers(keys):
         found.add("bounds", f"{part.key}: keys {keys.first} to {keys.last}; the manifest says {part.keys}")
     if part.rows not in (None, rows.count):
         found.add("counts", f"{part.key}: {rows.count} rows, expected {part.rows}")
     if rows.others:
         found.add("counts", f"{part.key}: {rows.others} updates whose diffs do not match {part.kind}")
     return rows
-
-
-def _is_err(part: Part) -> bool:
-    return part.kind is PartKind.ERRS
 
 
 def _is_outside(part: Part, table: pa.Table, manifest: BatchManifest) -> pa.ChunkedArray:

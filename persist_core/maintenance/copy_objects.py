@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
@@ -237,10 +237,8 @@ class Mover:
 
     def _move(self, named: Named) -> int | None:
         """Its size; `None` if it is there, or the source does not hold it, or holds other bytes."""
-        if named.size_bytes is not None and named.size_bytes >= LARGE_BYTES:
-            with self._large:
-                return self._move_now(named)
-        return self._move_now(named)
+        with self._large if (named.size_bytes or 0) >= LARGE_BYTES else nullcontext():
+            return self._move_now(named)
 
     def _move_now(self, named: Named) -> int | None:
         if self.verifies:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 
 from persist_core.clock import Clock
 from persist_core.errors import Indeterminate, PersistError, StorageError
@@ -158,17 +159,14 @@ class Examiner:
         for left in filter(self._is_leftover, known):
             blob.delete(left)
         try:
-            yield from _errors_found("blobs", self._blobs(blob, prefix, keys))
+            probed = chain(self._large_blob(blob, keys[0]), self._small_blobs(blob, prefix, keys[1:]))
+            yield from _errors_found("blobs", probed)
         finally:
             for key in keys:
                 blob.delete(key)
 
     def _is_leftover(self, key: str) -> bool:
         return key.startswith(PROBES) and is_leftover(key.split("/")[1], now_ms=self.clock.now_ms())
-
-    def _blobs(self, blob: Blob, prefix: str, keys: list[str]) -> Iterator[Finding]:
-        yield from self._large_blob(blob, keys[0])
-        yield from self._small_blobs(blob, prefix, keys[1:])
 
     def _large_blob(self, blob: Blob, key: str) -> Iterator[Finding]:
         data = bytes(range(256)) * (BLOB_BYTES // 256)

@@ -10,7 +10,7 @@ Each step looks for what is left to do, so the same command goes on after a kill
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -31,11 +31,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.handles.erased import erased_list
 from persist_core.handles.load import load_manifest
 from persist_core.handles.write import stage_manifest
-from persist_core.keys import (
-    is_shard_name,
-    owner_of,
-    part_key,
-)
+from persist_core.keys import is_shard_name, owner_of, part_key
 from persist_core.maintenance.erase_files import Rewriting, orders_of, rewrite_checkpoints
 from persist_core.maintenance.erase_objects import (
     MAX_ROUNDS,
@@ -161,8 +157,7 @@ class _Erasing:
 
     def retract(self) -> None:
         """Record the erasure, then commit that the keys are gone, if anything of the newest contents says otherwise."""
-        for _ in range(MAX_ROUNDS):
-            state = self._client.state(self._shard)
+        for state in self._rounds():
             looking = self.rewriting(state, is_dry_run=True)
             oks, errs, history = self._living(state)
             chains = recover_newest(self._client, state, verified_bytes=None).operators
@@ -176,7 +171,6 @@ class _Erasing:
             ):
                 publish_missing(self._client, self._client.state(self._shard))
                 return
-        raise self._too_slow()
 
     def _living(self, state: ShardState) -> tuple[pa.Table, pa.Table, list[pa.Table]]:
         """Retractions of the rows and errors of the keys; and their history, if it has orders."""
@@ -283,8 +277,7 @@ class _Erasing:
 
     def rewrite(self) -> None:
         """Put manifests without the keys in place of all that hold one, until none does."""
-        for _ in range(MAX_ROUNDS):
-            state = self._client.state(self._shard)
+        for state in self._rounds():
             rewriting = self.rewriting(state)
             known = erased_list(self._client, state)
             place = self._place(known)
@@ -296,7 +289,6 @@ class _Erasing:
             erasure = replace(erasure, rows=erasure.rows + rewriting.rows, files=erasure.files + rewriting.files)
             if store(self._client, state, known.changed(erasure, place), replaced=replaced):
                 self.replaced |= set(replaced)
-        raise self._too_slow()
 
     def rewritten(self, state: ShardState, rewriting: Rewriting, upper: int | None) -> Replacements:
         """Stage what is to replace manifests of the state. Counts no file of the erasure's own commit, at `upper`."""
@@ -320,8 +312,7 @@ class _Erasing:
 
     def end(self, deleted: int, waiting: tuple[str, ...], readers: tuple[str, ...]) -> Erased:
         """Write the record, and say what was done."""
-        for _ in range(MAX_ROUNDS):
-            state = self._client.state(self._shard)
+        for state in self._rounds():
             known = erased_list(self._client, state)
             place = self._place(known)
             assert place is not None
@@ -331,8 +322,6 @@ class _Erasing:
             after = replace(before, waiting=waiting, era=era, ended_ms=before.ended_ms or self._client.clock.now_ms())
             if not is_new or store(self._client, state, known.changed(after, place)):
                 break
-        else:
-            raise self._too_slow()
         status = "waiting" if waiting else "erased" if is_new else "up_to_date"
         digests = tuple(each.digest for each in after.keys)
         counts = (after.rows, after.files, deleted, len(waiting))
@@ -365,8 +354,11 @@ class _Erasing:
             return "erase there too"
         return f"it has no data, and GC deletes its files once merges of {self._shard} have replaced them"
 
-    def _too_slow(self) -> RunFailed:
-        return RunFailed(f"other writers of {self._shard} were faster {MAX_ROUNDS} times; run the command again")
+    def _rounds(self) -> Iterator[ShardState]:
+        """The newest state, for each try. Raises `RunFailed` after the last one."""
+        for _ in range(MAX_ROUNDS):
+            yield self._client.state(self._shard)
+        raise RunFailed(f"other writers of {self._shard} were faster {MAX_ROUNDS} times; run the command again")
 
 
 def _views_of(client: PersistClient, state: ShardState) -> list[str]:
