@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from persist_core.compaction.due import DueMerge
 from persist_core.contents.batch import BatchCounts
 from persist_core.contents.err_groups import ErrGroup
 from persist_core.contents.stats import BatchWarning
-from persist_core.inspection.debt import DueMerge
 from persist_core.inspection.holders import Holders
 
 UNREADABLE = "unreadable"

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from persist_core.compaction.due import due_merge_of
 from persist_core.contents.batch import STASH_OPERATOR, BatchManifest, HollowBatch, SourceFrontier
 from persist_core.contents.evolution import changes_between
 from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.contents.stats import MAX_NAMES, BatchWarning
 from persist_core.errors import Corruption
-from persist_core.inspection.debt import due_merge_of
 from persist_core.inspection.facts import BatchesPage, BatchFacts, CommitFacts, LastCommit, ShardSummary
 from persist_core.keys import is_shard_name, owner_of
 from persist_core.protocol.living import living

@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from persist_core.compaction.due import Debt, debt_of, merge_due
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.compaction.steps import BUDGET_BYTES
 from persist_core.errors import PersistError
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, MAX_KEYS, Collected, collect, due_since_ms
 from persist_core.handles.client import PersistClient
-from persist_core.inspection.debt import Debt, debt_of, merge_due
 from persist_core.maintenance.erase_objects import finish
 from persist_core.maintenance.hidden import tidy
 from persist_core.shard.replace import NotReplaced, Replaced

@@ -18,10 +18,10 @@ from persist_airflow.maintenance import (
     MaintainShardOperator,
     build_maintenance_dag,
 )
+from persist_core.compaction.due import debt_of
 from persist_core.config.project import MaintenanceConfig, ProjectConfig
 from persist_core.errors import ConfigError, Determinate, OutdatedDescription
 from persist_core.handles.client import PersistClient
-from persist_core.inspection.debt import debt_of
 from persist_core.location.settings import PersistLocation
 from persist_core.spark_job.answer import record_failure
 from persist_core.spark_job.launch import Ended

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from persist_core.checkpoint.publish import publish_missing
+from persist_core.compaction.due import merge_due
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.contents.evolution import changes_between
 from persist_core.contents.schema_versions import SchemaVersions
@@ -20,7 +21,6 @@ from persist_core.frontier import Frontier
 from persist_core.gc.collect import GRACE_MS, collect
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import in_schema
-from persist_core.inspection.debt import merge_due
 from persist_core.inspection.rows import Cut, rows_as_of
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation

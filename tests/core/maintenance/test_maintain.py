@@ -11,14 +11,13 @@ import pytest
 
 from persist_core.cli.main import run_command
 from persist_core.compaction import files, merge
-from persist_core.compaction.due import next_merge
+from persist_core.compaction.due import TASK_BATCHES, TASK_ROWS, TASK_SINCE_MS, Debt, DueMerge, debt_of, next_merge
 from persist_core.compaction.files import RunFiles
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.compaction.spill import Spill
 from persist_core.errors import StorageError
 from persist_core.gc.collect import GRACE_MS, INTENT_MS
 from persist_core.handles.client import PersistClient
-from persist_core.inspection.debt import TASK_BATCHES, TASK_ROWS, TASK_SINCE_MS, Debt, DueMerge, debt_of
 from persist_core.keys import part_key
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation, open_location
