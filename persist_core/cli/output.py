@@ -112,12 +112,6 @@ def _write_line(stream: TextIO, body: Mapping[str, Any]) -> None:
     stream.write(text.translate(_LINE_ENDS) + "\n")
 
 
-def console() -> Console:
-    """The console for people's output on stdout; styles only in a terminal."""
-    width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
-    return Console(markup=False, emoji=False, highlight=False, soft_wrap=False, width=width)
-
-
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "", empty: str = "") -> None:
     """A table for people; `empty` is printed if there are no rows. Numbers are aligned right, nulls are dim."""
     drawn = Table(title=Text(printable(title)) if title else None, title_justify="left", header_style="bold")
@@ -128,7 +122,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title:
     if not drawn.row_count and empty:
         print_line(empty)
     else:
-        console().print(drawn)
+        width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
+        Console(markup=False, emoji=False, highlight=False, width=width).print(drawn)
 
 
 def short_names(columns: Sequence[str]) -> list[str]:

@@ -330,8 +330,9 @@ def stage_here(client: PersistClient, merge: Merge, attempt: str, rows_at_once: 
         for versions, history in found:
             files.add(PartKind.INSERTIONS, versions.insertions)
             files.add(PartKind.RETRACTIONS, versions.retractions)
-            all_history = pa.concat_tables([versions.history, history])
-            files.add(PartKind.HISTORY, _since(_sorted(all_history, schema), merge.since))
+            all_history = _sorted(pa.concat_tables([versions.history, history]), schema)
+            is_seen = pc.greater(_end(all_history), merge.since)  # by some reader: none is before `since`
+            files.add(PartKind.HISTORY, all_history.filter(is_seen))
         return finished(client, merge, files)
 
 
@@ -381,11 +382,6 @@ def _until(history: pa.Table, clip: int | None) -> pa.Table:
 
 def _end(history: pa.Table) -> pa.ChunkedArray:
     return history[ENDED if ENDED in history.column_names else TIME]
-
-
-def _since(history: pa.Table, since: int) -> pa.Table:
-    """History without what no reader at or after `since` can see."""
-    return history.filter(pc.greater(_end(history), since))
 
 
 def _sorted(history: pa.Table, schema: CollectionSchema) -> pa.Table:

@@ -67,7 +67,7 @@ class Sought:
         texts = tuple(key_texts(key, columns) for key in keys)
         ranges = [each for key in keys for each in (exactly(key), exactly(key).shortened())]
         bounds = {bound for each in ranges for bound in (each.first, each.last) if bound is not None}
-        words = tuple(_words_of(each, columns) for each in texts)
+        words = tuple(tuple(re.compile(_word_of(each[c.name], c)) for c in columns) for each in texts)
         return cls(tuple(keys), tuple(columns), words, texts, frozenset(bounds))
 
     @property
@@ -201,10 +201,6 @@ def _ends_within(cut: str, text: str) -> bool:
     """True if the end of a cut text is the beginning of another one."""
     tail = _TAIL.sub("", cut)[-len(text) :]
     return any(text.startswith(tail[place:]) for place in range(max(0, len(tail) - MIN_WORD + 1)))
-
-
-def _words_of(texts: Mapping[str, str], columns: Sequence[Column]) -> tuple[re.Pattern[bytes], ...]:
-    return tuple(re.compile(_word_of(texts[column.name], column)) for column in columns)
 
 
 def _word_of(text: str, column: Column) -> bytes:

@@ -102,7 +102,8 @@ class FeedFields:
             tables = (_table(each) for each in rows if each.row)
             self.tables.update(dict.fromkeys(table for table in tables if table))
             flat = [each.row for each in rows if each.is_unwrapped]
-            if flat and self.config.order.by != "position" and not any(map(_marks_deletes, flat)):
+            is_marked = any("__deleted" in row or row.get("__op") == "d" for row in flat)
+            if flat and self.config.order.by != "position" and not is_marked:
                 self.unmarked["__deleted"] = None
         whole = [each for each in rows if _is_whole(each)]
         if whole and self.config.source.missing_field == "fail":
@@ -161,10 +162,6 @@ def _table(row: RawRow) -> str:
     else:
         names = [value_at(row.message, ("metadata", name)) for name in ("schema-name", "table-name")]
     return ".".join(str(name) for name in names if name) if names[-1] else ""
-
-
-def _marks_deletes(row: Mapping[str, Any]) -> bool:
-    return "__deleted" in row or row.get("__op") == "d"
 
 
 def _has(row: Any, path: Sequence[str]) -> bool:
