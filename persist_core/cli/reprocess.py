@@ -20,7 +20,7 @@ from persist_core.inspection.values import json_rows
 from persist_core.maintenance.actions import Done
 from persist_core.maintenance.differences import SAMPLES, facts_of, line_of, report_of
 from persist_core.maintenance.fill import Filled, Wishes, fill
-from persist_core.maintenance.hidden import end, generations, give_up, give_up_rebuild, hidden_of, kept_generations
+from persist_core.maintenance.hidden import end, generations, give_up_rebuild, hidden_of, kept_generations
 from persist_core.maintenance.rebuild import Rebuilt, Request, rebuild
 from persist_core.maintenance.reprocess import Reprocessed, reprocess, request_of
 from persist_core.protocol.compare import compare, side_of
@@ -75,8 +75,8 @@ def reprocess_command(
             raise InvalidInput(
                 "--give-up deletes, and does nothing else; expected no --dry-run, --yes, --take-back-gone"
             )
-        deleted = [hidden_of(config.name)] if give_up(session.client, config.name) else []
-        _print_given_up(session, config.name, deleted)
+        hidden = hidden_of(config.name)
+        _print_given_up(session, config.name, [hidden] if end(session.client, hidden) else [])
         return
     if begin is None:
         raise InvalidInput("expected --from DAY: the first day whose input is replayed")

@@ -36,11 +36,6 @@ def hidden_of(shard: str, purpose: str = PURPOSE) -> str:
     return hidden_shard(shard, purpose)
 
 
-def give_up(client: PersistClient, shard: str, purpose: str = PURPOSE) -> bool:
-    """Delete a replay or rebuild of the shard that has not ended. False if it does not exist."""
-    return end(client, hidden_of(shard, purpose))
-
-
 def give_up_rebuild(client: PersistClient, shard: str) -> list[str]:
     """Delete a rebuild that has not ended, and forks of the shard that were made for a swap which did not come; their
     names. A swap at work is refused."""
@@ -144,9 +139,13 @@ def generations(client: PersistClient, shard: str) -> list[dict[str, Any]]:
 
 def tidy(client: PersistClient, shard: str, *, grace_ms: int, intent_ms: int, max_keys: int) -> None:
     """Delete hidden shards whose time is over, then what nothing needs of the rest. Idle ones after `intent_ms`."""
-    for purpose in (PURPOSE, REBUILD):
-        give_up_if_idle(client, shard, purpose, idle_ms=intent_ms)
-    state, now_ms = client.state(shard), client.clock.now_ms()
+    now_ms = client.clock.now_ms()
+    for name in (hidden_of(shard), hidden_of(shard, REBUILD)):
+        begun = client.machine.fetch(name)
+        last = begun.newest_commit if begun else None
+        if last is not None and now_ms - last.committed_ms >= intent_ms:
+            end(client, name)
+    state = client.state(shard)
     until = {each.kept: each.kept_until_ms for each in state.origin.swaps}
     records, _ = readable_forks(client.blob, shard)
     generation = hidden_shard(shard, "g")
@@ -164,12 +163,3 @@ def tidy(client: PersistClient, shard: str, *, grace_ms: int, intent_ms: int, ma
         if next(iter(client.blob.list_keys_and_metadata(batches_prefix(name))), None) is not None:
             client.ensure_shard(name)  # its files may have come without it
             collect(client, name, grace_ms=grace_ms, intent_ms=intent_ms, max_keys=max_keys)
-
-
-def give_up_if_idle(client: PersistClient, shard: str, purpose: str = PURPOSE, *, idle_ms: int) -> bool:
-    """Delete a replay or rebuild that has committed nothing for `idle_ms`."""
-    state = client.machine.fetch(hidden_of(shard, purpose))
-    newest = state.newest_commit if state else None
-    if newest is None or client.clock.now_ms() - newest.committed_ms < idle_ms:
-        return False
-    return give_up(client, shard, purpose)

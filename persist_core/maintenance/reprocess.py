@@ -21,7 +21,7 @@ from persist_core.errors import InvalidInput, PersistError, RunFailed
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance.fill import Wishes, fill
-from persist_core.maintenance.hidden import alive, begun_by, cleaned_up, definition_of, give_up, hidden_of
+from persist_core.maintenance.hidden import alive, begun_by, cleaned_up, definition_of, end, hidden_of
 from persist_core.protocol.correct import CorrectionPlan, correct, plan_correction
 from persist_core.protocol.delta import BEGINNING
 from persist_core.protocol.difference import Differences, differences
@@ -107,6 +107,7 @@ def reprocess(
     task = _Reprocess(client, config, request, start, say)
     where = "the beginning" if start.checkpoint_id is None else f"checkpoint {start.checkpoint_id}"
     say(f"replaying {config.name} from {where} (upper {show_time(start.upper)}) up to {show_time(state.upper.time)}")
+    hidden = replay_config(config)
     with task.history_held() as keep:
         for _ in range(MAX_CONFLICTS):
             keep()
@@ -120,12 +121,11 @@ def reprocess(
             # Not by a replay from before a restore: it may have consumed what this has undone.
             definition = definition_of(config, "reprocess", f"{state.origin.life} {state.past.restored}")
             life = task.fork_of(definition, turns)
-            hidden = replay_config(config)
             with task.alone(life):
                 replay(client, hidden, turns, write=write, writer=writer, say=say, on_round=keep)
                 if start.after != BEGINNING and state.past.filled > start.upper:  # no file says that
                     fill(client, hidden, Wishes(is_confirmed=True), write=write, writer=writer, say=say)
-            ours, theirs = client.state(config.name), client.state(hidden_of(config.name))
+            ours, theirs = client.state(config.name), client.state(hidden.name)
             if ours.origin.life != state.origin.life:
                 continue
             if theirs.origin.life != life:
@@ -139,13 +139,13 @@ def reprocess(
                 return found
             if not found.is_needed:
                 publish_missing(client, ours)  # of a call that was killed after its commit
-                cleaned_up(lambda: give_up(client, config.name), say)
+                cleaned_up(lambda: end(client, hidden.name), say)
                 return found
             _check_confirmed(found, request)
             correction = Correction(request.from_ms, request.end_ms, start.upper, request.reason)
             result = correct(client, plan, correction, writer=writer)
             if isinstance(result, Committed):
-                cleaned_up(lambda: give_up(client, config.name), say)
+                cleaned_up(lambda: end(client, hidden.name), say)
                 return replace(found, commit=result.commit)
             say(f"{result.record}; replaying what came meanwhile")
     raise RunFailed(
@@ -191,7 +191,7 @@ class _Reprocess:
                 self.say(f"going on with the replay that reached {show_time(known.upper.time)}")
                 return known.origin.life or ""
             self.say("an earlier replay began elsewhere, or its files have changed since: it is given up")
-            give_up(self.client, shard)
+            end(self.client, hidden)
         try:
             fork(self.client, shard, self.start.checkpoint_id, hidden, writer=definition)
         except InvalidInput as error:

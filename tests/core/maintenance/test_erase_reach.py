@@ -25,7 +25,7 @@ from persist_core.maintenance.drop import create_again, drop
 from persist_core.maintenance.erase import erase
 from persist_core.maintenance.erase_objects import store, verify
 from persist_core.maintenance.fsck import fsck
-from persist_core.maintenance.hidden import give_up
+from persist_core.maintenance.hidden import end
 from persist_core.protocol.delta import BEGINNING
 from persist_core.protocol.fork import fork
 from persist_core.protocol.replay import Start, turns_of
@@ -70,7 +70,7 @@ def test_a_replay_that_has_not_ended_is_ended_first() -> None:
     fork(history.client, "s", None, "s~reprocess", writer="test")
     with pytest.raises(InvalidInput, match="s~reprocess holds contents of s: a reprocess that has not ended"):
         erase(history.client, "s", KEYS[:1], by="me", reason="asked")
-    give_up(history.client, "s")
+    end(history.client, "s~reprocess")
     assert erase(history.client, "s", KEYS[:1], by="me", reason="asked").status == "erased"
 
 

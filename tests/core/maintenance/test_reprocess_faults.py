@@ -17,7 +17,7 @@ from persist_core.inspection.holders import list_holders
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance import actions
 from persist_core.maintenance import reprocess as reprocessing
-from persist_core.maintenance.hidden import give_up, give_up_if_idle
+from persist_core.maintenance.hidden import end
 from persist_core.maintenance.maintain import maintain
 from persist_core.maintenance.reprocess import Reprocessed, Request, reprocess
 from persist_core.protocol.difference import KIND
@@ -190,7 +190,7 @@ def test_a_correction_that_another_one_has_ended_says_so(shard: Collection) -> N
     """The other one begins elsewhere, so it gives up this one's fork, whose next step fails."""
 
     def another(description: BatchDescription) -> None:
-        give_up(shard.client, SHARD)
+        end(shard.client, HIDDEN)
         raise CorruptArtifact(f"job spec of {description.shard}: not found")
 
     with pytest.raises(RunFailed, match="another reprocess of things has ended this one"):
@@ -337,7 +337,8 @@ def test_a_replay_is_not_listed_and_no_file_has_its_name(shard: Collection, tmp_
 
 def test_maintenance_deletes_a_replay_that_was_given_up(shard: Collection) -> None:
     correct(shard, is_dry_run=True)
-    assert not give_up_if_idle(shard.client, SHARD, idle_ms=1000)
+    maintain(shard.client, SHARD)
+    assert shard.client.state(HIDDEN).commits
     assert isinstance(shard.clock, ManualClock)
     shard.clock.sleep_ms(4 * 86_400_000)
     maintain(shard.client, SHARD)

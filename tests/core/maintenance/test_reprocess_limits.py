@@ -223,7 +223,7 @@ def test_a_correction_stands_if_cleaning_up_fails(tmp_path: Path, monkeypatch: p
 
     lines: list[str] = []
     with monkeypatch.context() as patch:
-        patch.setattr(reprocess, "give_up", failing)
+        patch.setattr(reprocess, "end", failing)
         found = correct(shard, say=lines.append)
         assert found.commit is not None
         assert not correct(shard).is_needed
