@@ -75,7 +75,7 @@ def run_item(spark: SparkSession, item: JobSpec, location: OpenLocation) -> int:
     records: 1, or `BROKEN` for an error from elsewhere."""
     from persist_spark.connect import is_lost
     from persist_spark.fill import run_fill_job
-    from persist_spark.merge.merging import run_merge_job
+    from persist_spark.merge import run_merge_job
     from persist_spark.upsert.job import run_write_job
     from persist_spark.view.refresh import run_view_job
 

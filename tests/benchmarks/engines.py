@@ -34,7 +34,7 @@ from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.replace import NotReplaced, Replaced
 from persist_core.shard.state import Committed
 from persist_spark import frame, snapshot
-from persist_spark.merge.merging import stage_merge
+from persist_spark.merge import stage_merge
 from persist_spark.upsert.batch import UpsertRequest, stage_upserts
 from tests.benchmarks.sessions import consume, session
 from tests.benchmarks.workload import VALUE_COLUMNS, Workload

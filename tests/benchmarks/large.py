@@ -49,7 +49,7 @@ from persist_core.spark_job.launch import Ended, merge_by_job
 from persist_core.spark_job.spec import JobSpec
 from persist_core.time_text import DAY_MS, format_time, parse_time
 from persist_spark.compat import ENGINE_ERRORS
-from persist_spark.merge.merging import run_merge_job
+from persist_spark.merge import run_merge_job
 from persist_spark.upsert.job import run_write_job
 from tests.benchmarks.sessions import session
 from tests.processes import io_bytes, usage

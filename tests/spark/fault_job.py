@@ -30,9 +30,9 @@ from persist_core.contents.batch import BatchCounts
 from persist_core.keys import manifest_key
 from persist_core.maintenance.fsck import fsck
 from persist_core.shard.replace import Replaced
+from persist_spark import merge as merging
 from persist_spark import stage as staging
-from persist_spark.merge import merging
-from persist_spark.merge.versions import plan_merge
+from persist_spark.merge import plan_merge
 from persist_spark.session import stage_settings
 from persist_spark.upsert import batch as upsert_batch
 from persist_spark.upsert import few_keys

@@ -25,8 +25,8 @@ from persist_core.handles.client import PersistClient
 from persist_core.keys import attempt_prefix
 from persist_core.spark_job.launch import Ended, merge_by_job
 from persist_core.spark_job.spec import JobSpec
+from persist_spark import merge as merging
 from persist_spark.compat import SPARK_VERSION
-from persist_spark.merge import merging
 from tests.core.compaction.kill_driver import SHARD, opened
 from tests.local_spark import local_spark
 

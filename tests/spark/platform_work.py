@@ -31,7 +31,7 @@ from persist_core.shard.replace import Replaced
 from persist_core.shard.state import Committed
 from persist_core.spark_job.launch import Ended, merge_by_job
 from persist_core.spark_job.spec import JobSpec
-from persist_spark.merge.merging import run_merge_job
+from persist_spark.merge import run_merge_job
 from persist_spark.upsert.job import run_write_job
 from persist_spark.view.refresh import run_view_job
 from tests.oracle.consolidate import Err, UpsertDiff, Value, as_of

@@ -24,7 +24,7 @@ from persist_core.maintenance.maintain import maintain
 from persist_core.shard.replace import NotReplaced, Replaced
 from persist_core.spark_job.launch import Ended, merge_by_job
 from persist_core.spark_job.spec import JobSpec
-from persist_spark.merge.merging import run_merge_job
+from persist_spark.merge import run_merge_job
 from tests.core.compaction.histories import KEYED, History
 from tests.core.compaction.kill_driver import SHARD, opened
 from tests.sampling import is_long

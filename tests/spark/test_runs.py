@@ -31,7 +31,7 @@ from persist_core.shard.replace import NotReplaced, Replaced
 from persist_core.spark_job.launch import Ended, merge_by_job
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.__main__ import run_item
-from persist_spark.merge.merging import stage_merge
+from persist_spark.merge import stage_merge
 from tests.core.compaction.histories import KEYED, MULTISET, History
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import MANY_KEYS_DOMAIN, Feed

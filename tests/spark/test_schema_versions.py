@@ -20,7 +20,7 @@ from persist_core.keys import manifest_key
 from persist_core.maintenance.fsck import fsck
 from persist_core.schema import DIFF, ERR_PAYLOAD, TIME, CollectionSchema, Column, field_id
 from persist_core.shard.replace import Replaced
-from persist_spark.merge.merging import stage_merge
+from persist_spark.merge import stage_merge
 from persist_spark.read import frames
 from persist_spark.read.frames import changes, errors, snapshot
 from persist_spark.upsert import batch, lookup, stash

@@ -41,7 +41,7 @@ from persist_spark.decode.formats import decode
 from persist_spark.decode.plain import json_records
 from persist_spark.decode.records import decoded
 from persist_spark.frame import BAD_KEY, DELETE, OP, SKIP
-from persist_spark.merge.merging import stage_merge
+from persist_spark.merge import stage_merge
 from persist_spark.read.frames import snapshot
 from tests.core.protocol.log_source import of_log
 from tests.spark.decode_feed import Feed, copies_beside

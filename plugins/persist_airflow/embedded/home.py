@@ -69,7 +69,7 @@ if "scheduler" in sys.argv:
     import persist_core.protocol.stages
 """
 # What a job in the Spark Connect server needs: about 1.3 s of processor time, half of it for pandas.
-_PRELOAD_SPARK = """    import persist_spark.merge.merging
+_PRELOAD_SPARK = """    import persist_spark.merge
     import persist_spark.upsert.job
     import persist_spark.view.refresh
     import pyspark.sql.connect.session
