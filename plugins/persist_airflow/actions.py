@@ -110,7 +110,10 @@ class ShardActionOperator(ReportsLineage, MaintainShardOperator):
             name = check_conf(params, given, allowed=self.actions)
             check_shards((self.shard, params.get("new_shard")), allowed=self.shards)
         self.log.info("%s of shard %s, by %s", name, self.shard, by(context))
-        report = ACTIONS[name].do(self, context, params)
+        configs = [self.collection()] if ACTIONS[name].of_file else []
+        with task_client(self.persist_conn_id, *configs) as client:
+            done = ACTIONS[name].do(self, client, context, params, *configs)
+            report = reported(self, context, done) if isinstance(done, Done) else done
         return {"action": name, "by": by(context), **report}
 
     def collection(self) -> CollectionConfig:
@@ -152,67 +155,56 @@ class ShardActionOperator(ReportsLineage, MaintainShardOperator):
 
 @dataclass(frozen=True)
 class Action:
-    """One action: what it does, in words, the fields that it needs and takes beside the shard, and the function."""
+    """One action: what it does, in words, the function, and the fields that it needs and takes beside the shard.
+
+    `do` gets the operator, a client, the context and the fields; and, if it is `of_file`, the collection.
+    """
 
     says: str
-    do: Callable[[ShardActionOperator, Context, Mapping[str, Any]], Json]
+    do: Callable[..., Done | Json]
     needs: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
+    of_file: bool = False
 
 
-def _with_client(
-    do: Callable[[PersistClient, str, Context, Mapping[str, Any]], Done],
-) -> Callable[[ShardActionOperator, Context, Mapping[str, Any]], Json]:
-    def act(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
-        with task_client(operator.persist_conn_id) as client:
-            return reported(operator, context, do(client, operator.shard, context, params))
-
-    return act
-
-
-def _run(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
-    with task_client(operator.persist_conn_id) as client:
-        report = {"shard": operator.shard, "status": "started", **dag_of(client, operator, context, params)}
+def _run(operator: Any, client: PersistClient, context: Context, params: Mapping[str, Any]) -> Json:
+    report = {"shard": operator.shard, "status": "started", **dag_of(client, operator, context, params)}
     operator.start(context, report)
     return report
 
 
-def _recreate(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
-    with task_client(operator.persist_conn_id) as client:
-        found = dag_of(client, operator, context, params, needs_file=True)
-        run = f"{found['dag_id']}/{operator.run_id(context)}"
-        done = actions.recreate(client, operator.shard, is_forced=params["force"], next_writer=run)
-        report = {**reported(operator, context, done), **found}
+def _recreate(operator: Any, client: PersistClient, context: Context, params: Mapping[str, Any]) -> Json:
+    found = dag_of(client, operator, context, params, needs_file=True)
+    run = f"{found['dag_id']}/{operator.run_id(context)}"
+    done = actions.recreate(client, operator.shard, is_forced=params["force"], next_writer=run)
+    report = {**reported(operator, context, done), **found}
     operator.start(context, report)
     return report
 
 
-def _resolve(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
-    with task_client(operator.persist_conn_id) as client:
-        done = actions.resolve(
-            client, operator.shard, at=params["at"], writer=writer_of(context), is_dry_run=params["dry_run"]
-        )
-    report = reported(operator, context, done)
-    for record in report["records"]:
+def _resolve(operator: Any, client: PersistClient, context: Context, params: Mapping[str, Any]) -> Done:
+    writer, is_dry_run = writer_of(context), params["dry_run"]
+    done = actions.resolve(client, operator.shard, at=params["at"], writer=writer, is_dry_run=is_dry_run)
+    for record in done.facts["records"]:
         del record["payload"]  # it may be of any size; the log has its beginning
-    return report
+    return done
 
 
 ACTIONS: dict[str, Action] = {
     "run": Action("starts a run of the shard's DAG", _run, takes=("dag_id",)),
     "maintain": Action(
         "merges batches, moves `since`, deletes what nothing needs",
-        lambda operator, context, _: operator.maintain(context),
+        lambda operator, client, context, _: operator.maintain(client, context),
     ),
     "fsck": Action("checks every stored byte and the invariants", checked, takes=("repair",)),
     "pin": Action(
         "keeps a checkpoint restorable",
-        _with_client(lambda client, shard, _, params: actions.pin(client, shard, params["checkpoint_id"])),
+        lambda operator, client, _, params: actions.pin(client, operator.shard, params["checkpoint_id"]),
         needs=("checkpoint_id",),
     ),
     "unpin": Action(
         "leaves a pinned checkpoint to retention again",
-        _with_client(lambda client, shard, _, params: actions.unpin(client, shard, params["checkpoint_id"])),
+        lambda operator, client, _, params: actions.unpin(client, operator.shard, params["checkpoint_id"]),
         needs=("checkpoint_id",),
     ),
     "restore": Action(
@@ -226,8 +218,9 @@ ACTIONS: dict[str, Action] = {
         reprocessed,
         needs=("from",),
         takes=("through", "dry_run", "confirm", "take_back_gone", "max_updates", "reason"),
+        of_file=True,
     ),
-    "fill": Action("fills new columns from `source.rest`", filled, takes=("dry_run", "confirm")),
+    "fill": Action("fills new columns from `source.rest`", filled, takes=("dry_run", "confirm"), of_file=True),
     "resolve": Action(
         "removes errors of kind missing_order, which no record removes", _resolve, needs=("at",), takes=("dry_run",)
     ),
@@ -236,6 +229,7 @@ ACTIONS: dict[str, Action] = {
         "builds a collection again by its file, and swaps it in; with `swap_back` the generation before",
         rebuilt,
         takes=("swap_back", "dry_run", "confirm", "take_back_gone", "max_updates"),
+        of_file=True,
     ),
     "recreate": Action(
         "drops the shard, begins it again empty, and starts a run of its DAG. Its history is lost",
@@ -245,20 +239,16 @@ ACTIONS: dict[str, Action] = {
     ),
     "release": Action(
         "ends the lease or hold of a holder whose owner is gone",
-        _with_client(
-            lambda client, shard, context, params: actions.release(
-                client, shard, params["holder"], by=by(context), reason=params["reason"], is_forced=params["force"]
-            )
+        lambda operator, client, context, params: actions.release(
+            client, operator.shard, params["holder"], by=by(context), reason=params["reason"], is_forced=params["force"]
         ),
         needs=("holder", "reason"),
         takes=("force",),
     ),
     "ack": Action(
         "keeps an alert silent until it is resolved",
-        _with_client(
-            lambda client, shard, context, params: actions.acknowledge(
-                client, shard, params["alert"], by=by(context), reason=params["reason"]
-            )
+        lambda operator, client, context, params: actions.acknowledge(
+            client, operator.shard, params["alert"], by=by(context), reason=params["reason"]
         ),
         needs=("alert", "reason"),
     ),

@@ -143,22 +143,21 @@ class MaintainShardOperator(SparkJobOperator):
     @measured("maintain")
     def execute(self, context: Context) -> Any:
         """Maintain. Raises `AirflowFailException` if another try would fail as well."""
-        return self.maintain(context)
-
-    def maintain(self, context: Context) -> dict[str, Any]:
-        """Like `execute`, for an operator that has more to do."""
         with task_client(self.persist_conn_id) as client:
-            done = maintain(
-                client,
-                self.shard,
-                max_rows=self.max_rows,
-                max_merges=self.max_merges,
-                budget_bytes=self.max_merge_bytes,
-                merge_elsewhere=lambda merge: self.run_jobs(context, lambda start: merge_by_job(client, start, merge)),
-                grace_ms=self.grace_ms,
-                intent_ms=self.intent_ms,
-            )
-            report_shards(self.persist_conn_id, client, [self.shard])
+            return self.maintain(client, context)
+
+    def maintain(self, client: PersistClient, context: Context) -> dict[str, Any]:
+        done = maintain(
+            client,
+            self.shard,
+            max_rows=self.max_rows,
+            max_merges=self.max_merges,
+            budget_bytes=self.max_merge_bytes,
+            merge_elsewhere=lambda merge: self.run_jobs(context, lambda start: merge_by_job(client, start, merge)),
+            grace_ms=self.grace_ms,
+            intent_ms=self.intent_ms,
+        )
+        report_shards(self.persist_conn_id, client, [self.shard])
         count(self, context, MERGES, done.merges)
         self.log.info("%s", done)
         return {**asdict(done), "summary": str(done)}

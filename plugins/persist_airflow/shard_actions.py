@@ -20,7 +20,6 @@ from persist_airflow.compat import (
     triggered_by,
 )
 from persist_airflow.factory import UPSERT_PREFIX, VIEW_PREFIX
-from persist_airflow.hook import task_client
 from persist_airflow.lineage import of_correction, of_restore
 from persist_airflow.links import shard_uri
 from persist_airflow.operators import writer_of
@@ -89,10 +88,9 @@ def reported(operator: Any, context: Context, done: Done) -> Json:
     return small
 
 
-def checked(operator: Any, context: Context, params: Mapping[str, Any]) -> Json:
+def checked(operator: Any, client: PersistClient, context: Context, params: Mapping[str, Any]) -> Json:
     """Check every stored byte, and fail with the first violations."""
-    with task_client(operator.persist_conn_id) as client:
-        done = actions.check(client, operator.shard, with_repair=params["repair"])
+    done = actions.check(client, operator.shard, with_repair=params["repair"])
     report = reported(operator, context, done)
     if not done.facts["is_clean"]:
         found = "; ".join(f"{each['check']}: {each['message']}" for each in done.facts["violations"][:3])
@@ -100,7 +98,7 @@ def checked(operator: Any, context: Context, params: Mapping[str, Any]) -> Json:
     return report
 
 
-def erased(operator: Any, context: Context, params: Mapping[str, Any]) -> Json:
+def erased(operator: Any, client: PersistClient, context: Context, params: Mapping[str, Any]) -> Json:
     """Erase the keys in the field `key`, a JSON array of texts or one text."""
     key = params["key"]
     try:
@@ -109,17 +107,16 @@ def erased(operator: Any, context: Context, params: Mapping[str, Any]) -> Json:
         texts = None
     if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
         raise AirflowFailException("key begins with [; expected a JSON array of texts")
-    with task_client(operator.persist_conn_id) as client:
-        done = erase(
-            client,
-            operator.shard,
-            texts,
-            by=by(context),
-            reason=params["reason"],
-            writer=writer_of(context),
-            is_dry_run=params["dry_run"],
-            with_verify=params["verify"],
-        )
+    done = erase(
+        client,
+        operator.shard,
+        texts,
+        by=by(context),
+        reason=params["reason"],
+        writer=writer_of(context),
+        is_dry_run=params["dry_run"],
+        with_verify=params["verify"],
+    )
     report = reported(operator, context, done)
     if not done.facts["is_clean"]:
         raise AirflowFailException(f"{len(report['holding'])} objects still hold a key; the log names them")
@@ -163,48 +160,43 @@ def dag_of(
     return {"dag_id": dag_id, "dag_is_paused": is_paused}
 
 
-def restored(operator: Any, context: Context, params: Mapping[str, Any]) -> Json:
+def restored(operator: Any, client: PersistClient, context: Context, params: Mapping[str, Any]) -> Done:
     shard, checkpoint_id, new_shard = operator.shard, params["checkpoint_id"], params["new_shard"]
     is_dry_run, max_updates, writer = params["dry_run"], params["max_updates"] or MAX_UPDATES, writer_of(context)
     if new_shard and is_dry_run:
         raise AirflowFailException("dry_run says what a restore would change; a fork (new_shard) changes nothing")
-    with task_client(operator.persist_conn_id) as client:
-        if new_shard:
-            done = actions.fork(client, shard, checkpoint_id, new_shard, writer=writer)
-        else:
-            bounds = {"is_dry_run": is_dry_run, "max_updates": max_updates}
-            done = actions.restore(client, shard, checkpoint_id, writer=writer, once=True, **bounds)
-        if done.facts["status"] in ("restored", "forked"):
-            operator.lineage = of_restore(client, shard, new_shard, operator.persist_conn_id)
-    return reported(operator, context, done)
+    if new_shard:
+        done = actions.fork(client, shard, checkpoint_id, new_shard, writer=writer)
+    else:
+        bounds = {"is_dry_run": is_dry_run, "max_updates": max_updates}
+        done = actions.restore(client, shard, checkpoint_id, writer=writer, once=True, **bounds)
+    if done.facts["status"] in ("restored", "forked"):
+        operator.lineage = of_restore(client, shard, new_shard, operator.persist_conn_id)
+    return done
 
 
-def rebuilt(operator: Any, context: Context, params: Mapping[str, Any]) -> Json:
-    """Build another generation, or swap one back, by an operator that can start Spark; what the task returns."""
-    config = operator.collection()
-    request = Rebuild(
-        back_to=-1 if params["swap_back"] else None, max_changed=config.limits.max_changed, **_wishes(params)
-    )
-    with task_client(operator.persist_conn_id, config) as client:
-        return _carried_out(operator, client, rebuild, config, request, context)
+def rebuilt(
+    operator: Any, client: PersistClient, context: Context, params: Mapping[str, Any], config: CollectionConfig
+) -> Done:
+    back_to = -1 if params["swap_back"] else None
+    request = Rebuild(back_to=back_to, max_changed=config.limits.max_changed, **_wishes(params))
+    return _carried_out(operator, client, rebuild, config, request, context)
 
 
-def reprocessed(operator: Any, context: Context, params: Mapping[str, Any]) -> Json:
-    """Correct the collection by an operator that can start Spark; what the task returns."""
-    config = operator.collection()
-    with task_client(operator.persist_conn_id, config) as client:
-        days = {"begin": params["from"], "through": params["through"], "now_ms": client.clock.now_ms()}
-        request = request_of(config, **days, reason=params["reason"] or "", **_wishes(params))
-        return _carried_out(operator, client, reprocess, config, request, context)
+def reprocessed(
+    operator: Any, client: PersistClient, context: Context, params: Mapping[str, Any], config: CollectionConfig
+) -> Done:
+    days = {"begin": params["from"], "through": params["through"], "now_ms": client.clock.now_ms()}
+    request = request_of(config, **days, reason=params["reason"] or "", **_wishes(params))
+    return _carried_out(operator, client, reprocess, config, request, context)
 
 
-def filled(operator: Any, context: Context, params: Mapping[str, Any]) -> Json:
-    """Fill new columns of the collection by an operator that can start Spark; what the task returns."""
-    config = operator.collection()
+def filled(
+    operator: Any, client: PersistClient, context: Context, params: Mapping[str, Any], config: CollectionConfig
+) -> Done:
     dry_run, confirm = params["dry_run"], bool(params["confirm"])
     wishes = Wishes(is_dry_run=dry_run, is_confirmed=confirm, max_changed=config.limits.max_changed)
-    with task_client(operator.persist_conn_id, config) as client:
-        return _carried_out(operator, client, fill, config, wishes, context)
+    return _carried_out(operator, client, fill, config, wishes, context)
 
 
 def _wishes(params: Mapping[str, Any]) -> Json:
@@ -223,7 +215,8 @@ def _carried_out(
     config: CollectionConfig,
     wishes: Wishes,
     context: Context,
-) -> Json:
+) -> Done:
+    """Do it by an operator that can start Spark."""
     shown: list[str] = []
 
     def show(found: Reprocessed | Rebuilt | Filled) -> None:
@@ -241,4 +234,4 @@ def _carried_out(
     for facts in (report.facts, report.facts.get("differences") or {}):
         facts.pop("samples", None)  # whole rows: the right to see this DAG's results is not the right to see them
     lines = [line for line in (*report.lines, report.done) if line not in shown]
-    return reported(operator, context, Done(report.facts, tuple(lines)))
+    return Done(report.facts, tuple(lines))
