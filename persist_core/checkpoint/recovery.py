@@ -8,7 +8,7 @@ artifacts of its last full snapshot and of every delta since, oldest first.
 
 A restore, a fork and fsck verify every digest. Mint verifies the digests of `VERIFIED_BYTES`, and the sizes of the
 rest, because a batch may open little of it. The write stage verifies the digest of each artifact that it opens; if one
-is damaged, of all (`persist_spark.upsert.state_files`). If an object and its copy are both missing or damaged, the
+is damaged, of all (`persist_spark.upsert.state_before`). If an object and its copy are both missing or damaged, the
 error names the object, and the newest older checkpoint that is whole, for `persist restore`.
 
 A run, a restore and GC are refused if `_latest` names a commit that the state does not have (`check_not_undone`).

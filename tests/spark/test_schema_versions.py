@@ -23,7 +23,7 @@ from persist_core.shard.replace import Replaced
 from persist_spark.merge import stage_merge
 from persist_spark.read import frames
 from persist_spark.read.frames import changes, errors, snapshot
-from persist_spark.upsert import batch, lookup, stash
+from persist_spark.upsert import batch, lookup, state_before
 from tests import two_versions
 from tests.core.handles.test_schema_evolution import Evolving, check_changes
 from tests.oracle.upsert import TOMBSTONE, Record
@@ -39,7 +39,7 @@ def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     if request.param == "by Spark":
         monkeypatch.setattr(frames, "MAX_LOCAL_BYTES", -1)
         monkeypatch.setattr(frames, "MAX_LOCAL_RETRACTION_BYTES", -1)
-        monkeypatch.setattr(stash, "SMALL_STASH_BYTES", -1)
+        monkeypatch.setattr(state_before, "SMALL_STASH_BYTES", -1)
         monkeypatch.setattr(batch, "SMALL_STATE_BYTES", -1)
         monkeypatch.setattr(batch, "LARGE_INDEX_BYTES", -1)
         monkeypatch.setattr(lookup, "FEW_RETRACTIONS_BYTES", -1)

@@ -20,7 +20,7 @@ from persist_core.contents.operator_state import StateArtifact, chain_digest, to
 from persist_core.errors import CorruptArtifact
 from persist_core.keys import part_key
 from persist_core.schema import CollectionSchema, Column
-from persist_spark.upsert import batch, fold, look, stash, state_before
+from persist_spark.upsert import batch, fold, look, state_before
 from tests.oracle.consolidate import UpsertDiff, as_of
 from tests.oracle.sequence import OrderMemory
 from tests.oracle.upsert import TOMBSTONE, Record, drain_sealed_input
@@ -36,7 +36,7 @@ DAY = 10
 @pytest.fixture(autouse=True)
 def all_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every limit below which a batch reads all."""
-    monkeypatch.setattr(stash, "SMALL_STASH_BYTES", -1)
+    monkeypatch.setattr(state_before, "SMALL_STASH_BYTES", -1)
     monkeypatch.setattr(batch, "SMALL_STATE_BYTES", -1)
     monkeypatch.setattr(batch, "LARGE_INDEX_BYTES", -1)
 
@@ -273,9 +273,9 @@ def test_an_input_much_larger_than_the_stash_is_not_kept(
 ) -> None:
     shard = StagedShard(spark, tmp_path, LOG)
     shard.commit([Record((1,), ("a",), 9 * DAY, (None, "f", 0, 0))], DAY)
-    assert stash.may_look(shard.description(2 * DAY, input_bytes=look.MAX_LOOK_BYTES))
+    assert state_before.may_look(shard.description(2 * DAY, input_bytes=look.MAX_LOOK_BYTES))
     large = shard.description(2 * DAY, input_bytes=look.MAX_LOOK_BYTES + 1)
-    assert not stash.may_look(large)
+    assert not state_before.may_look(large)
     again = Record((1,), ("b",), 9 * DAY, (None, "g", 0, 0))
     monkeypatch.setattr(state_before, "look_at", None)
     assert shard.write([again], large).stats["duplicates"] == 1, "the whole stash is read"

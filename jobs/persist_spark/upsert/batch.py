@@ -47,9 +47,7 @@ from persist_spark.upsert.lookup import committed_updates, expected_hits, expect
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
 from persist_spark.upsert.rejected import incomparable_orders, no_order, rejected_records
-from persist_spark.upsert.stash import NO_STASH, StashBefore, may_look
-from persist_spark.upsert.state_before import StateBefore
-from persist_spark.upsert.state_files import StateFiles
+from persist_spark.upsert.state_before import NO_STASH, StashBefore, StateBefore, may_look
 from persist_spark.upsert.warnings import refuse_failed
 
 # Reading a small shard whole costs less than the extra job to broadcast the batch's keys. At 5 MB it costs more.
@@ -103,7 +101,7 @@ def stage_upserts(
     `state` is the shard's, checked not to be past the description. `check_input` runs after all input was read and
     before the manifest is written.
     """
-    description, shard = request.description, request.description.shard
+    description = request.description
     schema = state.schemas.placed(request.schema)
     request = replace(request, schema=schema)
     records = placed(records, schema)
@@ -114,8 +112,8 @@ def stage_upserts(
     below = [batch for batch in state.batches if batch.lower < description.lower]
     progress.enter("plan", f"{sum(batch.counts.rows for batch in below)} updates before")
     heads = side_by_side(client.manifest, below, threads=client.fetch_threads)
-    files, order = StateFiles(client, shard), records.schema[ORDER].dataType
-    where = (spark, client, files, description, schema, state.schemas)
+    where = (spark, client, description, schema, state.schemas)
+    order = records.schema[ORDER].dataType
     batch = _Batch(
         spark,
         client,

@@ -37,8 +37,7 @@ from persist_spark.order_memory import Memory
 from persist_spark.session import stage_settings, use
 from persist_spark.stage import Planned, StateRows, Written, artifacts_of, stage_files
 from persist_spark.upsert.seen import literal
-from persist_spark.upsert.stash import frontier_of, live
-from persist_spark.upsert.state_before import StateBefore
+from persist_spark.upsert.state_before import StateBefore, frontier_of, live
 
 FILE_BYTES = 8 << 20  # of a file that is sorted: a batch that needs one row of it reads so much
 
@@ -61,7 +60,7 @@ class Fold:
     def _kept(self, operator: str, chain: Sequence[StateArtifact]) -> tuple[StateArtifact, ...]:
         if operator == STASH_OPERATOR:
             chain = live(chain, self.before.description.upper)
-        carried, folded = to_fold(self.before.files.known(chain))
+        carried, folded = to_fold(self.before.known(chain))
         if not folded:
             return carried
         bytes_, rows = sum(each.size_bytes for each in folded), self._scan(operator, folded)

@@ -136,7 +136,7 @@ def persistent_upsert(
     `state`: committed updates (`persist_spark.read.parts`), all before `lower`, of at least every slot in the batch,
     oks and errs; value columns of retractions may be null. `stash`: the stash before, in the records frame, not
     consolidated; what it holds before `stash_frontier` (default: `lower`) was processed since. `stash_rows`: how many
-    the whole stash holds, if `stash` has only what the batch can change (`persist_spark.upsert.stash`). `beaten`: how
+    the whole stash holds, if `stash` has only what the batch can change (`upsert.state_before`). `beaten`: how
     many records are left out (`persist_spark.upsert.hot_keys`). `late`: if a record's time lies before `lower`, it was
     never consumed and is lifted or made an err; or (`persisted`: the caller redelivers) it is dropped and counted. From
     `in_time_from` on (`None`: `lower`) it is lifted and not late: only changes have moved `lower`.
