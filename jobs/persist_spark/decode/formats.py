@@ -19,8 +19,7 @@ from persist_core.errors import InvalidInput
 from persist_core.sources.input_file import InputFile
 from persist_spark import s3a
 from persist_spark.compat import HAS_TRY_CAST
-from persist_spark.decode.csv import csv_records
-from persist_spark.decode.csv_files import layouts
+from persist_spark.decode.csv import csv_records, layouts
 from persist_spark.decode.debezium import debezium_records
 from persist_spark.decode.dms import dms_json_records
 from persist_spark.decode.files import (
