@@ -24,7 +24,7 @@ from persist_core.errors import SourceChanged, UnreadableFiles
 from persist_core.inspection.inspector import Inspector
 from persist_core.keys import attempt_prefix
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD
-from persist_spark.upsert import bad_files, job
+from persist_spark.upsert import job, set_aside
 from persist_spark.upsert.job import run_write_job
 from tests.sampling import is_long, sample
 from tests.spark.test_long_records import PACKERS
@@ -242,7 +242,7 @@ def test_bad_files_of_three_kinds_cost_three_stagings(
     (tmp_path / "in" / "e.parquet").write_bytes(b"PAR1 and no more")
     pq.write_table(pa.table({"id": [9]}), tmp_path / "in" / "f.parquet", compression="brotli")
     stagings: list[object] = []
-    whole: Any = bad_files.stage_without_bad_files
+    whole: Any = set_aside.stage_without_bad_files
 
     def counted(*arguments: Any) -> Any:
         def stage(aside: Any) -> Any:
@@ -285,7 +285,7 @@ def test_what_a_user_sees_of_a_bad_file_that_stops_the_run(spark: SparkSession, 
 def test_too_many_bad_files_stop_the_run_and_are_named(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bad_files, "MAX_BAD_FILES", 3)
+    monkeypatch.setattr(set_aside, "MAX_BAD_FILES", 3)
     things = Dying(tmp_path)
     things.drop("good.json", {"id": 1, "name": "a"})
     for number in range(8):
@@ -306,7 +306,7 @@ def test_a_failure_not_repeated_alone_sets_nothing_aside(
     for name in "ab":
         (tmp_path / "in" / f"{name}.json.gz").write_bytes(gzip.compress(noisy(2_000))[:-100])
     description = things.mint(UNTIL)
-    monkeypatch.setattr(bad_files, "read_files", lambda *_: None)  # as after an executor was lost, or a store was away
+    monkeypatch.setattr(set_aside, "read_files", lambda *_: None)  # as after an executor was lost, or a store was away
     with pytest.raises(Exception, match=r"EOFException|end of input"):
         things.write(spark, description)
 
@@ -324,7 +324,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_bad(
         path.write_bytes(whole)
         return found(*arguments, **options)
 
-    found = bad_files._bad_files
-    monkeypatch.setattr(bad_files, "_bad_files", changed)
+    found = set_aside._bad_files
+    monkeypatch.setattr(set_aside, "_bad_files", changed)
     with pytest.raises(SourceChanged, match=r"a\.json\.gz"):
         things.write(spark, description)

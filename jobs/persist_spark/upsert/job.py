@@ -39,10 +39,9 @@ from persist_spark.decode.times import check_zone
 from persist_spark.feed_access import changed_first, feed_access
 from persist_spark.frame import OP, ORDER, quoted
 from persist_spark.session import OUR_PLANS, listing, own_session, use
-from persist_spark.upsert.bad_files import stage_without_bad_files
 from persist_spark.upsert.batch import UpsertRequest, stage_upserts
 from persist_spark.upsert.eras import eras_of
-from persist_spark.upsert.set_aside import SetAside, find_killers, with_files
+from persist_spark.upsert.set_aside import SetAside, find_killers, stage_without_bad_files, with_files
 from persist_spark.upsert.warnings import watched_by
 
 _PAYLOAD_BYTES = 2_000  # of the payload of an err in a sample
