@@ -21,7 +21,6 @@ from persist_spark import s3a
 from persist_spark.compat import HAS_TRY_CAST
 from persist_spark.decode.csv import csv_records, layouts
 from persist_spark.decode.debezium import debezium_records
-from persist_spark.decode.dms import dms_json_records
 from persist_spark.decode.files import (
     Copies,
     ReadableFile,
@@ -32,7 +31,7 @@ from persist_spark.decode.files import (
 )
 from persist_spark.decode.long_records import long_records, long_records_frame
 from persist_spark.decode.parquet import FileSchema, alike, looked_at, parquet_records
-from persist_spark.decode.plain import json_records
+from persist_spark.decode.plain import dms_json_records, json_records
 from persist_spark.decode.records import RawRecords, decoded, is_sequence
 from persist_spark.decode.row_checks import united
 from persist_spark.frame import ORDER

@@ -1,10 +1,17 @@
-"""Records that are rows themselves: plain JSON lines; which fields order records of any format beside their position;
-and what marks a delete in plain and DMS rows."""
+"""Records that are rows: plain JSON lines and AWS DMS's; which fields order records of any format beside their
+position; and what marks a delete in plain and DMS rows.
+
+DMS as JSON lines (a Kafka or Kinesis target) is `{"data": {...}, "metadata": {"operation": ..., ...}}`. load, insert
+and update are upserts of the whole row in `data`; delete is a delete of its key. Control records are skipped. Fields
+`BI_*` (the before-image) are not columns, unless the collection names them. All metadata of a transaction is equal, so
+position decides unless the collection's `order` says otherwise.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from decimal import Decimal
 
 import pyarrow as pa
@@ -14,7 +21,8 @@ from pyspark.sql import functions as F
 
 from persist_core.config.collection import CollectionConfig, DeleteConfig
 from persist_core.sample.fields import named_fields
-from persist_spark.decode.encoding import Encoding
+from persist_core.schema import Column
+from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.exact import bounded, exact_decimal, is_number, number_order
 from persist_spark.decode.files import BROKEN, LINE, file_name, is_full_load, is_of_dms
 from persist_spark.decode.json import (
@@ -30,6 +38,7 @@ from persist_spark.decode.json import (
 from persist_spark.decode.records import (
     FAULT,
     FAULT_KIND,
+    NO_PLACE,
     RAW_OP,
     RAW_TIME,
     Fields,
@@ -37,6 +46,7 @@ from persist_spark.decode.records import (
     RawRecords,
     all_of,
     fields_of,
+    first_fault,
     is_sequence,
     line_columns,
     record_path,
@@ -44,7 +54,7 @@ from persist_spark.decode.records import (
 )
 from persist_spark.decode.rest import all_marked, read_paths, rest_of_json
 from persist_spark.decode.unsent import ROW_FIELDS, fields_in, unsent
-from persist_spark.frame import DELETE, UPSERT
+from persist_spark.frame import DELETE, SKIP, UPSERT
 
 _OR_DEEP = ", or is nested too deeply"
 NOT_JSON = f"the line is not one JSON object{_OR_DEEP}"
@@ -57,6 +67,12 @@ _BITS = {"true": "1", "false": "0"}
 _USUAL = {"0", "1", *_BITS}
 _NO_NUMBERS = ("nan", "infinity", "-infinity", "inf", "-inf")  # of doubles: equal to no value that is configured
 _YES, _NO = ("true", "t", "yes", "y"), ("false", "f", "no", "n")  # as the type `boolean` reads them
+NOT_DMS = "the line has no metadata with a record-type or an operation: not a DMS record"
+_DMS_UPSERTS = ("load", "insert", "update")
+_OPERATION: Path = ("metadata", "operation")
+_RECORD_TYPE: Path = ("metadata", "record-type")
+_TIMESTAMP: Path = ("metadata", "timestamp")
+_AUTO = Field(Column("timestamp", "timestamp"), "o0")  # what `auto` is in `sequence` order, before the position
 
 
 def named_path(config: CollectionConfig, name: str) -> Path:
@@ -74,13 +90,10 @@ def json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
         free[MARKER] = named_path(config, config.delete.column)
     shape = Shape()
     shape.need_all([*paths.values(), *free.values()])
-    row, is_lost = F.col("row"), F.col("row").isNull()
+    is_lost = F.col("row").isNull()
     frame = parsed_lines(config, lines, shape).select(
         *line_columns(config),
-        *[shape.get(row, path).alias(name) for name, path in paths.items()],
-        *[free_text(config, name, shape.get(row, path)).alias(name) for name, path in free.items()],
-        *([fields_in(F.col(LINE)).alias(ROW_FIELDS)] if config.source.missing_field == "unchanged" else []),
-        *[text.alias(name) for name, text in rest_of_json(config, fields, all_marked(F.col(LINE))).items()],
+        *_texts(config, fields, shape, paths, free, all_marked(F.col(LINE))),
         F.when(is_lost, F.lit("key")).when(F.col("odd"), F.lit("value")).alias(FAULT_KIND),
         F.when(is_lost, not_read()).when(F.col("odd"), F.lit(ODD_JSON)).alias(FAULT),
     )
@@ -88,6 +101,76 @@ def json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     op = row_op(config, fields, has_marker=MARKER in free, lacking=lacking)
     encoding = Encoding.of(config, marked=True)
     return RawRecords(frame, fields, F.col(LINE), encoding, order_of(config, fields), op, unsent=lacking)
+
+
+def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
+    """`dms-json`: see the module's docstring. Names in order and time are fields of `data`, or start with
+    `metadata.`."""
+    fields = fields_of(config)
+    paths = {raw: ("data", *path) for raw, path in read_paths(config, fields).items()}
+    free = free_paths(config, _placed)
+    is_auto = is_sequence(config) and config.order.by == "auto"
+    if is_auto:
+        free[_AUTO.raw] = _TIMESTAMP
+        fields = replace(fields, orders=(_AUTO,))
+    shape = Shape()
+    shape.need_all([*paths.values(), *free.values(), _OPERATION, _RECORD_TYPE])
+
+    rows, row = parsed_lines(config, lines, shape), F.col("row")
+    texts = rows.select(
+        *line_columns(config),
+        "odd",
+        row.isNull().alias("lost"),
+        unmarked(shape.get(row, _OPERATION)).alias("operation"),
+        unmarked(shape.get(row, _RECORD_TYPE)).alias("record_type"),
+        *_texts(config, fields, shape, paths, free, fields_in(all_marked(F.col(LINE)))["data"]),
+    )
+    operation, record_type = F.col("operation"), F.col("record_type")
+    is_control = record_type.isNotNull() & (record_type != "data")
+    is_strange = ~operation.isin(*_DMS_UPSERTS, "delete") & ~is_control
+    faults = (
+        (F.col("lost"), F.lit("key"), not_read()),
+        (operation.isNull() & record_type.isNull(), F.lit("value"), F.lit(NOT_DMS)),
+        (
+            F.coalesce(is_strange, ~F.coalesce(is_control, F.lit(False))),
+            F.lit("op"),
+            F.concat(
+                F.lit("operation is '"),
+                F.coalesce(F.substring(operation, 1, 80), F.lit("missing")),
+                F.lit(f"'; expected one of {', '.join(_DMS_UPSERTS)}, delete"),
+            ),
+        ),
+        (F.col("odd"), F.lit("value"), F.lit(ODD_JSON)),
+    )
+    kind, message = first_fault(faults)
+    op = F.when(is_control, SKIP).when(operation == "delete", DELETE).when(operation.isin(*_DMS_UPSERTS), UPSERT)
+    frame = texts.withColumns({RAW_OP: op, FAULT_KIND: kind, FAULT: message})
+    order = (OrderField(_AUTO.column.name, F.col(_AUTO.value)),) if is_auto else field_orders(config, fields)
+    unordered = F.when(F.col(_AUTO.value).isNull(), NO_PLACE) if is_auto else None
+    encoding, lacking = Encoding.of(config, marked=True), unsent(config, fields.values, paths)
+    return RawRecords(frame, fields, F.col(LINE), encoding, order, unordered=unordered, unsent=lacking)
+
+
+def _placed(config: CollectionConfig, name: str) -> Path:
+    path = named_path(config, name)
+    return path if path[0] in ("data", "metadata") and name not in config.columns else ("data", *path)
+
+
+def _texts(
+    config: CollectionConfig,
+    fields: Fields,
+    shape: Shape,
+    paths: Mapping[str, Path],
+    free: Mapping[str, Path],
+    marked: SparkColumn,
+) -> list[SparkColumn]:
+    """The texts of a row in `row`, by raw names. `marked`: the row as JSON text of `all_marked`."""
+    texts = {name: shape.get(F.col("row"), path) for name, path in paths.items()}
+    texts |= {name: free_text(config, name, shape.get(F.col("row"), path)) for name, path in free.items()}
+    if config.source.missing_field == "unchanged":
+        texts[ROW_FIELDS] = fields_in(F.col(LINE))
+    texts |= rest_of_json(config, fields, marked)
+    return [text.alias(name) for name, text in texts.items()]
 
 
 def parsed_lines(config: CollectionConfig, lines: DataFrame, shape: Shape) -> DataFrame:
