@@ -261,7 +261,6 @@ def with_texts(fields: T.StructType) -> T.StructType:
 
 
 def no_err() -> list[str]:
-    """SQL: `ERR_COLUMNS` of a row that is not an err."""
     return [f"CAST(NULL AS {kind.simpleString()}) AS {name}" for name, kind in _ERR_TYPES.items()]
 
 

@@ -59,7 +59,6 @@ _NEEDED_CLASSES = ("org.apache.hadoop.fs.s3a.S3AFileSystem", _COMMITTER_CLASS)
 
 
 def is_s3(uri: str) -> bool:
-    """True for a blob store on S3, by its URI."""
     return uri.startswith("s3:")
 
 

@@ -111,8 +111,6 @@ class Planned(Generic[W]):
 
 @dataclass(frozen=True)
 class StagedFile:
-    """One file of the attempt, and what it holds."""
-
     kind: str
     key: str
     size_bytes: int

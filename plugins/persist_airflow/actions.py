@@ -133,7 +133,6 @@ class ShardActionOperator(ReportsLineage, MaintainShardOperator):
 
     @staticmethod
     def run_id(context: Context) -> str:
-        """The id of the dag run that this one starts."""
         return f"{DAG_ID}__{context['run_id']}"
 
     def start(self, context: Context, report: Json) -> None:

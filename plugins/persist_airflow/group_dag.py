@@ -190,7 +190,6 @@ def _lost(name: str, why: str) -> str:
 
 
 def document_of(group: str, members: Mapping[str, CollectionConfig]) -> str:
-    """The DAG's documentation, as Markdown."""
     rows = "\n".join(
         f"| `{name}` | `{config.source.path}` | {config.description.partition(chr(10))[0]} |"
         for name, config in members.items()

@@ -139,8 +139,6 @@ class AppendGroupOperator(lineage.ReportsLineage, GroupOperator):
 
 @dataclass(frozen=True)
 class Appended:
-    """A commit of one collection."""
-
     commit: Commit
     is_new: bool
     report: Json

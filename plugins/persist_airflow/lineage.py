@@ -111,7 +111,6 @@ def of_commit(
 
 
 def joined(of_each: Iterable[Lineage]) -> Lineage:
-    """The inputs and outputs of several commits."""
     found = list(of_each)
     inputs, outputs = ([each for one in found for each in getattr(one, side)] for side in ("inputs", "outputs"))
     return Lineage(tuple(inputs), tuple(outputs))
@@ -227,7 +226,6 @@ def _sources(
 
 
 def _facets(shard: str, conn_id: str, columns: Iterable[Column], version: str | None) -> dict[str, Any]:
-    """The facets that shards have as inputs and as outputs."""
     from openlineage.client.generated.dataset_version_dataset import DatasetVersionDatasetFacet
     from openlineage.client.generated.schema_dataset import SchemaDatasetFacet, SchemaDatasetFacetFields
     from openlineage.client.generated.symlinks_dataset import Identifier, SymlinksDatasetFacet

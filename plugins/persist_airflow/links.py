@@ -37,8 +37,6 @@ def shard_page(persist_conn_id: str, shard: str) -> str | None:
 
 
 class ShardLink(BaseOperatorLink):
-    """The button "Shard" on a task's page."""
-
     name = "Shard"
 
     def get_link(self, operator: BaseOperator, *, ti_key: Any) -> str:  # noqa: ARG002 - Airflow's signature

@@ -44,7 +44,6 @@ _log = logging.getLogger(__name__)
 
 
 def is_on() -> bool:
-    """True if Airflow sends metrics anywhere."""
     return any(_is_set(name) for name in ("statsd_datadog_enabled", "statsd_on", "otel_on"))
 
 

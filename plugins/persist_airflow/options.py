@@ -63,7 +63,6 @@ class DagOptions(TaskOptions, total=False):
 
 
 def options_of(config: AirflowConfig, given: StageOptions, stage: str) -> dict[str, Any]:
-    """The arguments of one stage's operator."""
     of_stage: TaskConfig = getattr(config, stage)
     callers: Mapping[str, Any] = {**given}
     found: dict[str, Any] = {}

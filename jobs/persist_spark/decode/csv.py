@@ -152,7 +152,6 @@ def _in_a_line(record: bytes) -> bytes:
 
 
 def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines of a text that comes in pieces."""
     start: list[bytes] = []
     for piece in pieces:
         first, *others = piece.split(b"\n")

@@ -152,7 +152,6 @@ def _needs_hint(config: CollectionConfig, column: Column) -> bool:
 
 
 def debezium_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
-    """`debezium-json`: see the module's docstring."""
     wanted = _wanted(config)
     frame = _raw(wanted, _with_body(wanted, _opened(wanted, lines)))
     encoding = Encoding.of(config, marked=True)
@@ -274,7 +273,6 @@ def _shallow(fields: SparkColumn) -> SparkColumn:
 
 
 def _raw(wanted: _Wanted, opened: DataFrame) -> DataFrame:
-    """The raw frame: what each message does, the texts of its fields, hints, order, time."""
     texts = {
         field.raw: _row_text(wanted, field.raw, "after") for field in wanted.fields.values if field.raw in wanted.paths
     }
@@ -302,7 +300,6 @@ def _raw(wanted: _Wanted, opened: DataFrame) -> DataFrame:
 
 
 def _row_json(text: SparkColumn) -> SparkColumn:
-    """The row of a message, as JSON text."""
     body = F.when(F.col("is_wrapped"), _member(text, "payload")).otherwise(text)
     return F.when(_is_envelope(), _member(body, "after")).otherwise(body)
 

@@ -40,7 +40,6 @@ class Encoding:
 
     @classmethod
     def of(cls, config: CollectionConfig, *, marked: bool) -> Encoding:
-        """The encoding of a collection's source."""
         source = config.source
         return cls(
             marked=marked,
@@ -92,7 +91,6 @@ class Field:
 
     @property
     def hint(self) -> Hint | None:
-        """The message's facts about it."""
         if not self.is_hinted:
             return None
         found = F.col(f"h{self.raw}")
@@ -100,12 +98,10 @@ class Field:
 
     @property
     def is_integer(self) -> bool:
-        """True for the integer types."""
         return self.column.type in ("int", "bigint")
 
     @property
     def decimal(self) -> tuple[int, int] | None:
-        """Precision and scale of a decimal type."""
         return decimal_of(self.column.type)
 
     def may_be_base64(self, encoding: Encoding) -> bool:

@@ -101,7 +101,6 @@ class Copies:
 
     @property
     def feed(self) -> Feed:
-        """The feed of the originals."""
         return self.access.feed
 
     @property
@@ -316,7 +315,6 @@ def _quoted(char: str) -> str:
 
 
 def is_of_dms(config: CollectionConfig) -> bool:
-    """True for the formats of DMS's files."""
     return config.source.format in ("dms-csv", "dms-parquet")
 
 
@@ -326,5 +324,4 @@ def file_name() -> SparkColumn:
 
 
 def is_full_load() -> SparkColumn:
-    """True for a record of a full load."""
     return file_name().startswith("LOAD") & file_name().rlike(FULL_LOAD)

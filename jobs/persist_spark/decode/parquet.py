@@ -72,7 +72,6 @@ class FileSchema:
 
     @property
     def fields(self) -> list[str]:
-        """The names of all columns."""
         return [name for name, _ in (*self.columns, *self.unreadable)]
 
     def has(self, path: Path) -> bool:

@@ -86,7 +86,6 @@ def _folded(name: str) -> str:
 
 
 def read_type(stored: pa.DataType) -> T.DataType:
-    """The type that Spark reads this column as."""
     if pa.types.is_fixed_size_binary(stored):
         return T.BinaryType()
     if pa.types.is_decimal(stored):

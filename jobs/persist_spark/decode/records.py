@@ -94,16 +94,13 @@ class Fields:
 
     @property
     def all(self) -> tuple[Field, ...]:
-        """Key fields, then value fields."""
         return self.keys + self.values
 
     def named(self, name: str) -> Field | None:
-        """The field of the column called `name`."""
         return next((field for field in self.all if field.column.name == name), None)
 
 
 def fields_of(config: CollectionConfig, is_hinted: Callable[[Column], bool] = lambda _: False) -> Fields:
-    """The places of a collection's columns."""
     schema = config.collection_schema()
 
     def field(raw: str, column: Column) -> Field:
@@ -207,7 +204,6 @@ def _ordered(config: CollectionConfig, raw: RawRecords, judged: DataFrame, order
 
 
 def _order_message(config: CollectionConfig, raw: RawRecords) -> SparkColumn:
-    """The fault of the first bad field of the order."""
     message = F.lit(None).cast("string")
     if config.order.by != "fields":
         return message if raw.unordered is None else raw.unordered
@@ -352,7 +348,6 @@ def first_fault_in(config: CollectionConfig, raw: RawRecords, fields: Sequence[F
 
 
 def shown_text(name: str) -> SparkColumn:
-    """A bad text, quoted and shortened."""
     return F.concat(
         F.lit("'"), F.substring(F.translate(F.col(name).cast("string"), MARK, ""), 1, _SHOWN_CHARS), F.lit("'")
     )

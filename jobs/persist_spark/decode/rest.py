@@ -38,7 +38,6 @@ _EXACT = {
 
 
 def rest_field(config: CollectionConfig, fields: Fields) -> Field | None:
-    """The field of the column `rest`."""
     return fields.named(config.source.rest) if config.source.rest else None
 
 

@@ -190,7 +190,6 @@ class _Reading:
         return sum(manifest.counts.retractions for _, manifest in self.batches)
 
     def pieces(self, choose: Callable[[HollowBatch, BatchManifest], Iterable[Piece]]) -> list[Piece]:
-        """The pieces that `choose` picks of every batch."""
         return [piece for batch, manifest in self.batches for piece in choose(batch, manifest)]
 
     def errs(self) -> list[Piece]:

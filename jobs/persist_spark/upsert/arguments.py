@@ -141,7 +141,6 @@ class Arguments:
 
     @property
     def keys(self) -> list[str]:
-        """The plain names of key columns."""
         return [f"k{i}" for i in range(len(self.schema.key))]
 
     @property
@@ -161,7 +160,6 @@ class Arguments:
 
     @property
     def columns(self) -> list[str]:
-        """The columns of rows of any origin."""
         more = ["inherited"] if self.inherits else ["is_partial"] if self.guesses else []
         more += ["marks"] if self.has_marks else []
         more += [] if self.seen is None else ["entry", "truncated_by", "is_beyond"]
@@ -182,7 +180,6 @@ class Arguments:
 
     @property
     def has_marks(self) -> bool:
-        """True if records say which of their values were bad."""
         return any(each.column is not None for each in self.watched)
 
     def marks(self, found: str = f"CAST(NULL AS {MARKS_TYPE})") -> list[str]:
@@ -191,7 +188,6 @@ class Arguments:
 
     @property
     def key_columns(self) -> list[str]:
-        """The user's key columns under their plain names."""
         return [f"{quoted(c.name)} AS {plain}" for plain, c in zip(self.keys, self.schema.key, strict=True)]
 
     @property
@@ -251,7 +247,6 @@ class Arguments:
         return self.over(*self.ranks)
 
     def over(self, *order: str) -> str:
-        """A window over the rows of a slot."""
         return f"OVER (PARTITION BY {', '.join(self.partition)} ORDER BY {', '.join(order)})"
 
     @staticmethod

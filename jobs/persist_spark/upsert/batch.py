@@ -224,7 +224,6 @@ class _Batch:
 
     @property
     def looks(self) -> bool:
-        """True if it pays to look at the keys of the batch first."""
         return self._meets_many and self.request.description.input_bytes <= MAX_LOOK_BYTES
 
     @property
@@ -310,7 +309,6 @@ class _Batch:
         return found
 
     def planned(self, plan: _Plan) -> PlannedUpsert:
-        """The batch as one expression."""
         request, description, slots = self.request, self.request.description, plan.slots
         blob, beaten = self.client.blob, None if plan.is_thorough or plan.inherits else self.beaten
         opened, ranges, few_keys = self._opened(plan.ranges), plan.ranges, plan.few_keys

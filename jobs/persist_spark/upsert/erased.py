@@ -102,6 +102,5 @@ def _frame(spark: SparkSession, records: DataFrame, known: Sequence[ErasedKey], 
 
 
 def _hmac(message: SparkColumn, secret: bytes) -> SparkColumn:
-    """HMAC-SHA256 as hex digits, of built-in functions."""
     inner, outer = (bytes(byte ^ pad for byte in secret.ljust(_BLOCK, b"\0")) for pad in (0x36, 0x5C))
     return F.sha2(F.concat(F.lit(outer), F.unhex(F.sha2(F.concat(F.lit(inner), message), 256))), 256)

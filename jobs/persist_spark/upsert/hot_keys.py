@@ -69,7 +69,6 @@ class Beaten:
     sample: Sample
 
     def left_out(self, records: DataFrame) -> DataFrame:
-        """The records without the `count` that are beaten."""
         same = [f"{name} <=> _persist_slot{place}" for place, name in enumerate(self.sample.names)]
         is_beaten = " AND ".join([*same, f"{self.sample.order} < {_BEST}", _compared(records)])
         return records.join(F.broadcast(self.groups), F.expr(is_beaten), "left_anti")

@@ -367,7 +367,6 @@ def _written(compared: DataFrame, arguments: Arguments) -> DataFrame:
 
 
 def _published(arguments: Arguments) -> dict[str, str]:
-    """The updates under the user's names: the SQL of each column."""
     plain = zip(arguments.keys + arguments.values, arguments.schema.columns, strict=True)
     none = inherited_fields(arguments.schema) if arguments.guesses else []
     return {

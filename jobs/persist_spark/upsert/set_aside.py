@@ -105,7 +105,6 @@ def find_killers(
 
 
 def read_files(spark: SparkSession, config: CollectionConfig, files: Sequence[InputFile], copies: Copies) -> None:
-    """Decode files whole, and keep nothing of them."""
     decode(spark, config, files, copies=copies).write.format("noop").mode("overwrite").save()
 
 

@@ -116,12 +116,10 @@ class StateBefore:
 
     @property
     def index(self) -> tuple[StateArtifact, ...]:
-        """The files of the order index."""
         return self.description.operators.get(ORDER_INDEX_OPERATOR, ())
 
     @property
     def index_bytes(self) -> int:
-        """Their bytes."""
         return sum(each.size_bytes for each in self.index)
 
     def whole_stash(self) -> StashBefore:
@@ -216,7 +214,6 @@ class StateBefore:
 
     @property
     def types(self) -> dict[str, T.StructType]:
-        """The columns of each operator's files, by operator."""
         schema = self.schema
         types = {STASH_OPERATOR: records_type(schema, self.order)}
         if schema.order is not None:

@@ -73,7 +73,6 @@ class _View:
         return schema, rows, reduce(DataFrame.union, errs) if errs else None
 
     def persisted(self, schema: CollectionSchema) -> tuple[DataFrame | None, DataFrame | None]:
-        """All updates of the target in its batches, oks and errs."""
         frame = part_type(schema)
         blob = self.client.blob
         oks = [piece for batch, manifest in self.committed for piece in oks_as_of(batch, manifest, batch.last_time)]

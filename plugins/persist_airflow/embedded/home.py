@@ -98,7 +98,6 @@ class LocalAirflow:
 
     @property
     def url(self) -> str:
-        """The URL of the API server."""
         return f"http://127.0.0.1:{self.port}"
 
     @property

@@ -170,7 +170,6 @@ class KeptProcesses:
         return read_processes(self.home)[1:]
 
     def named(self, name: str) -> Process | None:
-        """The process of this name, if the keeper knows it."""
         return next((process for process in self.all() if process.name == name), None)
 
     def is_running(self) -> bool:

@@ -127,7 +127,6 @@ class LocalPostgres:
         )
 
     def answers(self) -> bool:
-        """True if it runs a query."""
         import psycopg
 
         with contextlib.suppress(psycopg.OperationalError), self.connect() as connection:

@@ -101,7 +101,6 @@ def demo(root: Path) -> int:
 
 
 def airflow_command(root: Path, arguments: Sequence[str]) -> int:
-    """`airflow ARGUMENTS` with the embedded home, its DAGs and its location; its exit code."""
     airflow = project_airflow(root)
     with airflow.database():
         airflow.migrate()
@@ -110,7 +109,6 @@ def airflow_command(root: Path, arguments: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """One command; the exit code."""
     commands: dict[str, Callable[[Path], int]] = {"up": up, "down": down, "demo": demo}
     name, *rest = arguments or [""]
     try:

@@ -34,7 +34,6 @@ class LocalSpark:
     port: int
 
     def command(self) -> list[str]:
-        """The server's command line."""
         tuned = tuned_conf(LOCAL_MASTER, (), self._scratch())
         conf = {
             **tuned,

@@ -60,7 +60,6 @@ class Asked:
         return found[0]
 
     def number(self, name: str, default: int, *, least: int = 0, most: int = _MAX_NUMBER) -> int:
-        """A whole number between the bounds."""
         text = (self.texts(name) or (str(default),))[0]
         if not text.isascii() or not text.isdigit() or len(text) > 19 or not least <= int(text) <= most:
             raise InvalidInput(f"argument {name}: found {text[:40]!r}, expected an integer in [{least}, {most}]")
@@ -101,7 +100,6 @@ class Asked:
 
     @cached_property
     def zone(self) -> str:
-        """The time zone of the collection."""
         return self.client.state(self.shard).schemas.zone
 
 

@@ -61,13 +61,11 @@ class Access:
         self._dags: frozenset[str] | None = None
 
     def readable_dags(self) -> frozenset[str]:
-        """Ids of all DAGs that the user may read."""
         if self._dags is None:
             self._dags = frozenset(get_auth_manager().get_authorized_dag_ids(user=self._user, method="GET"))
         return self._dags
 
     def reads_values(self, dag_id: str) -> bool:
-        """True if the user may read the DAG's XComs."""
         details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
         return get_auth_manager().is_authorized_dag(
             method="GET", access_entity=DagAccessEntity.XCOM, details=details, user=self._user
