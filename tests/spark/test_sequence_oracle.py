@@ -38,7 +38,7 @@ from persist_spark.order_memory import Memory, facts_of
 from persist_spark.upsert.arguments import SeenBefore
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import persistent_upsert
-from persist_spark.upsert.seen import index_type
+from persist_spark.upsert.sequence import index_type
 from tests.oracle.consolidate import Err, Slot, UpsertDiff, as_of, check_collection
 from tests.oracle.sequence import OrderMemory
 from tests.oracle.upsert import TOMBSTONE, TRUNCATE, Record, drain_sealed_input

@@ -36,7 +36,7 @@ from persist_spark.frame import order_type, quoted, slot_names, with_texts
 from persist_spark.order_memory import Memory
 from persist_spark.session import stage_settings, use
 from persist_spark.stage import Planned, StateRows, Written, artifacts_of, stage_files
-from persist_spark.upsert.seen import literal
+from persist_spark.upsert.sequence import literal
 from persist_spark.upsert.state_before import StateBefore, frontier_of, live
 
 FILE_BYTES = 8 << 20  # of a file that is sorted: a batch that needs one row of it reads so much

@@ -60,7 +60,6 @@ from persist_spark.upsert.eras import Eras, incomparable
 from persist_spark.upsert.exchange import exchanged
 from persist_spark.upsert.late import with_late_errs
 from persist_spark.upsert.outcome import Outcome, emitted_counts, read_counts
-from persist_spark.upsert.seen import remembered
 from persist_spark.upsert.thorough import with_canonical, with_truncates
 
 _LOWER, _UPPER, _GIVEN, _FLOOR = "_persist_lower", "_persist_upper", "_persist_given", "_persist_floor"
@@ -202,7 +201,7 @@ def _chain(
     if stashed is not None:
         chain = chain.union(stashed)
     if arguments.seen is not None:
-        chain = remembered(chain, arguments.seen, stashed, arguments)
+        chain = sequence.remembered(chain, arguments.seen, stashed, arguments)
     if state is not None:
         history = _history(state, records.schema[ORDER].dataType.simpleString(), arguments)
         chain = chain.unionByName(history, allowMissingColumns=True) if arguments.seen else chain.union(history)

@@ -43,7 +43,7 @@ from persist_spark.upsert.arguments import SeenBefore
 from persist_spark.upsert.eras import Eras
 from persist_spark.upsert.look import MAX_LOOK_BYTES, cuts_of, look_at
 from persist_spark.upsert.lookup import of_slots
-from persist_spark.upsert.seen import index_type, late_type
+from persist_spark.upsert.sequence import index_type, late_type
 
 log = logging.getLogger(__name__)
 
