@@ -26,7 +26,7 @@ from persist_core.shard.state import Committed
 from persist_core.sources.input_file import InputFile
 from persist_core.sources.natural_order import natural_key
 from persist_spark.decode.json import Shape, envelope, parsed
-from persist_spark.decode.long_records import START_BYTES, long_records, text_without
+from persist_spark.decode.unread import START_BYTES, long_records, text_without
 from persist_spark.decode.unsent import fields_in
 from persist_spark.frame import ORDER
 from tests.sampling import sample

@@ -36,12 +36,15 @@ from persist_core.sample.csv_records import csv_rows, null_text, open_field, who
 from persist_core.sources.input_file import InputFile
 from persist_spark.decode.encoding import Encoding
 from persist_spark.decode.files import FULL_LOAD, LINE, Copies, ReadableFile, files_with
-from persist_spark.decode.long_records import text_without
 from persist_spark.decode.plain import DMS_OP, LOAD_OPS, MARKER, OPS, check_op, free_paths, order_of, row_op
 from persist_spark.decode.records import FAULT, FAULT_KIND, RawRecords, fields_of, line_columns
 from persist_spark.decode.rest import read_paths, rest_of_cells
-from persist_spark.decode.unreadable import of_each
+from persist_spark.decode.unread import of_each, text_without
 
+_NO_FIELD = "\n"  # what no field of one line is: only an empty field is null
+UNBALANCED = "an odd number of quotes: a field is not closed, here or in a line that follows"
+CONTINUED = 'a quoted field goes on behind its closing quote; double a quote within quotes ("")'
+MISCOUNTED = "the line does not have as many fields as its file's first line"
 _LOOKED_BYTES = 1 << 20  # at the start of each file; more if its first record does not end there
 _UNNAMED = "\ufdd2"  # before the number of a field without a name
 _SHOWN_CHARS = 200  # of a header, in a message
@@ -198,12 +201,6 @@ def _positional_names(config: CollectionConfig, file: InputFile, first: tuple[st
     names = [DMS_OP, *columns] if has_op else columns
     extra = [f"{_UNNAMED}{index}" for index in range(len(names), len(first))]  # fields without a column of that name
     return tuple([*names, *extra][: len(first)])
-
-
-_NO_FIELD = "\n"  # what no field of one line is: only an empty field is null
-UNBALANCED = "an odd number of quotes: a field is not closed, here or in a line that follows"
-CONTINUED = 'a quoted field goes on behind its closing quote; double a quote within quotes ("")'
-MISCOUNTED = "the line does not have as many fields as its file's first line"
 
 
 def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> RawRecords:

@@ -39,7 +39,7 @@ from persist_core.sources.feed import Feed
 from persist_core.sources.input_file import InputFile
 from persist_spark import s3a
 from persist_spark.compat import READS_ZSTD_TEXT, is_valid_utf8
-from persist_spark.decode.long_records import TooLong, text_without
+from persist_spark.decode.unread import TooLong, text_without
 from persist_spark.feed_access import FeedAccess
 from persist_spark.frame import passed, struct_of
 from persist_spark.read.damage import LOUD_OPTIONS, PATH_FILTER

@@ -29,11 +29,11 @@ from persist_spark.decode.files import (
     shown_position,
     text_lines,
 )
-from persist_spark.decode.long_records import long_records, long_records_frame
 from persist_spark.decode.parquet import FileSchema, alike, looked_at, parquet_records
 from persist_spark.decode.plain import dms_json_records, json_records
 from persist_spark.decode.records import RawRecords, decoded, is_sequence
 from persist_spark.decode.row_checks import united
+from persist_spark.decode.unread import long_records, long_records_frame
 from persist_spark.frame import ORDER
 
 _JSON_LINES = {"json": json_records, "debezium-json": debezium_records, "dms-json": dms_json_records}

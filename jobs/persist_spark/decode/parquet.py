@@ -30,7 +30,6 @@ from persist_spark.compat import HAS_TRY_CAST, READS_HALF_FLOATS
 from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.files import BLOCK, BROKEN, LINE, NO_LINES, ROW, ReadableFile, all_found, by_store, placed
 from persist_spark.decode.json import MARK, Path
-from persist_spark.decode.long_records import TooLong
 from persist_spark.decode.parquet_types import SHOWN, cell, has_bad_text, read_type, stored_type
 from persist_spark.decode.plain import DMS_OP, MARKER, check_op, free_paths, named_path, order_of, row_op
 from persist_spark.decode.records import (
@@ -43,7 +42,7 @@ from persist_spark.decode.records import (
     record_path,
 )
 from persist_spark.decode.rest import cells_text, rest_of_cells
-from persist_spark.decode.unreadable import of_each
+from persist_spark.decode.unread import TooLong, of_each
 from persist_spark.frame import named, spark_type, struct_of
 
 # Dates before 1582 are read as they were written, unless a file's own metadata says that an old Spark wrote it.

@@ -36,9 +36,8 @@ from persist_core.time_text import format_time
 from persist_spark.compat import ENGINE_ERRORS
 from persist_spark.decode.files import Copies, uris
 from persist_spark.decode.formats import decode
-from persist_spark.decode.long_records import opened
 from persist_spark.decode.row_checks import united
-from persist_spark.decode.unreadable import as_reason, of_each, unreadable_files
+from persist_spark.decode.unread import as_reason, of_each, opened, unreadable_files
 from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, UPSERT, known_records
 
 log = logging.getLogger(__name__)

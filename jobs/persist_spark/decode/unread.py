@@ -1,4 +1,10 @@
-"""Records that are too long for any job: found before Spark opens a file, left out of what it reads, kept as errs.
+"""Input that is not read: files whose bytes are at fault, and records that are too long for any job.
+
+Files that cannot be read are cut off, damaged or of another format, as our libraries find them. Spark is stopped by the
+first such file that it meets. What the job reads itself, headers, footers and compressed text, is read of all files,
+and all that are unreadable are named in one error.
+
+Records that are too long are found before Spark opens a file, left out of what it reads, and kept as errs:
 
     file --scan, 1 MiB at a time--> its lines above `limits.max_record_bytes` --none: Spark reads the file itself
                                                              '-- some: Spark reads a copy without them
@@ -19,33 +25,87 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
+import zlib
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from persist_core.config.collection import CollectionConfig
+from persist_core.errors import SourceChanged, UnreadableFiles
+from persist_core.handles.side_by_side import side_by_side
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, MISSING_ORDER, TIME
 from persist_core.sources.feed import Feed
 from persist_core.sources.input_file import InputFile
-from persist_spark.decode.unreadable import of_each
 from persist_spark.frame import BAD_KEY, OP, ORDER, UPSERT, known_records
 
+_BAD_BYTES = (OSError, EOFError, zlib.error, pa.ArrowException)
+_THREADS = 16  # of short reads, which wait for the store
+_MAX_NAMED = 5  # in one message
+_MAX_REASON_CHARS = 300
 START_BYTES = 1_000  # of a record that is too long, kept as the payload of its err
 _CHUNK_BYTES = 1 << 20  # not above the least `max_record_bytes`: so no line that is too long lies in one chunk
 _PEEK_BYTES = 1 << 14
 _DEFLATE_RATIO = 1_032  # the most that deflate can do
-_THREADS = 4  # the libraries decompress without Python's lock
+_UNPACKERS = 4  # the libraries decompress without Python's lock
 _NO_TEXT = {  # what no text in UTF-8 starts with, or by no chance
     b"\x1f\x8b": "gzip", b"BZh91AY&SY": "bzip2", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\0": "xz", b"PK\3\4": "zip",
     b"PAR1\x15": "Parquet", b"Obj\1": "Avro", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16",
 }  # fmt: skip
 _GZIP, _BZIP2, _ZSTD, _OTHER = (".gz", ".gzip"), (".bz2",), (".zst", ".zstd"), (".lz4", ".snappy", ".deflate")
+_Found = TypeVar("_Found")
+
+
+def of_each(
+    read: Callable[[InputFile], _Found], files: Sequence[InputFile], *, threads: int = _THREADS
+) -> list[_Found]:
+    """The result of `read` for each file, in their order.
+
+    Raises `UnreadableFiles` naming all files whose bytes are at fault, and `SourceChanged` for one that the system does
+    not give.
+    """
+    bad: dict[str, str] = {}
+
+    def tried(file: InputFile) -> list[_Found]:
+        try:
+            return [read(file)]
+        except _BAD_BYTES as error:
+            if isinstance(error, OSError) and error.errno is not None:  # libraries that dislike the bytes set none
+                raise SourceChanged(
+                    f"input file {file.path} can no longer be read ({error.strerror}); nothing was committed: make it"
+                    " readable, or remove it"
+                ) from error
+            bad[file.path] = as_reason(str(error))
+            return []
+
+    found = side_by_side(tried, files, threads=threads)
+    if bad:
+        raise unreadable_files({file.path: bad[file.path] for file in files if file.path in bad})
+    return [each for result in found for each in result]
+
+
+def unreadable_files(reasons: Mapping[str, str], more: str = "") -> UnreadableFiles:
+    """The error that names files and what is wrong with each, in one line. `more`: why the run did not go on."""
+    named = [f"{path}: {reason}" for path, reason in list(reasons.items())[:_MAX_NAMED]]
+    if len(reasons) > _MAX_NAMED:
+        named.append(f"and {len(reasons) - _MAX_NAMED} more")
+    count, remedy = f"{len(reasons)} input files", "put complete files in their places, or remove them"
+    if len(reasons) == 1:
+        count, remedy = "an input file", "put a complete file in its place, or remove it"
+    return UnreadableFiles(
+        f"{count} cannot be read: {'; '.join(named)}. Nothing was committed: {remedy}{more}", dict(reasons)
+    )
+
+
+def as_reason(text: str) -> str:
+    """A reason: the words of a library about bytes, in one line without a stop at its end."""
+    line = " ".join(text.split())[:_MAX_REASON_CHARS].rstrip(".")
+    return "".join(char if char.isprintable() else "?" for char in line) or "its bytes are not of its format"
 
 
 @dataclass(frozen=True)
@@ -83,7 +143,7 @@ def long_records(
     Raises `UnreadableFiles` for damaged files, and for files that hold no text, or (`is_json`) an array.
     """
     of_each(lambda file: _check_start(feed, file, is_json), files)
-    found = of_each(lambda file: _of_file(feed, file, limit), files, threads=_THREADS)
+    found = of_each(lambda file: _of_file(feed, file, limit), files, threads=_UNPACKERS)
     return {file: lines for file, lines in zip(files, found, strict=True) if lines}
 
 
