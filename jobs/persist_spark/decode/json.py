@@ -173,16 +173,15 @@ def has_escaped_noncharacters(text: SparkColumn) -> SparkColumn:
     return text.contains("\\u") & (text.contains("\\uf") | text.contains("\\uF")) & text.rlike(_ESCAPED)
 
 
-def envelope_type(shape: Shape) -> T.StructType:
-    """The type of `envelope`: an array of the row and of a sentinel, and what `from_json` found odd."""
-    element = T.StructType([*shape.json_type(), *_END])
-    return struct_of({"rows": T.ArrayType(element), "odd": T.StringType()})
-
-
 def envelope(line: SparkColumn, shape: Shape) -> SparkColumn:
-    """Parse `line` in an array with a sentinel after it; the sentinel is found only if the line is one value."""
+    """Parse `line` in an array with a sentinel after it; the sentinel is found only if the line is one value.
+
+    A struct of `rows`, the array, and of what `from_json` found `odd`.
+    """
+    element = T.StructType([*shape.json_type(), *_END])
+    kind = struct_of({"rows": T.ArrayType(element), "odd": T.StringType()})
     wrapped = F.concat(F.lit('{"rows":['), exact_numbers(line), F.lit(f',{{"{_SENTINEL}":"1"}}]}}'))
-    return F.from_json(wrapped, envelope_type(shape), _OPTIONS)
+    return F.from_json(wrapped, kind, _OPTIONS)
 
 
 def parsed(envelope: SparkColumn, shape: Shape) -> Parsed:

@@ -145,7 +145,8 @@ def decoded(config: CollectionConfig, raw: RawRecords, position: SparkColumn) ->
     if is_sequence(config):
         judged = _ordered(config, raw, judged, order)
         order = [F.col(f"{_PLACE}.{field.name}") for field in order_type(config.collection_schema())]
-    final = {field.column.name: _final(field) for field in raw.fields.all}
+    # Under exactly the columns' Spark types, so that frames of several formats can be united.
+    final = {f.column.name: f"CAST({f.value} AS {sql_type(f.column.type)})" for f in raw.fields.all}
     judged = with_failed_checks(config, judged, final, RAW_OP)
     is_good = F.col(ERR_KIND).isNull()
     is_kept = is_good & (F.col(OP) == UPSERT)
@@ -254,11 +255,6 @@ def _own_time(config: CollectionConfig, raw: RawRecords) -> SparkColumn:
     found = value(field, raw.encoding)
     found = midnight_ms(found, config.timezone) if field.column.type == "date" else F.unix_millis(found)
     return F.when(found >= 0, found)
-
-
-def _final(field: Field) -> str:
-    """SQL: the value under exactly the column's Spark type, so that frames of several formats can be united."""
-    return f"CAST({field.value} AS {sql_type(field.column.type)})"
 
 
 def _time(config: CollectionConfig) -> SparkColumn:

@@ -54,11 +54,8 @@ def unavailable_texts(placeholder: str) -> list[str]:
         *({"wkb": base64.b64encode(bytes.fromhex(place)).decode(), "srid": f"{MARK}4326"} for place in _PLACES),
     ]
     plain = [text, encoded, base64.urlsafe_b64encode(data).decode(), data.hex(), data.hex().upper()]
-    return list(dict.fromkeys([*plain, *(_compact(document) for document in documents)]))
-
-
-def _compact(document: object) -> str:
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    compact = functools.partial(json.dumps, ensure_ascii=False, separators=(",", ":"))
+    return list(dict.fromkeys([*plain, *map(compact, documents)]))
 
 
 def unsent(config: CollectionConfig, fields: Sequence[Field], paths: Mapping[str, Path]) -> dict[str, SparkColumn]:

@@ -143,13 +143,10 @@ def _scan(
         for column in columns
         for name in (quoted(column.name),)
     ]
-    return found.selectExpr(*cells, f"{_bad_key(schema) if ERR_KEY in needed else 'CAST(NULL AS BINARY)'} AS {BAD_KEY}")
-
-
-def _bad_key(schema: CollectionSchema) -> str:
-    """The slot of an err whose key could not be decoded: the raw key, or the payload if there is no key."""
+    # Of an err whose key could not be decoded: the raw key, or the payload if there is no key.
     has_no_key = " AND ".join(f"{quoted(name)} IS NULL" for name in schema.key_names)
-    return f"CASE WHEN {has_no_key} THEN coalesce({ERR_KEY}, {ERR_PAYLOAD}) END"
+    bad_key = f"CASE WHEN {has_no_key} THEN coalesce({ERR_KEY}, {ERR_PAYLOAD}) END"
+    return found.selectExpr(*cells, f"{bad_key if ERR_KEY in needed else 'CAST(NULL AS BINARY)'} AS {BAD_KEY}")
 
 
 def of_slots(rows: DataFrame, schema: CollectionSchema, slots: DataFrame | None, *, has_bad_keys: bool) -> DataFrame:

@@ -157,10 +157,15 @@ class StateBefore:
         """In `sequence` order: what the shard has seen of these slots, whose keys are in the ranges (`None`: all)."""
         if self.schema.order is None:
             return None
-        files = [each for each in self.index if ranges is None or _has_any(each, ranges)]
+        orders = {each.key: _orders(each) for each in self.index}
+        files = [
+            each
+            for each in self.index
+            if ranges is None or orders[each.key].has_bad_keys or meets_any(each.keys, ranges)
+        ]
         return SeenBefore(
             index=self.scan(ORDER_INDEX_OPERATOR, files) if files else None,
-            memory=self.memory(map(_orders, self.index), forgets_before=self.forgets_before),
+            memory=self.memory(orders.values(), forgets_before=self.forgets_before),
             slots=slots,
             has_index=bool(self.index),
             has_late=LATE_OPERATOR in self.description.operators,
@@ -220,10 +225,6 @@ class StateBefore:
             order = order_type(schema)
             types |= {ORDER_INDEX_OPERATOR: index_type(schema, order), LATE_OPERATOR: late_type(schema, order)}
         return types
-
-
-def _has_any(file: StateArtifact, ranges: Sequence[KeyRange]) -> bool:
-    return file.orders is None or file.orders.has_bad_keys or meets_any(file.keys, ranges)
 
 
 def _orders(artifact: StateArtifact) -> OrderFacts:
