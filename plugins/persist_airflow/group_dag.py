@@ -160,7 +160,8 @@ class CompleteGroupOperator(StageOperator):
                     lost.pop(name, None)
         lost |= dict.fromkeys(self._behind(context, unseen), _UNSEEN)
         if lost:
-            failed = {name: {"error": _lost(name, lost[name]), "may_retry": False} for name in sorted(lost)}
+            remedy = "`persist run {}` or the next dag run takes its input in".format
+            failed = {each: {"error": f"{lost[each]}. {remedy(each)}", "may_retry": False} for each in sorted(lost)}
             raise failed_together(f"collections of group {self.shard}", failed, len({*self.names, *lost}))
 
     def _behind(self, context: Context, unseen: Collection[str]) -> list[str]:
@@ -183,10 +184,6 @@ def _is_behind(client: PersistClient, name: str, until: Frontier) -> bool:
     except Corruption:  # it fails in the next dag run, which says why
         return True
     return state is not None and state.upper < until
-
-
-def _lost(name: str, why: str) -> str:
-    return f"{why}. `persist run {name}` or the next dag run takes its input in"
 
 
 def document_of(group: str, members: Mapping[str, CollectionConfig]) -> str:

@@ -174,7 +174,8 @@ class SparkJobOperator(SparkSubmitOperator):
             self._hook = None
             self.application, self.application_args = str(job_path()), list(arguments)
             self.env_vars = None  # the provider would put them on the command line
-            base = self._properties_base(handed.properties)
+            given_file = Path(self.properties_file) if self.properties_file else spark_defaults(os.environ)
+            base = given_file if handed.properties else None  # its properties are repeated in the job's own file
             self.conf = {**conf, **handed.conf}
             with properties_file(handed.properties, base) as file:
                 if file is not None:
@@ -186,13 +187,9 @@ class SparkJobOperator(SparkSubmitOperator):
                     inspect.unwrap(SparkSubmitOperator.execute)(self, context)
         finally:
             self.conf, self.env_vars, self.properties_file = given
-            _close_pipe(self._hook)
-
-    def _properties_base(self, properties: Mapping[str, str]) -> Path | None:
-        """The file whose properties a job's own file repeats: the user's, else Spark's defaults."""
-        if not properties:
-            return None
-        return Path(self.properties_file) if self.properties_file else spark_defaults(os.environ)
+            process = getattr(self._hook, "_submit_sp", None)
+            if process is not None and process.stdout is not None:
+                process.stdout.close()
 
     def _get_hook(self) -> SparkSubmitHook:
         """The provider's hook, with its log watched: it has no public means for that."""
@@ -268,12 +265,6 @@ def run_connected(arguments: Sequence[str], environment: Mapping[str, str]) -> i
 
     with in_environment(environment):
         return main(arguments, os.environ)
-
-
-def _close_pipe(hook: SparkSubmitHook | None) -> None:
-    process = getattr(hook, "_submit_sp", None)
-    if process is not None and process.stdout is not None:
-        process.stdout.close()
 
 
 class WriteBatchesOperator(ReportsLineage, SparkJobOperator):

