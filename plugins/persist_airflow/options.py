@@ -16,32 +16,14 @@ TASK_IDS = ("mint_batch_descriptions", "write_batches", "append_batches", "check
 RETRY = "retry_failed"  # the id of the task that takes up what a group's batch has lost
 
 
-class OperatorOptions(TypedDict, total=False):
-    """Airflow's own options of one task; they override the shard's file."""
-
-    pool: str
-    pool_slots: int
-    queue: str
-    priority_weight: int
-    weight_rule: str
-    retries: int
-    retry_delay: timedelta
-    retry_exponential_backoff: bool
-    execution_timeout: timedelta
-    executor_config: Mapping[str, Any]
-    on_failure_callback: Any
-    on_success_callback: Any
-    on_retry_callback: Any
-
-
 class StageOptions(TypedDict, total=False):
-    """Options of all four tasks, and of each."""
+    """Airflow's own options of all four tasks, and of each; they override the shard's file."""
 
-    all: OperatorOptions
-    mint: OperatorOptions
-    write: OperatorOptions
-    append: OperatorOptions
-    checkpoint: OperatorOptions
+    all: Mapping[str, Any]
+    mint: Mapping[str, Any]
+    write: Mapping[str, Any]
+    append: Mapping[str, Any]
+    checkpoint: Mapping[str, Any]
 
 
 class TaskOptions(TypedDict, total=False):
