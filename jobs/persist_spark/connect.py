@@ -77,21 +77,16 @@ def wait_for_server(url: str, timeout_s: float) -> None:
     start_ms = clock.now_ms()
     channel = DefaultChannelBuilder(url).toChannel()
     try:
-        for number in range(1, math.ceil(timeout_s / min(_TRY_S, timeout_s)) + 1):  # each try takes its whole time
-            passed_s = (clock.now_ms() - start_ms) / 1000
-            try_s = min(_TRY_S, timeout_s - passed_s)
-            if try_s <= 0:
+        for number in range(1, math.ceil(timeout_s / _TRY_S) + 1):  # each try takes its whole time
+            left_s = timeout_s - (clock.now_ms() - start_ms) / 1000
+            if left_s <= 0:
                 break
             try:
-                grpc.channel_ready_future(channel).result(timeout=try_s)
-            except grpc.FutureTimeoutError:
-                passed_s = (clock.now_ms() - start_ms) / 1000
-                log.warning(
-                    "the Spark Connect server %s does not answer (try %d, %.0f s of %.0f s)",
-                    address, number, passed_s, timeout_s,
-                )  # fmt: skip
-            else:
+                grpc.channel_ready_future(channel).result(timeout=min(_TRY_S, left_s))
                 return
+            except grpc.FutureTimeoutError:
+                said = (address, number, (clock.now_ms() - start_ms) / 1000, timeout_s)
+                log.warning("the Spark Connect server %s does not answer (try %d, %.0f s of %.0f s)", *said)
     finally:
         channel.close()
     raise RunFailed(
