@@ -151,7 +151,7 @@ def stage(
     parts = tuple(file.part() for file in files if file.kind in kinds)
     manifest = replace(
         manifest_for(description, schema, parts, outcome.counts, rows=outcome.rows_digest),
-        operators=dict(_states(blob, description, schema, files, outcome, kept())),
+        operators=dict(_states(blob, description, files, outcome, kept())),
         stats=outcome.report,
         warnings=(*outcome.warnings, *noticed),
         err_groups=grouped(inserted_errs(blob, errs), MAX_GROUPS, of=outcome.counts.err_insertions),
@@ -247,19 +247,18 @@ def check_rows(files: list[StagedFile], outcome: Written, prefix: str) -> None:
             )
 
 
-def artifacts_of(blob: Blob, schema: CollectionSchema, files: list[StagedFile], operator: str) -> list[StateArtifact]:
-    """The files of an operator's state, in the order of their keys."""
-    found = sorted((file for file in files if file.kind == operator), key=lambda file: file.key)
-    return [_artifact(blob, schema, number, file) for number, file in enumerate(found)]
+def artifacts_of(blob: Blob, files: list[StagedFile], operator: str) -> list[StateArtifact]:
+    """The files of an operator's state, in the order of their keys, not yet numbered."""
+    return [_artifact(blob, file) for file in sorted(files, key=lambda file: file.key) if file.kind == operator]
 
 
-def _artifact(blob: Blob, schema: CollectionSchema, number: int, file: StagedFile) -> StateArtifact:
+def _artifact(blob: Blob, file: StagedFile) -> StateArtifact:
     found, orders = file.footer, None
     if file.kind == ORDER_INDEX_OPERATOR:
         entries = read_rows(blob, BlobMetadata(file.key, file.size_bytes), MEMORY_COLUMNS, ROWS_AT_ONCE)
-        orders = facts_of(entries, schema, found.first_time or 0, found.last_time or 0)
+        orders = facts_of(entries, file.schema, found.first_time or 0, found.last_time or 0)
     return StateArtifact(
-        partition_id=number,
+        partition_id=0,
         key=file.key,
         size_bytes=file.size_bytes,
         sha256=file.sha256,
@@ -277,14 +276,13 @@ def _artifact(blob: Blob, schema: CollectionSchema, number: int, file: StagedFil
 def _states(
     blob: Blob,
     description: BatchDescription,
-    schema: CollectionSchema,
     files: list[StagedFile],
     outcome: Written,
     kept: Mapping[str, tuple[StateArtifact, ...]],
 ) -> Iterator[tuple[str, OperatorState]]:
     """The state of each operator that has any after the batch: in full, or what the batch adds to it."""
     for operator, rows in outcome.state_rows.items():
-        artifacts = (*kept.get(operator, ()), *artifacts_of(blob, schema, files, operator))
+        artifacts = (*kept.get(operator, ()), *artifacts_of(blob, files, operator))
         is_delta = description.saves_delta(operator)
         if rows.held and (is_delta or artifacts):
             numbered = tuple(replace(artifact, partition_id=number) for number, artifact in enumerate(artifacts))

@@ -104,7 +104,7 @@ def _look(config: CollectionConfig, file: ReadableFile, copies: Copies) -> tuple
     The start of a header that is too long is taken, as `readable` has it.
     """
     start, wanted, first, is_odd = b"", _LOOKED_BYTES, None, None
-    for piece in text_without(copies.feed, file.file, file.lost, keeps_first=config.source.header):
+    for piece in text_without(copies.access.feed, file.file, file.lost, keeps_first=config.source.header):
         start += piece
         if len(start) >= wanted:
             first = _first_record(config, start.rpartition(b"\n")[0], is_cut=True)
@@ -142,7 +142,7 @@ def has_odd_quotes(line: str) -> SparkColumn:
 
 
 def _joined(config: CollectionConfig, file: ReadableFile, copies: Copies) -> ReadableFile:
-    text = text_without(copies.feed, file.file, file.lost, keeps_first=config.source.header)
+    text = text_without(copies.access.feed, file.file, file.lost, keeps_first=config.source.header)
     records = whole_records(_lines(text), config.source.delimiter, max_bytes=config.limits.max_record_bytes)
     copy = (_in_a_line(each) + b"\n" * (1 + each.count(b"\n")) for each in records)
     return replace(file, path=copies.add(file.file, copy))

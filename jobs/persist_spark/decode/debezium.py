@@ -189,12 +189,12 @@ def _opened(wanted: _Wanted, lines: DataFrame) -> DataFrame:
         F.when(is_read, envelope(F.col("value"), document)).alias("inner"),
         F.when(F.col("key").startswith("{"), parse_text(F.col("key"), wanted.key_document)).alias("message_key"),
     )
-    nested = parsed(F.col("inner"), document)
+    nested, nested_is_odd = parsed(F.col("inner"), document)
     is_outer = F.col("value").isNull()
     return inner.select(
         *line_columns(wanted.config),
-        F.when(is_outer, F.col("row")).otherwise(nested.row).alias("document"),
-        F.when(is_outer, F.col("odd")).otherwise(nested.is_odd).alias("odd"),
+        F.when(is_outer, F.col("row")).otherwise(nested).alias("document"),
+        F.when(is_outer, F.col("odd")).otherwise(nested_is_odd).alias("odd"),
         is_tombstone.alias("is_tombstone"),
         text.alias("text"),
         "key",
@@ -217,8 +217,8 @@ def _with_body(wanted: _Wanted, opened: DataFrame) -> DataFrame:
     found = found.withColumns(
         {"op": F.when(~_is_flat(), F.col("op")), "flat": F.when(_is_flat(), envelope(row, wanted.flat))}
     )
-    flat = parsed(F.col("flat"), wanted.flat)
-    found = found.withColumns({"flat": flat.row, "odd": F.when(_is_flat(), flat.is_odd).otherwise(F.col("odd"))})
+    flat, is_odd = parsed(F.col("flat"), wanted.flat)
+    found = found.withColumns({"flat": flat, "odd": F.when(_is_flat(), is_odd).otherwise(F.col("odd"))})
     if wanted.config.order.by == "auto":
         found = with_order_texts(found, wanted.source, wanted.flat, is_flat=_is_flat())
     if not wanted.is_hinted:

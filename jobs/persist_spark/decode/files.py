@@ -35,7 +35,6 @@ from persist_core.errors import InvalidInput, SourceChanged, StorageError
 from persist_core.keys import input_copy
 from persist_core.location.blob import Blob, FileTaker
 from persist_core.sample.files import CODECS
-from persist_core.sources.feed import Feed
 from persist_core.sources.input_file import InputFile
 from persist_spark import s3a
 from persist_spark.compat import READS_ZSTD_TEXT, is_valid_utf8
@@ -100,10 +99,6 @@ class Copies:
     made: list[str] = field(default_factory=list)
 
     @property
-    def feed(self) -> Feed:
-        return self.access.feed
-
-    @property
     def options(self) -> dict[str, str]:
         """The options with which Spark reads paths on S3, of copies and of originals."""
         return {**s3a.access_options(self.blob.uri, os.environ), **self.access.options}
@@ -119,7 +114,7 @@ class Copies:
         with TemporaryDirectory(prefix="persist-") as folder:
             copy = Path(folder, "copy")
             if text is None:
-                with self.feed.opened(file) as source, copy.open("wb") as exact:
+                with self.access.feed.opened(file) as source, copy.open("wb") as exact:
                     shutil.copyfileobj(source, exact, _CHUNK_BYTES)
             else:
                 with gzip.open(copy, "wb", compresslevel=1) as packed:
@@ -162,7 +157,7 @@ def readable(
         is_foreign = is_text and file.path.lower().endswith(_ZSTD) and not READS_ZSTD_TEXT
         path = None if is_foreign or too_long else copies.access.spark_path(file)
         if path is None:
-            text = text_without(copies.feed, file, too_long, keeps_first=keeps_header) if is_text else None
+            text = text_without(copies.access.feed, file, too_long, keeps_first=keeps_header) if is_text else None
             path = copies.add(file, text)
         found.append(ReadableFile(path, file, too_long))
     return found

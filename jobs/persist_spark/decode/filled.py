@@ -108,10 +108,8 @@ def _typed(
     """`rows` with the typed values that `_REST` holds, and whether each may get one: its column (`WAS`) is null."""
     shape = Shape()
     shape.need_all(paths.values())
-    read = parsed(F.col("opened"), shape)
-    opened = rows.withColumn("opened", envelope(F.col(_REST), shape)).withColumns(
-        {"row": read.row, "is_odd": read.is_odd}
-    )
+    row, is_odd = parsed(F.col("opened"), shape)
+    opened = rows.withColumn("opened", envelope(F.col(_REST), shape)).withColumns({"row": row, "is_odd": is_odd})
     texts = opened.withColumns({field.raw: shape.get(F.col("row"), paths[field.raw]) for field in taken})
     is_unsent = {field.raw: F.lit(False) for field in taken} | unsent(config, taken, paths)
     is_open = {raw: F.col(f"{WAS}{raw}").isNull() & ~absent for raw, absent in is_unsent.items()}

@@ -68,9 +68,9 @@ def decode(
     known: Mapping[InputFile, FileSchema] = {}
     if is_text:
         is_json = config.source.format in _JSON_LINES
-        lost = long_records(copies.feed, files, config.limits.max_record_bytes, is_json=is_json)
+        lost = long_records(copies.access.feed, files, config.limits.max_record_bytes, is_json=is_json)
     else:
-        known, lost = looked_at(config, copies.feed, files)
+        known, lost = looked_at(config, copies.access.feed, files)
     has_lines = is_text and kept_apart(spark, files, is_stored=is_sequence(config))
     has_header = "csv" in config.source.format and config.source.header
     with s3a.jars_present():

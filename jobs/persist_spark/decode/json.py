@@ -7,7 +7,7 @@ So numbers are first turned into strings that start with `MARK`, by one regular 
 token (possessive, so that it neither backtracks nor recurses). A valid line stays valid, a broken line stays broken.
 `unmarked` takes the mark off again.
 
-What `parse` makes of a line (`Parsed`):
+What `parsed` makes of a line:
 
 1. `row` is null unless the line is exactly one JSON object and nothing else: truncated lines, garbage, arrays, two
    objects on one line and text behind the object are all rejected.
@@ -124,14 +124,6 @@ def _type(child: Shape | T.DataType | None, of_shape: Callable[[Shape], T.Struct
     return of_shape(child) if isinstance(child, Shape) else child
 
 
-@dataclass(frozen=True)
-class Parsed:
-    """A parsed line: see the module's docstring."""
-
-    row: SparkColumn
-    is_odd: SparkColumn
-
-
 def exact_numbers(line: SparkColumn) -> SparkColumn:
     """The line with each number, NaN and Infinity as a string that starts with `MARK`. Idempotent."""
     return F.regexp_replace(line, _EXACT, f'$1"{MARK}$2"')
@@ -184,14 +176,14 @@ def envelope(line: SparkColumn, shape: Shape) -> SparkColumn:
     return F.from_json(wrapped, kind, _OPTIONS)
 
 
-def parsed(envelope: SparkColumn, shape: Shape) -> Parsed:
-    """The result of `envelope` for the line. Materialize `envelope` first: it is used several times."""
+def parsed(envelope: SparkColumn, shape: Shape) -> tuple[SparkColumn, SparkColumn]:
+    """`row` and `is_odd` of the line. Materialize `envelope` first: it is used several times."""
     rows = envelope.getField("rows")
     is_whole = (F.size(rows) == 2) & F.get(rows, F.lit(1)).getField(_SENTINEL).isNotNull()
     row = F.when(is_whole, F.get(rows, F.lit(0)))
     if shape.has_clashes():
         row = row.cast(T.StructType([*shape.inner_type(), *_END]))
-    return Parsed(row, envelope.getField("odd").isNotNull())
+    return row, envelope.getField("odd").isNotNull()
 
 
 def parse_text(text: SparkColumn, shape: Shape) -> SparkColumn:

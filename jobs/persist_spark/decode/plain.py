@@ -174,7 +174,7 @@ def _texts(
 
 
 def parsed_lines(config: CollectionConfig, lines: DataFrame, shape: Shape) -> DataFrame:
-    """Lines with the struct of the JSON object in `row`, null if the line is not one, and `odd` (see `Parsed`).
+    """Lines with the struct of the JSON object in `row`, null if the line is not one, and `odd` (see `parsed`).
 
     A line with half a surrogate pair is `BROKEN` too.
     """
@@ -182,8 +182,8 @@ def parsed_lines(config: CollectionConfig, lines: DataFrame, shape: Shape) -> Da
     broken = (F.col(BROKEN) | has_half_surrogates(F.col(LINE))).alias(BROKEN)
     found = F.when(~has_noncharacters(F.col(LINE)), envelope(F.col(LINE), shape))
     opened = lines.select(*others, broken, found.alias("envelope"))
-    whole = parsed(F.col("envelope"), shape)
-    return opened.select(*line_columns(config), whole.row.alias("row"), whole.is_odd.alias("odd"))
+    row, is_odd = parsed(F.col("envelope"), shape)
+    return opened.select(*line_columns(config), row.alias("row"), is_odd.alias("odd"))
 
 
 def not_read(inner: str = LINE) -> SparkColumn:

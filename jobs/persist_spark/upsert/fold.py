@@ -93,7 +93,7 @@ class Fold:
         files, _ = stage_files(
             blob, self.before.description.shard, attempt, self.before.schema, lambda _: planned, check=lambda _: None
         )
-        return [replace(each, is_sorted=True) for each in artifacts_of(blob, self.before.schema, files, operator)]
+        return [replace(each, is_sorted=True) for each in artifacts_of(blob, files, operator)]
 
     def _waiting(self, rows: DataFrame) -> DataFrame:
         """The records of the stash that are not due in the batch; for each slot and time the winner."""

@@ -272,20 +272,20 @@ def _reason(said: str) -> str | None:
 def _read_whole(spec: JobSpec, file: InputFile, copies: Copies) -> None:
     """Read a file as its format, by our own libraries, and keep nothing."""
     if "parquet" in spec.collection.source.format:
-        with copies.feed.opened(file) as source:
+        with copies.access.feed.opened(file) as source:
             for _ in pq.ParquetFile(source).iter_batches():
                 pass
         return
-    with opened(copies.feed, file) as source:
+    with opened(copies.access.feed, file) as source:
         while source.read(_CHUNK_BYTES):
             pass
 
 
 def _aside(file: InputFile, copies: Copies, reason: str) -> SetAside:
     """The file with the digest of its bytes: that the store gives them all shows that it is not at fault."""
-    with copies.feed.opened(file) as source:
+    with copies.access.feed.opened(file) as source:
         digest = hashlib.sha256()
         while chunk := source.read(_CHUNK_BYTES):
             digest.update(chunk)
-    copies.feed.check([file])
+    copies.access.feed.check([file])
     return SetAside(file, reason, digest.hexdigest())
