@@ -58,10 +58,6 @@ _NEED_AWS_CHAIN = ("AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE")
 _NEEDED_CLASSES = ("org.apache.hadoop.fs.s3a.S3AFileSystem", _COMMITTER_CLASS)
 
 
-def is_s3(uri: str) -> bool:
-    return uri.startswith("s3:")
-
-
 def access_options(uri: str, environment: Mapping[str, str]) -> dict[str, str]:
     """The options with which Spark reaches the bucket of a blob store's URI; empty if it is not on S3.
 
@@ -116,7 +112,7 @@ def commit_options(uri: str) -> dict[str, str]:
 
     Raises `InvalidInput` if this Spark does not report what it commits there.
     """
-    if not is_s3(uri):
+    if not uri.startswith("s3:"):
         return {}
     if not WRITES_TO_S3:
         raise InvalidInput(
@@ -148,7 +144,7 @@ def check_commit(blob: Blob, prefix: str, sizes: Mapping[str, int]) -> None:
 
     Raises `InvariantViolation` if they differ or another committer was used. Does nothing if not on S3.
     """
-    if not is_s3(blob.uri):
+    if not blob.uri.startswith("s3:"):
         return
     key = f"{prefix}/{SUCCESS}"
     committed = _committed(blob.get(key), key)

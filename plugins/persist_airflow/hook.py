@@ -86,7 +86,7 @@ class PersistHook(BaseHook):
         Raises `ConfigError` naming what is missing and where to configure it, or a URI that is malformed or holds a
         secret that does not belong there, or two locations; `Determinate` if no connection is found that may name it.
         """
-        connection = self._connection()
+        connection = connection_of(self.persist_conn_id, self.default_conn_name)
         try:
             if connection is None and location_around()[0] is None:
                 raise _not_found(self.persist_conn_id, _NOR)
@@ -108,7 +108,7 @@ class PersistHook(BaseHook):
         Empty if the connection names no Airflow AWS connection (extra `aws_conn_id`): then AWS's default credential
         chain counts. Raises `ConfigError` if it names one that can't be used, `Determinate` as `get_location` does.
         """
-        connection = self._connection()
+        connection = connection_of(self.persist_conn_id, self.default_conn_name)
         aws_conn_id = None if connection is None else connection.extra_dejson.get("aws_conn_id")
         return aws_environment(str(aws_conn_id)) if aws_conn_id else {}
 
@@ -146,9 +146,6 @@ class PersistHook(BaseHook):
 
     def _open(self) -> OpenLocation:
         return open_location(self.get_location(), self.get_environment() or None)
-
-    def _connection(self) -> Any:
-        return connection_of(self.persist_conn_id, self.default_conn_name)
 
 
 def connection_of(conn_id: str, default_conn_id: str) -> Any:

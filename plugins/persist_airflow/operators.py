@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -85,9 +84,6 @@ class _ShardOperator(StageOperator):
         super().__init__(shard=config.name, **kwargs)
         self.config = config
 
-    def _client(self) -> AbstractContextManager[PersistClient]:
-        return task_client(self.persist_conn_id, self.config)
-
 
 class TakesTurns(StageOperator):
     """The base of mint: dag runs of one DAG take turns, the earliest first (`persist_airflow.turns`).
@@ -130,7 +126,7 @@ class MintBatchDescriptionsOperator(TakesTurns, _ShardOperator):
 
     @measured("mint")
     def _mint(self, context: Context) -> dict[str, Any]:
-        with self._client() as client:
+        with task_client(self.persist_conn_id, self.config) as client:
             until = None if self.config.follows_inputs else interval_end_ms(context, client.clock)
             if isinstance(self.config, ViewConfig) and (self.config.read_only or asks_for(context, "read_only")):
                 return _dry_run(client, self.config, until)
@@ -206,7 +202,7 @@ class AppendBatchesOperator(lineage.ReportsLineage, _ShardOperator):
                 f"read-only: nothing was written to {self.config.name}; the write task's log has what it would write"
             )
         description = BatchDescription.from_json(self.staged["description"])
-        with self._client() as client:
+        with task_client(self.persist_conn_id, self.config) as client:
             self.lineage = lineage.of_inputs(client, self.config, description, self.persist_conn_id)
             result = run.append_staged(client, self.config, description, self.staged["manifest_key"])
             if isinstance(result, Committed):
@@ -287,7 +283,7 @@ class CheckpointManifestOperator(_ShardOperator):
     @measured("checkpoint")
     def execute(self, context: Context) -> dict[str, Any] | None:
         """Publish. Returns what was published, `None` before the first commit."""
-        with self._client() as client:
+        with task_client(self.persist_conn_id, self.config) as client:
             published = stages.checkpoint(client, self.config)
             if published is None:
                 self.log.info("shard %s has no commit yet: no checkpoint", self.config.name)

@@ -47,9 +47,13 @@ def wait_for_turn(
     started: datetime | None = getattr(context["dag_run"], "start_date", None)
     if started is not None and now_ms - started.timestamp() * 1000 > PATIENCE_MS:
         return
-    append = _append_task(context, shards[0])
-    last = getattr(append, "retry_task_id", None) or (append and append.task_id)  # of a group: it appends too
-    ahead = append and run_ahead(context, append=last, staging=[append.write_task_id, append.task_id, last])
+    dag: Any = context["dag"]  # tasks for several shards take turns by the first
+    of_first = (task for task in dag.tasks if getattr(task, "shard", None) == shards[0])
+    append: Any = next((task for task in of_first if hasattr(task, "write_task_id")), None)
+    if append is None:  # a DAG of single operators
+        return
+    last = getattr(append, "retry_task_id", append.task_id)  # of a group: it appends too
+    ahead = run_ahead(context, append=last, staging=[append.write_task_id, append.task_id, last])
     awaited = _awaited(context, client, shards) if ahead else None
     if awaited is None:
         return
@@ -70,16 +74,6 @@ def wait_for_turn(
     look_ms = now_ms + int(min(max(intervals, 1) * NEXT_LOOK_MS, LAST_LOOK_MS))
     operator.log.info("%s; looking again at %s", ahead, format_time(look_ms))
     reschedule(look_ms)
-
-
-def _append_task(context: Context, shard: str) -> Any:
-    """The shard's append task in this DAG, which names its write task; `None` in a DAG of single operators.
-
-    Tasks for several shards take turns by the first.
-    """
-    dag: Any = context["dag"]
-    of_shard = (task for task in dag.tasks if getattr(task, "shard", None) == shard)
-    return next((task for task in of_shard if hasattr(task, "write_task_id")), None)
 
 
 def _awaited(context: Context, client: PersistClient, shards: Sequence[str]) -> tuple[str, int, int, float] | None:
