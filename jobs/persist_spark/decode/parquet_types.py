@@ -120,7 +120,8 @@ def cell(value: SparkColumn, kind: pa.DataType) -> SparkColumn:
         bits = _unsigned(value, 0, 2)
         size, digits = F.shiftright(bits, 10).bitwiseAND(F.lit(31)), bits.bitwiseAND(F.lit(1023))
         finite = (digits + F.when(size > 0, 1024).otherwise(0)) * F.pow(F.lit(2.0), F.greatest(size, F.lit(1)) - 25)
-        number = F.when(size < 31, finite).when(digits > 0, F.lit(float("nan"))).otherwise(F.lit(float("inf")))
+        number = F.when(size < 31, finite).when(digits > 0, F.lit(float("nan")))
+        number = number.when(bits.isNotNull(), F.lit(float("inf")))
         return F.when(bits < 1 << 15, number).otherwise(-number)
     if kind == pa.uuid():
         return F.regexp_replace(F.lower(F.hex(value)), "(.{8})(.{4})(.{4})(.{4})(.{12})", "$1-$2-$3-$4-$5")
