@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from glob import has_magic
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -13,7 +14,7 @@ from persist_core.config.collection import Format
 from persist_core.config.column import Unit
 from persist_core.errors import InvalidInput
 from persist_core.sample.csv_records import csv_rows
-from persist_core.sample.files import CODECS, DMS_OP, SampledFile, messages
+from persist_core.sample.files import CODECS, DMS_OP, SampledFile, is_flat, messages, payload_of, without_key
 from persist_core.sample.guess import Guess
 
 _DATES = tuple(
@@ -57,8 +58,11 @@ _DECIMAL = "org.apache.kafka.connect.data.Decimal"
 _PARAMETER = re.compile(r"-?\d{1,9}", re.ASCII)
 
 
-def path_of(paths: Sequence[str]) -> str:
-    """A `source.path` for these absolute paths: dates as `{date:...}`, what differs as `*`."""
+def path_of(paths: Sequence[str], globs: Sequence[str] = ()) -> str:
+    """A `source.path` for these absolute paths: dates as `{date:...}`, what differs as `*`.
+
+    So is a folder that the `globs` by which they were found leave open: another one may come tomorrow.
+    """
     below = len("/".join(_shared([path.split("/")[:-1] for path in paths])))
     dated, text = _dated(paths, below) or _dated(paths, 0) or (list(paths), "")
     split = [path.split("/") for path in dated]
@@ -70,9 +74,22 @@ def path_of(paths: Sequence[str]) -> str:
             common = _shared([parts[:-1] for parts in split])
         same = [*map(escaped, common), "**"]
     else:
-        same = [escaped(each[0]) if len({*each}) == 1 else _differing(each) for each in zip(*folders, strict=True)]
+        is_open = _left_open(globs, split[0], text.count("/"))
+        levels = zip(zip(*folders, strict=True), is_open, strict=True)
+        same = [escaped(each[0]) if len({*each}) == 1 and not may else _differing(each) for each, may in levels]
     names = [parts[-1] for parts in split]
     return "/".join([*same, _differing(names)]).replace(_DATE, f"{{date:{text}}}")
+
+
+def _left_open(globs: Sequence[str], parts: Sequence[str], more: int) -> list[bool]:
+    """Of each folder of a path in `parts`, if a glob leaves it open. The date has `more` parts than one."""
+    named = [[*map(has_magic, reversed(glob.split("/")))] for glob in globs if "**" not in glob]
+    is_open = [any(each) for each in itertools.zip_longest(*named, fillvalue=False)]
+    found: list[bool] = []
+    for part in reversed(parts):
+        found.append(any(is_open[:1]))
+        is_open = is_open[1 + (more if _DATE in part else 0) :]
+    return [*reversed(found)][:-1]
 
 
 def _shared(texts: Sequence[Sequence[str]]) -> list[str]:
@@ -93,11 +110,16 @@ def _differing(names: Sequence[str]) -> str:
     """`*`, with the ending and the date that all of the names have."""
     if all(_DATE in name for name in names):
         before, after = zip(*(name.split(_DATE, 1) for name in names), strict=True)
-        start = escaped(before[0]) if len(set(before)) == 1 else "*"
-        return f"{start}{_DATE}{escaped(after[0]) if len(set(after)) == 1 else _differing(after)}"
+        start = escaped(before[0]) if _is_fixed(before) else "*"
+        return f"{start}{_DATE}{escaped(after[0]) if _is_fixed(after) else _differing(after)}"
     endings = {_ending(name) for name in names}
     ending = "".join(_shared(sorted(endings)))
     return f"*{escaped(ending)}{'*' if len(endings) > 1 and ending else ''}"
+
+
+def _is_fixed(texts: Sequence[str]) -> bool:
+    """True if all are equal. Of a lone one the digits, such as an hour, may be others in the next file."""
+    return len({*texts}) == 1 and not (len(texts) == 1 and re.search(r"\d", texts[0].removesuffix(_ending(texts[0]))))
 
 
 def _ending(name: str) -> str:
@@ -144,9 +166,11 @@ def detect(files: Sequence[SampledFile], format: Format | None) -> Detected:
 
 
 def _of_json(sample: Sequence[Mapping[str, Any]]) -> Detected:
-    payloads = [each["payload"] if isinstance(each.get("payload"), dict) else each for each in sample]
+    payloads = [payload_of(without_key(each)) for each in sample]
     if any(each.get("op") in _OPS and {"before", "after", "source"} & {*each} for each in payloads):
         return Detected("debezium-json", "messages with op, before and after")
+    if any(map(is_flat, payloads)):
+        return Detected("debezium-json", "rows unwrapped by ExtractNewRecordState")
     if any("data" in each and isinstance(each.get("metadata"), dict) for each in sample):
         return Detected("dms-json", "messages with data and metadata")
     if all({*each} == {"schema", "payload"} and isinstance(each["payload"], dict) for each in sample):

@@ -178,7 +178,7 @@ class RawRow:
     @property
     def is_unwrapped(self) -> bool:
         """True for a row that Debezium's ExtractNewRecordState has taken out of its envelope."""
-        return _is_flat(payload_of(self.message))
+        return is_flat(payload_of(self.message))
 
 
 def raw_rows(
@@ -212,23 +212,31 @@ def messages(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
             yield found
 
 
-def _of_message(message: dict[str, Any], format: str) -> RawRow:
+def _of_message(message: Mapping[str, Any], format: str) -> RawRow:
     if format == "debezium-json":
-        if isinstance(message.get("value"), dict) and not any(name in message for name in _NO_MESSAGE):
-            message = message["value"]
+        message = without_key(message)
         payload = payload_of(message)
-        if _is_flat(payload):
+        if is_flat(payload):
             return RawRow(payload, message)
         return RawRow(_object(payload.get("after")) or _object(payload.get("before")), message)
     return RawRow(_object(message.get("data")) if format == "dms-json" else message, message)
 
 
+def without_key(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The value of a message that was landed with its key, as an object or as a text; any other message itself."""
+    if any(name in message for name in _NO_MESSAGE):
+        return message
+    value = message.get("value")
+    found = next(messages([value.encode("utf-8", "replace")]), None) if isinstance(value, str) else value
+    return found if isinstance(found, dict) else message
+
+
 def payload_of(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """A Debezium message without the schema around it. An unwrapped row may have a column `payload`."""
-    return message if _is_flat(message) else _object(message.get("payload")) or message
+    return message if is_flat(message) else _object(message.get("payload")) or message
 
 
-def _is_flat(found: Mapping[str, Any]) -> bool:
+def is_flat(found: Mapping[str, Any]) -> bool:
     """True for an unwrapped row, as `persist_spark.decode.debezium` knows it."""
     return found.get("__op") is not None or found.get("__deleted") is not None
 

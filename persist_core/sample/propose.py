@@ -85,6 +85,7 @@ class FoundFiles:
     feed: Feed
     files: Sequence[InputFile]
     connection: str | None = None
+    globs: Sequence[str] = ()
 
 
 def found_by(globs: Sequence[str], location: OpenLocation, connection: str | None = None) -> FoundFiles:
@@ -107,7 +108,7 @@ def found_by(globs: Sequence[str], location: OpenLocation, connection: str | Non
             found[path] = InputFile(path, path, *facts, etag=each.etag)
     if not found:
         raise InvalidInput("--from: found no file; expected a path, or a glob in quotes")
-    return FoundFiles(feeds[0], sorted(found.values(), key=lambda each: each.order), connection)
+    return FoundFiles(feeds[0], sorted(found.values(), key=lambda each: each.order), connection, globs)
 
 
 def propose(given: FoundFiles, *, folder: Path | None, format: Format | None = None) -> str:
@@ -115,7 +116,7 @@ def propose(given: FoundFiles, *, folder: Path | None, format: Format | None = N
 
     Raises `InvalidInput` if no record is found in them.
     """
-    files, pattern = given.files, path_of([each.path for each in given.files])
+    files, pattern = given.files, path_of([each.path for each in given.files], given.globs)
     found = take(given.feed, files, MAX_RECORDS)
     problems = [f"{each.file.path}: {each.problem}" for each in found if each.problem]
     if not any(each.records for each in found):
@@ -198,7 +199,7 @@ def _feed(detected: Detected, raw: Sequence[RawRow]) -> _Feed:
         stated |= stated_types(each.message, "after" if is_debezium else None)
     names = list(dict.fromkeys([*stated, *(name for row in rows for name in row)]))
     marker = next((name for name in names if is_plain and _MARKERS.fullmatch(name)), None)
-    marker = "__deleted" if "__deleted" in names else marker
+    marker = "__deleted" if is_plain and "__deleted" in names else marker
     columns: list[_Column] = []
     others: dict[str, str] = {}
     order = None
@@ -255,7 +256,7 @@ def _source(feed: _Feed, pattern: str, connection: str | None) -> Iterator[str]:
             yield f"  delimiter: {json.dumps(found.delimiter)}"
         if not found.header:
             yield "  header: false # the columns below are named by their place"
-    elif found.format == "debezium-json" and not all(each.has_schema for each in feed.rows):
+    elif found.format == "debezium-json" and not all(each.has_schema for each in feed.rows if each.row):
         yield "  # decimals: precise # QUESTION: messages without a schema; how are decimals written (or: string)?"
 
 

@@ -185,6 +185,13 @@ def test_columns_are_proposed_for_other_files(
     (tmp_path / "a.csv").write_text("id\n1\n")
     assert run_command(asked) == 0
     assert capsys.readouterr().out == "# each field has a column\n"
+    debezium = {"source": {"path": "in/*", "format": "debezium-json"}, "key": "id", "columns": {"id": "int"}}
+    (tmp_path / "t.yaml").write_text(json.dumps(debezium))
+    (tmp_path / "a.csv").write_text('{"id": 1, "v": "x", "__op": "u", "__deleted": "false"}\n')
+    assert run_command(asked) == 0
+    printed = capsys.readouterr().out
+    assert "  v: string # text\n" in printed
+    assert "see `delete`" not in printed, "debezium-json has no such setting"
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,23 @@ def test_the_path_of_files(paths: list[str], expected: str) -> None:
     assert path_of(paths) == expected
 
 
+@pytest.mark.parametrize(
+    ("paths", "glob", "expected"),
+    [
+        (["/f/2026-01-01/hour=05/a.csv"], "/f/*/*/*.csv", "/f/{date:%Y-%m-%d}/*/*.csv"),
+        (["/f/2026-01-01T05/a.csv"], "/f/*/*", "/f/{date:%Y-%m-%d}*/*.csv"),
+        (["/f/2026-01-01/eu/a.csv", "/f/2026-01-02/eu/a.csv"], "f/*/eu/*.csv", "/f/{date:%Y-%m-%d}/eu/*.csv"),
+        (["/f/a/b.csv"], "/f/**/*.csv", "/f/a/*.csv"),
+        (["/f/2026/01/02/eu/a.csv"], "/f/2026/*/*/*/*", "/f/{date:%Y/%m/%d}/*/*.csv"),
+        (["/f/g/2026/01/02.csv"], "/f/g/*/*/*", "/f/g/{date:%Y/%m/%d}.csv"),
+        (["/f/20260102-060000000.csv"], "/f/*", "/f/{date:%Y%m%d}*.csv"),
+        (["/f/v2-2026-01-02.csv.bz2"], "/f/*", "/f/*{date:%Y-%m-%d}.csv.bz2"),
+    ],
+)
+def test_what_may_differ_tomorrow_stays_open(paths: list[str], glob: str, expected: str) -> None:
+    assert path_of(paths, [glob]) == expected
+
+
 def test_changes_in_json(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines(
         place / "feed" / "2026-01-01" / "a.jsonl",
@@ -159,6 +176,21 @@ def test_dms_files(header: bool, place: Path, capsys: pytest.CaptureFixture[str]
     assert tuple(config.columns) == names
     assert [column.type for column in config.columns.values()] == ["bigint", "string", "timestamp"]
     assert config.key == names[:1]
+
+
+FLAT = {"id": 1, "price": "AMg=", "__op": "c", "__lsn": 5, "__deleted": "false"}
+ENVELOPE = {"op": "c", "before": None, "after": {"id": 1, "price": "AMg="}, "source": {"lsn": 5}}
+
+
+@pytest.mark.parametrize("value", [FLAT, ENVELOPE, {"schema": None, "payload": ENVELOPE}], ids=["flat", "row", "wrap"])
+def test_debezium_as_it_is_landed(value: Any, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Alone, and with the key of the message."""
+    for number, row in enumerate([value, {"key": {"id": 1}, "value": value}, {"value": json.dumps(value)}]):
+        lines(place / "feed" / f"{number}.jsonl", row)
+        assert run_command(["init", "--from", f"feed/{number}.jsonl"]) == 0
+        text = capsys.readouterr().out
+        assert "format: debezium-json" in text
+        assert "\nkey: id #" in text
 
 
 @pytest.mark.parametrize("first", ["Op", "id"])
