@@ -26,7 +26,7 @@ from persist_core.sources.input_file import InputFile
 SAMPLED_RECORDS = 1_000
 NEW = "fields that are not in `columns`"
 MISSING = "columns whose field is missing"
-TABLES = "records of several tables, whose rows overwrite each other if their keys are equal"
+TABLES = "records of several tables: equal keys overwrite each other, and a truncate of one deletes the rows of all"
 UNMARKED = "unwrapped records lack the field that marks deletes, which are lost without it"
 
 

@@ -5,6 +5,7 @@ Every table of settings there is read here: a setting that is listed has a test 
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 import re
@@ -126,6 +127,41 @@ def test_debeziums_own_settings_lose_values(logical: PostgresServer, consumer: P
     assert (infinite["at"], negative["at"]) == (9223372036825200000, -9223372036832400000)
     assert (infinite["zoned"], negative["zoned"]) == ("infinity", "-infinity")
     assert (inserted["large"], updated["large"]) == (large, "__debezium_unavailable_value")
+
+
+def test_what_postgres_does_not_send(logical: PostgresServer, consumer: Path, tmp_path: Path) -> None:
+    source = PostgresSource(logical, "not_sent")
+    source.query(
+        "CREATE TABLE t (id int PRIMARY KEY, n numeric(10,2), grid int[], amounts numeric(10,2)[],"
+        " spans int4multirange, area circle)",
+        "CREATE TABLE p (id int, place text, PRIMARY KEY (id, place)) PARTITION BY LIST (place)",
+        "CREATE TABLE p_eu PARTITION OF p FOR VALUES IN ('eu')",
+    )
+    world = World(source, [], consumer, tmp_path / "feed", **{"publish.via.partition.root": "true"})
+    try:
+        world.begin()
+        source.query(
+            "INSERT INTO t VALUES (1, 9.12, '{{1,2},{3,4}}', '{1.50}', '{[1,3)}', '<(0,0),1>')",
+            "ALTER TABLE t ALTER n TYPE numeric(14,4)",
+            "UPDATE t SET id = 2",
+            "INSERT INTO p VALUES (1, 'eu')",
+            "TRUNCATE p_eu",
+        )
+        world.end()
+    finally:
+        world.engine.remove()
+    inserted, _, updated = messages(world, "t")
+    assert {name: inserted["after"].get(name) for name in ("grid", "amounts", "spans", "area")} == {
+        "grid": [None, None],
+        "amounts": ["AJY="],
+        "spans": None,
+        "area": None,
+    }
+    assert {"spans", "area"}.isdisjoint(inserted["after"])
+    unscaled = [int.from_bytes(base64.b64decode(each["after"]["n"])) for each in (inserted, updated)]
+    assert unscaled == [912, 91200], "the digits alone: the scale is in the schema"
+    assert [each["op"] for each in messages(world, "p")] == ["c"], "a partition's truncate is missing"
+    assert not (world.feed / "plain" / "p_eu").exists()
 
 
 def test_what_mariadb_sends_by_default_loses_values(consumer: Path, tmp_path: Path) -> None:
