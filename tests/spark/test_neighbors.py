@@ -1,4 +1,4 @@
-"""Other users of the machine reach a job's driver on the loopback address, but it answers only with its secret."""
+"""Users of one machine: its driver answers only who has its secret, and its files are for whom the umask says."""
 
 from __future__ import annotations
 
@@ -42,6 +42,16 @@ for port in sys.stdin:
         print("refused", type(error).__name__, flush=True)
 """
 
+WRITER = """
+import json, sys
+from pyspark.sql import SparkSession
+
+builder = SparkSession.builder.master("local[1]")
+for name, value in json.loads(sys.argv[1]).items():
+    builder = builder.config(name, value)
+builder.getOrCreate().range(1).write.parquet(sys.argv[2])
+"""
+
 
 @contextmanager
 def a_driver(conf: dict[str, str], log: Path) -> Iterator[tuple[str, Callable[[str], str]]]:
@@ -74,3 +84,17 @@ def test_only_who_has_the_secret_talks_to_the_driver_of_a_job(tmp_path: Path) ->
     with a_driver(ours, tmp_path / "ours") as (port, _), a_driver(theirs, tmp_path / "theirs") as (open_port, ask):
         assert ask(open_port) == "answered", "the question is right"
         assert ask(port) == "refused Py4JJavaError", (tmp_path / "theirs").read_text()[-2000:]
+
+
+@pytest.mark.family("own Sparks")
+def test_files_of_spark_have_the_modes_that_the_umask_says(tmp_path: Path) -> None:
+    """Hadoop has an umask of its own, and then the second user of a location may not write below `batches/`."""
+    before = os.umask(0o007)
+    try:
+        conf = tuned_conf("local[1]", (), tmp_path)
+    finally:
+        os.umask(before)
+    command = [sys.executable, "-c", WRITER, json.dumps(conf), str(tmp_path / "table")]
+    subprocess.run(command, env={**os.environ, **spark_environment(os.environ)}, check=True, timeout=300)
+    folder, *files = (tmp_path / "table", *(tmp_path / "table").glob("part-*.parquet"))
+    assert [path.stat().st_mode & 0o777 for path in (folder, *files)] == [0o770, 0o660]

@@ -19,9 +19,10 @@ Do not use it on network file systems: SQLite's locks do not work there.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -174,6 +175,8 @@ class SqliteConsensus:
         """One transaction that holds the write lock throughout; commits on normal exit, rolls back on an error."""
         try:
             create_directory(self._path.parent)
+            with suppress(OSError):  # SQLite's own would be closed to the group, whatever the umask allows
+                os.mknod(self._path, 0o666)  # not opened: to close a file ends this process's locks on it
             connection = self._connect("rwc")
         except (sqlite3.Error, OSError) as error:
             raise self._read_error(error, action) from error  # nothing was begun: the same verdict as for a read

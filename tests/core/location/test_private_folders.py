@@ -58,6 +58,12 @@ def test_folders_that_exist_keep_their_modes(public: Path, given: int) -> None:
     assert inside == {0o775}, "who may write to a shared location may write below it"
 
 
+def test_a_database_is_for_all_who_may_write_to_its_folder(public: Path) -> None:
+    os.umask(0o007)
+    commit(public)
+    assert mode(public / "state" / "consensus.db") == "0o660"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_another_user_cannot_read_a_new_location(public: Path) -> None:
     (public / "shared" / "blob").mkdir(parents=True)
