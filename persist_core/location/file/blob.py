@@ -93,8 +93,9 @@ class FileBlob:
         self._ids = ids or RandomIds()
         self._clock = clock or SystemClock()
         self._swept = False
-        if self._root.exists() and not self._root.is_dir():
-            raise InvalidUri(f"{self.uri} is a file; expected a folder, or a path where a folder can be created")
+        with suppress(OSError):  # without the right to look at it, each call fails with its error
+            if self._root.exists() and not self._root.is_dir():
+                raise InvalidUri(f"{self.uri} is a file; expected a folder, or a path where a folder can be created")
 
     def get(self, key: str) -> bytes | None:
         *directories, name = _segments(key)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from persist_core.errors import InvalidName
 from persist_core.location import PersistLocation, VersionedData, open_location
 
 _NOBODY = 65534
@@ -62,6 +63,15 @@ def test_a_database_is_for_all_who_may_write_to_its_folder(public: Path) -> None
     os.umask(0o007)
     commit(public)
     assert mode(public / "state" / "consensus.db") == "0o660"
+
+
+def test_a_folder_that_cannot_be_looked_at_fails_each_call(public: Path) -> None:
+    """Not as an error of Python's: a name that is too long stands for a missing right, which root never lacks."""
+    with (
+        open_location(PersistLocation(f"file://{public / ('x' * 300)}", "mem:")) as both,
+        pytest.raises(InvalidName, match="name too long"),
+    ):
+        both.blob.get("shard/part")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
