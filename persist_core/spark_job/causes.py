@@ -21,7 +21,9 @@ NO_JAVA, OLD_JAVA, NO_MASTER = "there is no Java", "this Java is too old", "ther
 NO_PYTHON = "Python is missing where Spark runs its tasks"
 OTHER_PYTHON = "Python where Spark runs its tasks is another version"
 NO_PACKAGE, NO_JARS = "a Python package is missing where Spark runs its tasks", "the jars for S3 are missing"
-ENVIRONMENT = (NO_JAVA, OLD_JAVA, NO_MASTER, NO_PYTHON, OTHER_PYTHON, NO_PACKAGE, NO_JARS)  # whatever the items are
+NO_USER = "the user that Spark runs as has no name"
+# Whatever the items are.
+ENVIRONMENT = (NO_JAVA, OLD_JAVA, NO_MASTER, NO_USER, NO_PYTHON, OTHER_PYTHON, NO_PACKAGE, NO_JARS)
 
 # What happened, what a log says then, and what to do. The first one found is the cause of the later ones.
 KNOWN = (
@@ -51,6 +53,11 @@ KNOWN = (
         r"All masters are unresponsive|Failed to connect to master|Could not parse Master URL|Invalid master URL"
         r"|Could not load (?:YARN|KUBERNETES|Kubernetes) classes",
         "correct the host and the port of the Spark connection (or --master), and check that the master runs",
+    ),
+    (
+        NO_USER,
+        r"basedir must be absolute: \?/|LoginException: java\.lang\.NullPointerException: invalid null input: name",
+        "give its uid a line with a home in /etc/passwd where Spark starts (a container may run as any uid)",
     ),
     (
         EXECUTOR_MEMORY,

@@ -19,6 +19,8 @@ NOISE = ["26/01/02 WARN TaskSetManager: Lost task 0.0", "\tat java.base/java.lan
         ("ERROR StandaloneSchedulerBackend: Application has been killed. Reason: All masters are unresponsive! Giving"
          " up.", "there is no such Spark master"),
         ("org.apache.spark.SparkException: Could not parse Master URL: 'sparc://h'", "there is no such Spark master"),
+        ("java.lang.IllegalArgumentException: basedir must be absolute: ?/.ivy2.5.2/local",
+         "the user that Spark runs as has no name"),
         ("ERROR TaskSchedulerImpl: Lost executor 0 on 10.0.0.7: Command exited with code 52",
          "an executor ran out of memory"),
         ("ExecutorLostFailure (executor 1 exited caused by one of the running tasks) Reason: Container killed by YARN"
