@@ -114,7 +114,9 @@ def shard_tasks(
         **shared,
         **options["append"],
     )
-    checkpoint = CheckpointManifestOperator(task_id=TASK_IDS[3], **shared, **options["checkpoint"])
+    checkpoint = CheckpointManifestOperator(
+        task_id=TASK_IDS[3], appended=append.output, **shared, **options["checkpoint"]
+    )
     mint >> write >> append >> checkpoint
     if takes(notify, "failures"):
         for task in (mint, write, append, checkpoint):

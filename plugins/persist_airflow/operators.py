@@ -270,19 +270,24 @@ class CheckpointManifestOperator(_ShardOperator):
     `persist_maintenance`.
 
     :param config: the collection or view
+    :param appended: what append returns (templated): without it nothing says that this dag run has committed
     :param persist_conn_id: the location (no template: the asset's name has it)
     """
 
+    template_fields: Sequence[str] = ("appended", *_ShardOperator.template_fields)
+    template_fields_renderers = {"appended": "json"}  # noqa: RUF012 - Airflow's way to say it
     ui_color = "#e5d8f3"
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, *, appended: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.appended = appended
         self.asset = Asset(uri=f"{outlet_uri(self.persist_conn_id, self.config.name)}/checkpoints")
         self.outlets = [*self.outlets, self.asset]
 
     @measured("checkpoint")
     def execute(self, context: Context) -> dict[str, Any] | None:
         """Publish. Returns what was published, `None` before the first commit."""
+        result_before(self, self.appended)
         with task_client(self.persist_conn_id, self.config) as client:
             published = stages.checkpoint(client, self.config)
             if published is None:

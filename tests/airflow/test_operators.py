@@ -79,15 +79,15 @@ def test_the_asset_events_carry_upper_since_and_stats(dag: Any, client: PersistC
     assert published["checkpoint_id"] == run.xcoms[MINT]["checkpoint_id"]
 
 
-@pytest.mark.parametrize(("lost", "task"), [(MINT, WRITE), (WRITE, APPEND)])
+@pytest.mark.parametrize(("lost", "task"), [(MINT, WRITE), (WRITE, APPEND), (APPEND, CHECKPOINT)])
 def test_a_task_that_was_marked_as_success_is_named(dag: Any, client: PersistClient, lost: str, task: str) -> None:
     run = staged(dag, 0, "marked")
     run.xcoms[lost] = None  # Airflow's value of a result that is not there
     with pytest.raises(AirflowFailException, match=rf"^{lost} left no result: .* Clear {lost} "):
         run.run(task)
     assert client.state(NAME).newest_commit is None
-    run.run(lost)
-    assert run.run(APPEND)["result"] == "committed"
+    reports = [run.run(lost), run.run(APPEND)]
+    assert "committed" in [report.get("result") for report in reports]
 
 
 def test_a_committed_interval_is_skipped_with_the_reason(dag: Any, client: PersistClient) -> None:
