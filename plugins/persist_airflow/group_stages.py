@@ -27,6 +27,7 @@ from persist_airflow.operators import (
     MAX_HEALS,
     TakesTurns,
     asks_for,
+    refuse_read_only,
     report_of,
     told,
     warn,
@@ -57,6 +58,7 @@ class MintGroupOperator(TakesTurns, GroupOperator):
     """
 
     def _mint(self, context: Context) -> Json:
+        refuse_read_only(context)
         with task_client(self.persist_conn_id, *self.batch.configs(self.batch.names)) as client:
             until = interval_end_ms(context, client.clock)
             wait_for_turn(self, context, client, self.batch.names, deferrable=self.deferrable)

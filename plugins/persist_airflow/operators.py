@@ -128,7 +128,9 @@ class MintBatchDescriptionsOperator(TakesTurns, _ShardOperator):
     def _mint(self, context: Context) -> dict[str, Any]:
         with task_client(self.persist_conn_id, self.config) as client:
             until = None if self.config.follows_inputs else interval_end_ms(context, client.clock)
-            if isinstance(self.config, ViewConfig) and (self.config.read_only or asks_for(context, "read_only")):
+            if not isinstance(self.config, ViewConfig):
+                refuse_read_only(context)
+            elif self.config.read_only or asks_for(context, "read_only"):
                 return _dry_run(client, self.config, until)
             wait_for_turn(self, context, client, [self.shard], deferrable=self.deferrable)
             is_forced = asks_for(context, "force")
@@ -312,6 +314,15 @@ def asks_for(context: Context, name: str) -> bool:
     if not isinstance(found, bool | None):
         raise AirflowFailException(f"conf: {name} is {found!r}; expected true or false, without quotes")
     return bool(found)
+
+
+def refuse_read_only(context: Context) -> None:
+    """Raise `AirflowFailException` if the dag run of collections is asked to write nothing: it would write."""
+    if asks_for(context, "read_only"):
+        raise AirflowFailException(
+            "conf: read_only is true, which only a view has; this dag run of a collection would write, so nothing was "
+            "done. `persist preview NAME` shows what a run would make of its input"
+        )
 
 
 def _dry_run(client: PersistClient, config: ViewConfig, until: int | None) -> dict[str, Any]:

@@ -90,6 +90,12 @@ def test_a_task_that_was_marked_as_success_is_named(dag: Any, client: PersistCli
     assert "committed" in [report.get("result") for report in reports]
 
 
+def test_a_collection_is_not_written_by_a_read_only_run(dag: Any, client: PersistClient) -> None:
+    with pytest.raises(AirflowFailException, match="read_only is true, which only a view has"):
+        DagRunDriver(dag, end_of(0), conf={"read_only": True}).run(MINT)
+    assert client.machine.fetch(NAME) is None
+
+
 def test_a_committed_interval_is_skipped_with_the_reason(dag: Any, client: PersistClient) -> None:
     DagRunDriver(dag, end_of(2)).run_all()
     before = client.state(NAME)
