@@ -33,7 +33,7 @@ from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.links import ShardLink, outlet_uri, shard_page
 from persist_airflow.metrics import Counted, count, measured, report_commit, report_shards
 from persist_airflow.notifications import NotifyBy, chosen
-from persist_airflow.spark import RETRIES, RETRY_DELAY
+from persist_airflow.spark import BEGUN_FIRST, RETRIES, RETRY_DELAY
 from persist_airflow.turns import wait_for_turn
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig
@@ -69,9 +69,10 @@ class StageOperator(BaseOperator):
         persist_conn_id: str = PersistHook.default_conn_name,
         retries: int = RETRIES,
         retry_delay: timedelta = RETRY_DELAY,
+        weight_rule: str = BEGUN_FIRST,
         **kwargs: Any,
     ) -> None:
-        super().__init__(retries=retries, retry_delay=retry_delay, **kwargs)
+        super().__init__(retries=retries, retry_delay=retry_delay, weight_rule=weight_rule, **kwargs)
         self.persist_conn_id = persist_conn_id
         self.shard = shard
 

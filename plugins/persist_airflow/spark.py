@@ -57,6 +57,7 @@ DEFAULT_SPARK = "spark_default"  # without this connection Spark runs in the tas
 TIMEOUT_FIELD = "connect_timeout_s"  # an extra field: seconds until a server that does not answer is given up
 RETRIES = 3
 RETRY_DELAY = timedelta(seconds=10)
+BEGUN_FIRST = "upstream"  # of few slots, a dag run that goes on gets one before the mints that wait for it to end
 
 
 class SparkJobOperator(SparkSubmitOperator):
@@ -81,10 +82,11 @@ class SparkJobOperator(SparkSubmitOperator):
         spark_conn_id: str = DEFAULT_SPARK,
         retries: int = RETRIES,
         retry_delay: timedelta = RETRY_DELAY,
+        weight_rule: str = BEGUN_FIRST,
         **kwargs: Any,
     ) -> None:
         arguments: dict[str, Any] = {"name": f"persist_{shard}", **submit_once(SparkSubmitOperator), **kwargs}
-        super().__init__(**arguments, retries=retries, retry_delay=retry_delay)
+        super().__init__(**arguments, retries=retries, retry_delay=retry_delay, weight_rule=weight_rule)
         self._brings_jars = bool(kwargs.keys() & {"jars", "packages"})
         self._submit_arguments = sorted(
             kwargs.keys() & inspect.signature(SparkSubmitOperator.__init__).parameters.keys()

@@ -8,6 +8,7 @@ import importlib.metadata
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,6 +62,19 @@ def test_an_earlier_run_goes_first_until_it_has_appended(dag: Any, client: Persi
             assert run.run(MINT)["upper"] == end_ms(1)
         else:
             run.run(MINT)
+
+
+def test_of_few_slots_a_run_that_goes_on_gets_one_first(dag: Any, tmp_path: Path) -> None:
+    """Else mints that look whether it is their turn would keep a pool from the run that they wait for."""
+    loaded = importlib.import_module("airflow.task.priority_strategy").validate_and_load_priority_weight_strategy
+    for each, begins in ((dag, MINT), (Orchard(tmp_path / "group", NAMES).dag(), GROUPED)):
+        stages = [
+            each.get_task(name) for name in (begins, *each.get_task(begins).get_flat_relative_ids(upstream=False))
+        ]
+        mint, *others = (loaded(task.weight_rule).get_weight(SimpleNamespace(task=task)) for task in stages)
+        assert mint < min(others)
+    slow = build_upsert_dag(dag.get_task(MINT).config, default_args={"weight_rule": "absolute"})
+    assert str(slow.get_task(MINT).weight_rule) == "absolute", "default_args go over it"
 
 
 @only_airflow_3
