@@ -17,6 +17,7 @@ from pathlib import Path
 
 from persist_core.compaction.due import next_merge
 from persist_core.contents.batch import BatchCounts, BatchDescription, BatchManifest, HollowBatch
+from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import WriteHandle
@@ -28,7 +29,9 @@ from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.codec import StateVersion, decode_state, encode_state
 from persist_core.shard.state import ShardState, compare_and_append
 
-SCHEMA = CollectionSchema((Column("id", "bigint", nullable=False),), (Column("name", "string"),))
+SCHEMA = SchemaVersions().placed(
+    CollectionSchema((Column("id", "bigint", nullable=False),), (Column("name", "string"),))
+)
 TRIES = 7
 LIVING_ROWS, EVENTS = 2_000_000, 5_000  # of a shard that is maintained
 
