@@ -213,12 +213,19 @@ def file_import_error(path: Path, message: str) -> None:
     it to no one. If no bag is found, this does nothing and the caller has to raise.
     """
     bag: Any = sys._getframe(2).f_locals.get("self")
-    if all(base.__name__ != "DagBag" for base in type(bag).__mro__):
+    if not isinstance(bag, _bag_class()):
         return
     root = getattr(bag, "bundle_path", None)
     shown = path.relative_to(root) if root is not None and path.is_relative_to(root) else path
     bag.import_errors[str(shown)] = message
     raise AirflowClusterPolicySkipDag(message)
+
+
+def _bag_class() -> Any:
+    try:
+        return importlib.import_module("airflow.dag_processing.dagbag").DagBag
+    except ImportError:  # 2.11
+        return importlib.import_module("airflow.models.dagbag").DagBag
 
 
 def form_widgets(fields: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
