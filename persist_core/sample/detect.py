@@ -82,7 +82,7 @@ def path_of(paths: Sequence[str], globs: Sequence[str] = ()) -> str:
 
 
 def _left_open(globs: Sequence[str], parts: Sequence[str], more: int) -> list[bool]:
-    """Of each folder of a path in `parts`, if a glob leaves it open. The date has `more` parts than one."""
+    """Say of each folder of a path if a glob leaves it open. A date counts for `more` parts than its own."""
     named = [[*map(has_magic, reversed(glob.split("/")))] for glob in globs if "**" not in glob]
     is_open = [any(each) for each in itertools.zip_longest(*named, fillvalue=False)]
     found: list[bool] = []
@@ -180,7 +180,7 @@ def _of_json(sample: Sequence[Mapping[str, Any]]) -> Detected:
 
 def _of_csv(lines: Sequence[str]) -> Detected:
     first = lines[0] if lines else ""
-    delimiter = max(",;\t|", key=lambda char: first.count(char))
+    delimiter = max(",;\t|", key=re.sub('"[^"]*"', "", first).count)
     rows = list(csv_rows(lines, delimiter))
     names = rows[0] if rows else []
     named = names[1:] if names[:1] == [""] else names  # the index of pandas has no name

@@ -265,12 +265,11 @@ def _key(feed: _Feed) -> Iterator[str]:
     is_changes = not feed.is_plain or feed.marker is not None or feed.order is not None
     candidates = [column for column in candidates if column.guess.type not in _TIMES] or candidates
     unique = [column for column in candidates if not column.nulls and (is_changes or column.is_unique)]
-    if not unique:
-        best = min(candidates or feed.columns, key=lambda column: (_rank(column), column.nulls))
+    best, *others = sorted(unique or candidates or feed.columns, key=lambda column: (_rank(column), column.nulls))
+    if not unique or _rank(best)[0]:
         nulls = f"null in {best.nulls} of {len(best.values)} records" if best.nulls else "in several records"
         yield f"key: {_scalar(best.name)} # QUESTION: it is {nulls}. Does it name a row? Several columns: [a, b]"
         return
-    best, *others = sorted(unique, key=_rank)
     more = f"; so are {_one_line(', '.join(column.name for column in others[:5]))}" if others else ""
     yield f"key: {_scalar(best.name)} # {'' if is_changes else 'unique and '}never null in the sample{more}"
 

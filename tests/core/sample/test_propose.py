@@ -139,6 +139,10 @@ def test_a_time_is_asked_for_as_the_order_and_is_no_key(place: Path, capsys: pyt
     _, text = proposed(capsys, "feed/a.jsonl")
     assert 'key: "Order No" # QUESTION: it is in several records' in text
     assert "# order: {by: [ts]} # QUESTION" in text
+    changes = [{"meta": {"id": no}, "action": ["insert", "update"][no % 2], "version": no} for no in range(5)]
+    lines(place / "feed" / "b.jsonl", *changes)
+    assert run_command(["init", "--from", "feed/b.jsonl"]) == 0
+    assert "key: action # QUESTION: it is in several records" in capsys.readouterr().out
 
 
 def test_places_stay_where_a_field_is_null_in_the_sample(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,6 +161,12 @@ def test_header_lines_as_tools_write_them(header: str, place: Path, capsys: pyte
     assert config.source.header
     assert {column.type for column in config.columns.values()} == {"bigint"}
     assert {column.field or name for name, column in config.columns.items()} == {*header.split(",")} - {""}
+
+
+def test_a_delimiter_is_outside_of_quotes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines(place / "feed" / "a.csv", 'id;"last, first";"street, number, city"', '1;"Ng, A";"x, 2, y"')
+    config, _ = proposed(capsys, "feed/*.csv")
+    assert (config.source.delimiter, len(config.columns)) == (";", 3)
 
 
 def test_options_that_would_do_nothing_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
