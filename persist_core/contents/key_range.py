@@ -221,9 +221,8 @@ def _parsed(text: str, column: Column) -> Scalar:
             return _far(int(far["year"]), far["rest"], column)
         return _scalar(pa.chunked_array([_cast(pa.array([text]), arrow_type(column.type))]), column)
     except (ValueError, OverflowError, pa.ArrowException) as error:
-        raise InvalidInput(
-            f"key column {column.name}: found {text!r}; expected a value of type {column.type}"
-        ) from error
+        wanted = f"a value of type {column.type}{', in hex' if column.type == 'binary' else ''}"
+        raise InvalidInput(f"key column {column.name}: found {text!r}; expected {wanted}") from error
 
 
 def _far(year: int, rest: str, column: Column) -> Scalar:

@@ -133,5 +133,7 @@ def test_keys_as_users_type_them() -> None:
         parse_key(["2026-01-02T25:00"], at)
     with pytest.raises(InvalidInput, match="key column k0: found 'x'; expected a value of type bigint"):
         parse_key(["x"], key)
+    with pytest.raises(InvalidInput, match=r"key column k0: found 'AP8='; expected a value of type binary, in hex$"):
+        parse_key(["AP8="], key_columns("binary"))
     with pytest.raises(InvalidInput, match="found 2 key values; expected 1 to 1: k0"):
         parse_key(["1", "2"], key_columns("int"))
