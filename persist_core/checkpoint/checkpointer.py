@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from persist_core.checkpoint.deletion import delete_checkpoints
 from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState, walk
 from persist_core.contents.operator_state import StateArtifact
 from persist_core.contents.parts import PARQUET, PartFormat, read_as
@@ -40,8 +41,6 @@ from persist_core.keys import (
 from persist_core.location.blob import Blob
 from persist_core.sealed import check_in_place
 from persist_core.shard.state import Commit
-
-_MAX_DELETIONS = 10  # of one folder: each but the first because a publisher has written into it meanwhile
 
 
 @dataclass(frozen=True)
@@ -212,26 +211,7 @@ class Checkpointer:
 
         Raises `InvalidInput` if it is pinned or `_latest` names it, or if a delta chain of such a checkpoint needs it.
         """
-        key = self.layout.manifest(checkpoint_id)
-        latest = self.read_latest()
-        if latest is not None and checkpoint_id in self.needed_by(latest):
-            raise self._needed(checkpoint_id, f"the latest, {latest}, needs it")
-        data = self.blob.get(key)
-        if data is not None:
-            self._check_not_pinned(checkpoint_id)
-            self.blob.delete(key)
-            try:  # a pin set meanwhile was confirmed to its user: restore the checkpoint
-                self._check_not_pinned(checkpoint_id)
-            except InvalidInput:
-                self.blob.set(key, data)
-                raise
-        for _ in range(_MAX_DELETIONS):
-            entries = list(self.blob.list_keys_and_metadata(self.layout.folder(checkpoint_id)))
-            if not entries:
-                break
-            for entry in entries:
-                self.blob.delete(entry.key)
-        return data is not None
+        return bool(delete_checkpoints(self, [checkpoint_id]))
 
     def is_complete(self, manifest: CheckpointManifest, sizes: Mapping[str, int] | None = None) -> bool:
         """True if every object in its folder but its manifest is there, in its size: artifacts and offsets files.
@@ -304,20 +284,6 @@ class Checkpointer:
             return latest < manifest.checkpoint_id  # its epoch cannot be read; the time in its id decides
         # It names a checkpoint that retention has deleted, or that never existed.
         return latest < manifest.checkpoint_id or manifest == self.listing().manifests[-1]
-
-    def _check_not_pinned(self, checkpoint_id: str) -> None:
-        """Raise `InvalidInput` if the checkpoint or one whose chain needs it is pinned."""
-        for pinned in sorted(self.pinned()):
-            if pinned == checkpoint_id:
-                raise InvalidInput(f"checkpoint {checkpoint_id} is pinned; unpin it before deleting it")
-            if checkpoint_id in self.needed_by(pinned):
-                raise self._needed(checkpoint_id, f"{pinned}, which is pinned, builds on it; unpin {pinned} first")
-
-    def _needed(self, checkpoint_id: str, why: str) -> InvalidInput:
-        others = (each.checkpoint_id for each in self.listing().manifests if each.checkpoint_id != checkpoint_id)
-        needing = [each for each in others if checkpoint_id in self.needed_by(each)]
-        builds = f". These build on it: {', '.join(needing)}" if needing else ""
-        return InvalidInput(f"checkpoint {checkpoint_id} cannot be deleted: {why}{builds}")
 
     def _save(self, checkpoint_id: str, path: str, data: bytes) -> str:
         key = self.layout.artifact(checkpoint_id, path)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from persist_core.checkpoint.checkpointer import Checkpointer, Listing, load_verified
+from persist_core.checkpoint.deletion import delete_checkpoints
 from persist_core.checkpoint.manifest import (
     CheckpointManifest,
     PartitionState,
@@ -36,6 +37,7 @@ from persist_core.shard.state import Commit, ShardState
 
 MAX_LOOKS = 3  # an error that persists in the third attempt does not come from a race with another publisher
 MAX_POINTER_ROUNDS = 10  # each but the first because another publisher has written `_latest` in between
+DELETED_TOGETHER = 100  # checkpoints; a pin that is set while they are deleted is looked for after the last manifest
 VERSIONS_KEPT = 100  # of the shard's state, for audits and for reading back after a lost answer
 
 
@@ -359,8 +361,9 @@ class _Publication:
             pinned=listing.pinned,
             history_start=history_start(self._state),
         )
-        for checkpoint_id in doomed:
-            self.checkpointer.delete_checkpoint(checkpoint_id)
+        for start in range(0, len(doomed), DELETED_TOGETHER):
+            some = doomed[start : start + DELETED_TOGETHER]
+            delete_checkpoints(self.checkpointer, some, spared=listing.pinned)
         return tuple(reversed(doomed))
 
     def _publish(self, commit: Commit, *, is_newest: bool = False) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 
 from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.checkpoint.pins import pin, unpin
 from persist_core.errors import CheckpointNotFound, Indeterminate, OutsideFrontiers
 from persist_core.inspection.holders import list_holders, release
-from tests.core.checkpoint.checkpointed_shard import KEEP_ALL, Crashing, Shard
+from tests.core.checkpoint.checkpointed_shard import KEEP_ALL, KEEP_ONE, Crashing, Shard
 
 MOST_CALLS = 60
 
@@ -122,3 +124,30 @@ def test_what_is_not_there_is_not_pinned_and_holds_nothing() -> None:
     with pytest.raises(CheckpointNotFound, match=f"shard s has no checkpoint {ids[0]}"):
         pin(shard.client, "s", ids[0])
     assert not shard.client.state("s").holds
+
+
+def test_retention_looks_for_pins_once_for_many_checkpoints() -> None:
+    """A look lists all checkpoints, and reads the chains of pinned ones. Each checkpoint deleted cost two of them."""
+
+    def calls(doomed: int, pins: int) -> tuple[int, int]:
+        blob = Crashing()
+        shard, ids = shard_of(doomed + pins + 1, blob)
+        shard.publish()
+        for checkpoint_id in ids[:pins]:
+            shard.checkpointer.pin(checkpoint_id)
+        looks = 0
+
+        class Counting(Checkpointer):
+            def pinned(self) -> frozenset[str]:
+                nonlocal looks
+                looks += 1
+                return super().pinned()
+
+        with patch("persist_core.checkpoint.publish.Checkpointer", Counting):
+            blob.calls = 0
+            assert len(shard.publish(KEEP_ONE).deleted) == doomed
+        return looks, blob.calls
+
+    few, many, few_of_pinned, many_of_pinned = calls(2, 0), calls(6, 0), calls(2, 3), calls(6, 3)
+    assert few[0] == many[0] == 2
+    assert many_of_pinned[1] - few_of_pinned[1] == many[1] - few[1], "the chains of the pinned ones are not read again"
