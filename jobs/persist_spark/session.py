@@ -47,7 +47,7 @@ KEPT = (
     "spark.sql.maxBroadcastTableSize",
     "spark.sql.parquet.output.committer.class",
     "spark.sql.redaction.",
-    "spark.sql.shuffle",
+    "spark.sql.shuffle.partitions",
     "spark.sql.sources.commitProtocolClass",
     "spark.sql.ui.",
 )

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,11 +25,15 @@ from persist_core.errors import CorruptArtifact, SourceChanged, UnreadableFiles
 from persist_spark.compat import ENGINE_ERRORS
 from persist_spark.frame import part_type
 from persist_spark.read.parts import scan
+from persist_spark.view import refresh
+from persist_spark.view.difference import install_desired_into_persist
+from tests.core.world import SCHEMA
 from tests.sampling import is_long
 from tests.spark.platform_work import CHANGED_RESULTS, DAY_MS, Work, oracle, rows_of
+from tests.spark.view_shards import ViewShards, view
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @contextmanager
@@ -74,6 +79,27 @@ def test_a_path_filter_of_the_platform_hides_nothing(spark: SparkSession, tmp_pa
             work.run(log, 2 * DAY_MS)
         with pytest.raises(CorruptArtifact, match=rf"{key}: .*pathFilter"):
             scan(odd, work.location.blob, [(key, schema)], part_type(schema))
+
+
+def test_a_view_notices_another_result_of_work_done_again(spark: SparkSession, tmp_path: Path) -> None:
+    """Without these checksums a lost executor may take rows from a sum of doubles, or give them twice."""
+    checked = [
+        f"spark.sql.shuffle.orderIndependentChecksum.{each}" for each in ("enabled", "enableFullRetryOnMismatch")
+    ]
+    found: list[str | None] = []
+
+    def install(rows: DataFrame, *arguments: Any, **more: Any) -> Any:
+        found.extend(rows.sparkSession.conf.get(name, None) for name in checked)
+        return install_desired_into_persist(rows, *arguments, **more)
+
+    with (
+        platform(spark, dict.fromkeys(checked, "false")) as odd,
+        patch.object(refresh, "install_desired_into_persist", install),
+    ):
+        shards = ViewShards(odd, tmp_path)
+        shards.commit("t", SCHEMA, 10, [((1, "a"), 5, 1)])
+        shards.refresh(view("v", "SELECT name FROM t", ["t"]))
+    assert found == ["true", "true"]
 
 
 @pytest.mark.family("platforms")

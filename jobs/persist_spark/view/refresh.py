@@ -46,8 +46,13 @@ from persist_spark.view.rows import failed, queried, refused, shaped
 
 SAMPLE_ROWS = 20  # of a dry run
 _SHOWN_OF_ERRS = (ERR_KIND, ERR_MESSAGE)
-# A query may join anything, so Spark decides what to broadcast.
-_JOINS = {"spark.sql.autoBroadcastJoinThreshold": "10485760"}
+# A query may join anything, so Spark decides what to broadcast. It may have another result when the work of a lost
+# executor is done again (the last digits of a sum): then Spark, from 4.1 on, does all that follows again, or fails.
+_OF_QUERIES = {
+    "spark.sql.autoBroadcastJoinThreshold": "10485760",
+    "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
+    "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
+}
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,7 @@ def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> 
         named_damage(client.blob, client),
     ):
         progress.enter("plan", f"{len(frozen.uppers)} inputs, {show_bytes(description.input_bytes)}")
-        use(own, {**stage_settings(moved_bytes), **listing(client.blob), **_JOINS})
+        use(own, {**stage_settings(moved_bytes), **listing(client.blob), **_OF_QUERIES})
         view = _View(own, client, location, config, state, list(zip(below, manifests, strict=True)))
         schema, installed = view.plan(frozen, frozen.as_of)
         if spec.dry_run_as_of is not None:
