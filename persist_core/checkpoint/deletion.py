@@ -1,14 +1,14 @@
 """Deletion of checkpoints: manifests first, then a look for pins that were set meanwhile, then the other files.
 
     pinned meanwhile? ──no──> manifests are deleted ──> pinned meanwhile? ──no──> folders are deleted
-          └ yes: refused                                      └ yes: those are restored, and the call is refused
+          └ yes: refused                                      └ yes: all are restored, and the call is refused
 
 A look lists all checkpoints of the shard, so many are deleted after one pair of looks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from persist_core.errors import InvalidInput
@@ -48,21 +48,18 @@ def delete_checkpoints(
             raise _needed(checkpointer, checkpoint_id, f"the latest, {latest}, needs it")
     found = ((each, blob.get(layout.manifest(each))) for each in doomed)
     manifests = {each: data for each, data in found if data is not None}
-    for _, refusal in _pinned(checkpointer, manifests, spared):
+    if manifests and (refusal := _refusal(checkpointer, manifests, spared)):
         raise refusal
     for checkpoint_id in manifests:
         blob.delete(layout.manifest(checkpoint_id))
-    refused: dict[str, InvalidInput] = {}
-    # A pin set meanwhile was confirmed to its user. A chain can be followed as far as its manifests are restored.
-    while back := dict(_pinned(checkpointer, manifests.keys() - refused.keys(), spared)):
-        for checkpoint_id in back:
+    if manifests and _pinned_meanwhile(checkpointer, manifests, spared):
+        # Such a pin was confirmed to its user. Its chain can be followed once all manifests are back, oldest first.
+        for checkpoint_id in reversed(manifests):
             blob.set(layout.manifest(checkpoint_id), manifests[checkpoint_id])
-        refused |= back
+        if refusal := _refusal(checkpointer, manifests, spared):
+            raise refusal
     for checkpoint_id in doomed:
-        if checkpoint_id not in refused:
-            _delete_folder(checkpointer, checkpoint_id)
-    for refusal in refused.values():
-        raise refusal
+        _delete_folder(checkpointer, checkpoint_id)
     return tuple(manifests)
 
 
@@ -75,20 +72,20 @@ def _delete_folder(checkpointer: Checkpoints, checkpoint_id: str) -> None:
             checkpointer.blob.delete(entry.key)
 
 
-def _pinned(
-    checkpointer: Checkpoints, ids: Collection[str], spared: Collection[str]
-) -> Iterator[tuple[str, InvalidInput]]:
-    """The pinned ones, and members of a pinned one's chain, each with its error."""
-    for pinned in sorted(checkpointer.pinned().difference(spared)) if ids else ():
+def _pinned_meanwhile(checkpointer: Checkpoints, deleted: Collection[str], spared: Collection[str]) -> bool:
+    new = checkpointer.pinned().difference(spared)
+    return any(not checkpointer.needed_by(pinned).isdisjoint(deleted) for pinned in new)
+
+
+def _refusal(checkpointer: Checkpoints, ids: Collection[str], spared: Collection[str]) -> InvalidInput | None:
+    """The error of the first of them that is pinned, or that a pinned one's chain needs."""
+    for pinned in sorted(checkpointer.pinned().difference(spared)):
+        if pinned in ids:
+            return InvalidInput(f"checkpoint {pinned} is pinned; unpin it before deleting it")
         needed = checkpointer.needed_by(pinned)
-        for each in ids:
-            if each == pinned:
-                yield each, InvalidInput(f"checkpoint {each} is pinned; unpin it before deleting it")
-            elif each in needed:
-                yield (
-                    each,
-                    _needed(checkpointer, each, f"{pinned}, which is pinned, builds on it; unpin {pinned} first"),
-                )
+        if found := next((each for each in ids if each in needed), None):
+            return _needed(checkpointer, found, f"{pinned}, which is pinned, builds on it; unpin {pinned} first")
+    return None
 
 
 def _needed(checkpointer: Checkpoints, checkpoint_id: str, why: str) -> InvalidInput:

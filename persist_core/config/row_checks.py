@@ -8,7 +8,7 @@
 As in a CHECK constraint of SQL, null is not a failure. What cannot be computed (a division by zero) is one.
 
 `load_collection` parses each text and fills in `columns`, the columns that it uses; a collection that travels to a job
-carries them, and is not parsed again. Spark checks the text once more (`persist_spark.row_checks`).
+carries them, and is not parsed again. Spark checks the text once more (`persist_spark.decode.row_checks`).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from persist_core.sealed import check_in_place, from_plain, seal, to_plain, unse
 from persist_core.shard.invariants import check_state
 from persist_core.shard.state import ShardState
 
-STATE_VERSION = 1
+STATE_VERSION = 1  # raised by each new field: an older release must not write a state again without it
 _STATE = "shard_state"
 _FIELDS = 10  # of a batch's line
 _CLOSED = _NONE = "-"

@@ -187,10 +187,10 @@ def tuned_conf(master: str, items: Sequence[JobSpec], scratch: str | Path) -> di
     """Spark settings of a process: what all items ask for, over ours, which shorten start-up.
 
     Local masters get JVM flags and `scratch`, a folder of mode 0700, and other users of the machine are kept out:
-    elsewhere driver and disks are not ours to tune. Spark's files get modes by our umask, which Hadoop ignores.
+    elsewhere driver and disks are not ours to tune. Their files get modes by our umask, which Hadoop ignores.
     Measured for a trivial job on 2 cores: 10-13 s untuned, 8.5-9 s with these (docs/benchmarks.md, "Starting Spark").
     """
-    conf = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", **_umask()}
+    conf = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     if is_local(master):
         flags = SMALL_JVM if _is_small(items) else (HUGE_METHODS,)
         conf["spark.driver.extraJavaOptions"] = " ".join([*flags, *archive_flags(os.environ), "-Xshare:auto"])
@@ -198,6 +198,7 @@ def tuned_conf(master: str, items: Sequence[JobSpec], scratch: str | Path) -> di
         conf["spark.local.dir"] = str(scratch)  # shuffle files are for all to read: mode 0644
         conf["spark.driver.host"] = "127.0.0.1"
         conf["spark.driver.bindAddress"] = "127.0.0.1"
+        conf |= _umask()
     return {**conf, **_asked(items)}
 
 

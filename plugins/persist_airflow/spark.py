@@ -176,8 +176,9 @@ class SparkJobOperator(SparkSubmitOperator):
             self._hook = None
             self.application, self.application_args = str(job_path()), list(arguments)
             self.env_vars = None  # the provider would put them on the command line
-            given_file = Path(self.properties_file) if self.properties_file else spark_defaults(os.environ)
-            base = given_file if handed.properties else None  # its properties are repeated in the job's own file
+            base = None
+            if handed.properties:  # the job's own file repeats the ones of the user's file, else Spark's defaults
+                base = Path(self.properties_file) if self.properties_file else spark_defaults(os.environ)
             self.conf = {**conf, **handed.conf}
             with properties_file(handed.properties, base) as file:
                 if file is not None:

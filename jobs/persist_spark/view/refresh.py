@@ -52,6 +52,7 @@ _OF_QUERIES = {
     "spark.sql.autoBroadcastJoinThreshold": "10485760",
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
+    "spark.sql.shuffle.orderIndependentChecksum.enableQueryLevelRollbackOnMismatch": "true",
 }
 
 

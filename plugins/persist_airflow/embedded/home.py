@@ -108,7 +108,7 @@ class LocalAirflow:
     def environment(self) -> dict[str, str]:
         """The environment of every process of this Airflow, on top of the caller's."""
         loopback = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1,localhost"]))
-        has_server = self._spark is not None and self.kept.named(SPARK) is not None  # else jobs start their own
+        spark = self._spark if self.kept.named(SPARK) is not None else None  # jobs start their own without it
         return {
             "AIRFLOW_HOME": str(self.home),
             "AIRFLOW__CORE__DAGS_FOLDER": str(self.dags),
@@ -130,7 +130,7 @@ class LocalAirflow:
             "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "10",
             "NO_PROXY": loopback,
             "no_proxy": loopback,
-            **({"AIRFLOW_CONN_SPARK_DEFAULT": self._spark.connection()} if self._spark and has_server else {}),
+            **({} if spark is None else {"AIRFLOW_CONN_SPARK_DEFAULT": spark.connection()}),
             **self.location.to_env(),
             **self.settings,
         }
