@@ -27,6 +27,7 @@ from persist_core.maintenance.fsck import fsck
 from persist_core.maintenance.hidden import generations, give_up_rebuild, kept_generations
 from persist_core.maintenance.maintain import maintain
 from persist_core.maintenance.rebuild import Rebuilt
+from persist_core.protocol import fork as fork_module
 from persist_core.protocol import stages
 from persist_core.protocol import swap as swap_module
 from persist_core.protocol.stages import Conflict
@@ -356,11 +357,14 @@ def test_a_rebuild_half_given_up_is_not_taken_for_the_last(shard: Keyed) -> None
 
 
 def test_a_swap_whose_rebuild_is_given_up_meanwhile_is_refused(shard: Keyed) -> None:
-    def given_up(*_: object) -> None:
+    stage = fork_module.stage_shared
+
+    def given_up(*arguments: Any) -> Any:
         give_up_rebuild(shard.client, SHARD)
+        return stage(*arguments)
 
     refused = pytest.raises((RunFailed, OutsideFrontiers))
-    with patch("persist_core.protocol.swap.share", side_effect=given_up), refused:
+    with patch("persist_core.protocol.swap.stage_shared", given_up), refused:
         rebuilt(shard)
     assert generation(shard) == 0
     shard.check()
