@@ -19,6 +19,7 @@ from persist_core.inspection.inspector import DEFAULT_COMMITS, MAX_COMMITS, Insp
 from persist_core.inspection.late import LateRecord, late_records
 from persist_core.keys import check_shard_name
 from persist_core.maintenance import actions
+from persist_core.maintenance.fsck import lost_shards
 from persist_core.protocol.conflicts import ConflictRecord
 from persist_core.protocol.replay import starts
 from persist_core.schema import CollectionSchema, show_order
@@ -239,12 +240,14 @@ def conflicts(session: Session, shard: str) -> None:
 def check(session: Session, shard: str | None, with_repair: bool) -> None:
     """Check SHARD, or all shards: every stored byte, and the invariants. Exit code 4 if anything is wrong.
 
-    The result is kept for alerts (`persist alerts`); nothing else is changed.
+    The result is kept for alerts (`persist alerts`); nothing else is changed. A shard whose state is gone is repaired
+    only by its name.
     """
     names = session.client.shards() if shard is None else [check_shard_name(shard)]
+    lost = lost_shards(session.client) if shard is None else []
     is_clean = True
-    for name in names:
-        done = actions.check(session.client, name, with_repair=with_repair)
+    for name in (*names, *lost):
+        done = actions.check(session.client, name, with_repair=with_repair and name not in lost)
         is_clean = is_clean and done.facts["is_clean"]
         output.print_done(done, as_json=session.as_json)
     if not is_clean:

@@ -10,6 +10,7 @@ from persist_core.checkpoint.recovery import check_not_undone, recover_newest
 from persist_core.contents.batch import BatchManifest, HollowBatch, SourceFrontier
 from persist_core.errors import ShardNotFound
 from persist_core.handles.client import PersistClient
+from persist_core.keys import CheckpointLayout
 from persist_core.location.consensus import Consensus, VersionedData
 from persist_core.maintenance.violations import Violations
 from persist_core.row_text import show_row
@@ -54,6 +55,8 @@ def read_state(client: PersistClient, shard: str, found: Violations) -> ShardSta
     if not count and not len(found):
         with found.checking("undone", f"the checkpoints of shard {shard}"):
             check_not_undone(client, ShardState(shard))
+        if not len(found) and client.blob.get(latest := CheckpointLayout(shard).latest) is not None:
+            found.add("undone", f"{latest} is there, and names nothing that can be read; the shard's state is gone")
         if not len(found):
             raise ShardNotFound(f"no shard {shard!r} in {client.location.consensus.uri}; `persist shards` lists them")
     return newest

@@ -20,6 +20,7 @@ from persist_core.alerts.board import WatchBoard
 from persist_core.checkpoint.publish import CheckpointRepair, repair_checkpoints
 from persist_core.errors import Corruption
 from persist_core.handles.client import PersistClient
+from persist_core.keys import CheckpointLayout, is_shard_name, owner_of
 from persist_core.maintenance.check_contents import Counted, check_contents
 from persist_core.maintenance.check_objects import check_checkpoints, check_records, check_sources
 from persist_core.maintenance.check_state import check_operator_state, read_manifests, read_state
@@ -65,6 +66,16 @@ def fsck(client: PersistClient, shard: str) -> FsckReport:
             with found.checking(check, f"shard {shard}"):
                 run(examined, found)
     return FsckReport(shard, batches, counted.parts, counted.updates, counted.size_bytes, found.report())
+
+
+def lost_shards(client: PersistClient) -> list[str]:
+    """Shards whose state is gone from consensus though their `_latest` is there, sorted. It lists all blobs."""
+    owners = {
+        owner
+        for blob in client.blob.list_keys_and_metadata("")
+        if is_shard_name(owner := owner_of(blob.key)) and blob.key == CheckpointLayout(owner).latest
+    }
+    return sorted(owners.difference(client.shards()))  # read last: a shard precedes its `_latest`
 
 
 def remember(client: PersistClient, report: FsckReport) -> None:

@@ -25,7 +25,7 @@ from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance import check_contents
-from persist_core.maintenance.fsck import FsckReport, fsck, repair
+from persist_core.maintenance.fsck import FsckReport, fsck, lost_shards, repair
 from persist_core.maintenance.violations import MAX_SHOWN, STORAGE
 from persist_core.protocol.fork import fork
 from persist_core.protocol.fork_records import list_forks
@@ -350,6 +350,7 @@ def test_a_shard_whose_state_is_gone_does_not_begin_in_silence(tmp_path: Path) -
     with pytest.raises(ConfigError, match="not the stores of one location"):
         again.run(30)
     before = restored(shard, {LOCATION: 0})
+    assert (lost_shards(shard.client), lost_shards(before)) == ([], [SHARD])
     (found,) = fsck(before, SHARD).violations
     assert (found.check, newest in found.message) == ("undone", True)
     again = shard.beside(SHARD)
