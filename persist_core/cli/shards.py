@@ -238,20 +238,21 @@ def conflicts(session: Session, shard: str) -> None:
 )
 @with_session
 def check(session: Session, shard: str | None, with_repair: bool) -> None:
-    """Check SHARD, or all shards: every stored byte, and the invariants. Exit code 4 if anything is wrong.
+    """Check SHARD, or all shards: every stored byte, and the invariants. Exit code 4 if anything is damaged, 6 if not
+    all could be read.
 
     The result is kept for alerts (`persist alerts`); nothing else is changed. A shard whose state is gone is repaired
     only by its name.
     """
     names = session.client.shards() if shard is None else [check_shard_name(shard)]
     lost = lost_shards(session.client) if shard is None else []
-    is_clean = True
+    is_clean, is_damaged = True, False
     for name in (*names, *lost):
         done = actions.check(session.client, name, with_repair=with_repair and name not in lost)
-        is_clean = is_clean and done.facts["is_clean"]
+        is_clean, is_damaged = is_clean and done.facts["is_clean"], is_damaged or done.facts["is_damaged"]
         output.print_done(done, as_json=session.as_json)
     if not is_clean:
-        raise SystemExit(4)
+        raise SystemExit(4 if is_damaged else 6)
 
 
 DEFAULT_ROWS = 100  # of a table printed for people without --limit; JSON has all

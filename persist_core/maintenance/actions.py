@@ -230,16 +230,19 @@ def release(client: PersistClient, shard: str, holder: str, *, by: str, reason: 
 
 
 def check(client: PersistClient, shard: str, *, with_repair: bool = False) -> Done:
-    """fsck of one shard, after the repair of what its commits determine. `facts["is_clean"]`: nothing was found.
+    """fsck of one shard, after the repair of what its commits determine. `facts["is_clean"]`: nothing was found;
+    `facts["is_damaged"]`: not only a store has failed.
 
     Damage is reported, never raised. Raises `ShardNotFound`. The result is kept for alerts.
     """
     repaired = fsck.repair(client, shard) if with_repair else None
     report = fsck.fsck(client, shard)
-    facts = {**asdict(report), "is_clean": report.is_clean}
+    facts = {**asdict(report), "is_clean": report.is_clean, "is_damaged": bool(report.damage)}
     if repaired is not None:
         facts["repair"] = asdict(repaired)
-    verdict = "clean" if report.is_clean else f"{len(report.violations)} violations"
+    damage, unread = len(report.damage), len(report.violations) - len(report.damage)
+    found = [f"{damage} violations"] * bool(damage) + [f"{unread} could not be checked"] * bool(unread)
+    verdict = ", ".join(found) or "clean"
     lines = [
         f"{report.shard}: {verdict} ({report.batches} batches, {report.parts} parts, {report.updates} updates,"
         f" {show_bytes(report.size_bytes)})"

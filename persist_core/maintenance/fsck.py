@@ -24,14 +24,14 @@ from persist_core.keys import CheckpointLayout, is_shard_name, owner_of
 from persist_core.maintenance.check_contents import Counted, check_contents
 from persist_core.maintenance.check_objects import check_checkpoints, check_records, check_sources
 from persist_core.maintenance.check_state import check_operator_state, read_manifests, read_state
-from persist_core.maintenance.violations import Violation, Violations
+from persist_core.maintenance.violations import STORAGE, Violation, Violations
 
 MAX_FINDING_CHARS = 500  # that are remembered of the first finding
 
 
 @dataclass(frozen=True)
 class FsckReport:
-    """The objects examined, and the violations found."""
+    """The objects examined, and the violations found: damage first, then what a store that failed did not give."""
 
     shard: str
     batches: int
@@ -43,6 +43,10 @@ class FsckReport:
     @property
     def is_clean(self) -> bool:
         return not self.violations
+
+    @property
+    def damage(self) -> tuple[Violation, ...]:
+        return tuple(each for each in self.violations if each.check != STORAGE)
 
 
 def fsck(client: PersistClient, shard: str) -> FsckReport:
@@ -65,7 +69,8 @@ def fsck(client: PersistClient, shard: str) -> FsckReport:
         ):
             with found.checking(check, f"shard {shard}"):
                 run(examined, found)
-    return FsckReport(shard, batches, counted.parts, counted.updates, counted.size_bytes, found.report())
+    violations = tuple(sorted(found.report(), key=lambda each: each.check == STORAGE))
+    return FsckReport(shard, batches, counted.parts, counted.updates, counted.size_bytes, violations)
 
 
 def lost_shards(client: PersistClient) -> list[str]:
@@ -79,14 +84,17 @@ def lost_shards(client: PersistClient) -> list[str]:
 
 
 def remember(client: PersistClient, report: FsckReport) -> None:
-    """Keep the result for `persist_watch`, which alerts until an fsck finds nothing (docs/alerts.md).
+    """Keep the result for `persist_watch`, which alerts until an fsck finds nothing (docs/alerts.md). If a store failed
+    and nothing else was found, the last result stays.
 
     Of the first finding, the check and the object: behind the object a message may show a row, which an erasure of its
     key would not reach in this record.
     """
-    found = report.violations[:1]
+    if not report.is_clean and not report.damage:
+        return
+    found = report.damage[:1]
     first = "".join(f"{each.check}: {each.message.partition(': ')[0]}" for each in found)
-    WatchBoard(client).record_check(report.shard, len(report.violations), first[:MAX_FINDING_CHARS])
+    WatchBoard(client).record_check(report.shard, len(report.damage), first[:MAX_FINDING_CHARS])
 
 
 def repair(client: PersistClient, shard: str) -> CheckpointRepair:

@@ -25,7 +25,7 @@ from persist_airflow.links import shard_uri
 from persist_airflow.operators import writer_of
 from persist_airflow.options import GROUP_PREFIX
 from persist_core.config.collection import CollectionConfig, load_collections
-from persist_core.errors import InvalidInput
+from persist_core.errors import InvalidInput, StorageError
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance import actions
 from persist_core.maintenance.actions import Done, erase
@@ -89,11 +89,14 @@ def reported(operator: Any, context: Context, done: Done) -> Json:
 
 
 def checked(operator: Any, client: PersistClient, context: Context, params: Mapping[str, Any]) -> Json:
-    """Check every stored byte, and fail with the first violations."""
+    """Check every stored byte, and fail with the first violations. Raises `StorageError` if there is no damage, but not
+    all could be read."""
     done = actions.check(client, operator.shard, with_repair=params["repair"])
     report = reported(operator, context, done)
     if not done.facts["is_clean"]:
         found = "; ".join(f"{each['check']}: {each['message']}" for each in done.facts["violations"][:3])
+        if not done.facts["is_damaged"]:
+            raise StorageError(f"{done.lines[0]}: {found}")
         raise AirflowFailException(f"corruption: {done.lines[0]}: {found}. See docs/operations.md, Damage")
     return report
 

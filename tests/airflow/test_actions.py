@@ -24,7 +24,7 @@ from persist_airflow.compat import AirflowFailException
 from persist_airflow.failures import PersistStepFailed
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.config.collection import CollectionConfig
-from persist_core.errors import InvalidInput
+from persist_core.errors import Determinate, InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.reprocess import Reprocessed, Request
@@ -136,6 +136,17 @@ def test_fsck_fails_with_the_damage_and_does_not_try_again(client: PersistClient
     assert (done["is_clean"], done["batches"], done["violations"]) == (True, 3, ())
     client.blob.delete(client.manifest(client.state(SHARD).batches[1]).parts[0].key)
     with pytest.raises(AirflowFailException, match=r"corruption: fruit: [0-9]+ violations .*part: "):
+        act(action="fsck", shard=SHARD)
+
+
+def test_fsck_is_tried_again_if_the_store_fails(client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(client)
+
+    def fail(*_: object) -> bytes | None:
+        raise Determinate("no answer")
+
+    monkeypatch.setattr(type(client.blob), "get", fail)
+    with pytest.raises(PersistStepFailed, match=r"storage: fruit: [0-9]+ could not be checked .*no answer"):
         act(action="fsck", shard=SHARD)
 
 
