@@ -47,7 +47,7 @@ def shards(session: Session) -> None:
         return
     now_ms = session.client.clock.now_ms()
     rows = [
-        (s.shard, s.error, *[""] * 9)
+        (s.shard, *[""] * 9, "unreadable")
         if "unreadable" in s.attention
         else (
             s.shard,
@@ -66,6 +66,9 @@ def shards(session: Session) -> None:
     ]
     titles = ("shard", "kind", "upper", "age", "rows", "errors", "stash", "batches", "size", "last commit", "attention")
     output.print_table(titles, rows, empty=session.no_shards)
+    for s in found:
+        if s.error:
+            output.print_line(f"{s.shard}: {s.error}")
 
 
 @click.command()

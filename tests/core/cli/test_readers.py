@@ -76,3 +76,11 @@ def test_a_store_that_fails_leaves_the_last_result(monkeypatch: pytest.MonkeyPat
     done = actions.check(client, SHARD)
     assert (done.facts["is_clean"], done.facts["is_damaged"]) == (False, False)
     assert WatchBoard(client).read().of(SHARD).check == before
+
+
+def test_why_a_shard_cannot_be_read_is_said_in_full(owned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for manifest in owned.rglob("manifest.json"):
+        manifest.chmod(0)
+    code, out = run(capsys, "shards")
+    assert (code, out.splitlines()[-1].startswith(f"{SHARD}: ")) == (0, True)
+    assert "Permission denied" in out.splitlines()[-1]
