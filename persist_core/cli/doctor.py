@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import asdict
@@ -75,10 +74,10 @@ def doctor(
 def _examined(open_store: Callable[[str], Any], examine: Callable[[Any], list[Finding]], uri: str) -> list[Finding]:
     with closing(open_store(uri)) as store:
         path = store.path if isinstance(store, FileBlob | SqliteConsensus) else None
-        if path is None or os.access(path, os.F_OK):
+        if path is None or not _is_missing(path):
             return examine(store)
     # Nothing is made in its place: after a wrong URI was examined, it would look like a store.
-    there = next(each for each in path.parents if os.access(each, os.F_OK))
+    there = next(each for each in path.parents if not _is_missing(each))
     found = f"{path} does not exist; {there} was examined in its place"
     expected, remedy = "an existing folder or database, or a new location", "check the URI; the first run creates it"
     try:
@@ -90,6 +89,15 @@ def _examined(open_store: Callable[[str], Any], examine: Callable[[Any], list[Fi
     except OSError as error:
         return [Finding("exists", Grade.PROBLEM, f"{path} does not exist; {there}: {error.strerror}", expected, remedy)]
     return [Finding("exists", Grade.WARNING, found, expected, remedy), *findings]
+
+
+def _is_missing(path: Path) -> bool:
+    """False too if it may not be looked at: then an examination says why."""
+    try:
+        path.stat()
+    except OSError as error:
+        return isinstance(error, FileNotFoundError | NotADirectoryError)
+    return False
 
 
 def _print_json(role: str, uri: str, findings: Iterable[Finding]) -> None:

@@ -59,7 +59,7 @@ class Examiner:
         if findings[0].grade is Grade.OK:
             if isinstance(store, Examinable):
                 findings += _errors_found("diagnosis", store.diagnose(self.clock))
-            findings += _errors_found("clean_up", probed)
+            findings += _errors_found("probe", probed, "the rights to write and delete: runs need them, readers do not")
         return findings
 
     def _probe_consensus(self, consensus: Consensus) -> Iterator[Finding]:
@@ -240,7 +240,7 @@ def _offer(consensus: Consensus, key: str, expected: int | None, new: VersionedD
         return None
 
 
-def _errors_found(check: str, findings: Iterator[Finding]) -> Iterator[Finding]:
+def _errors_found(check: str, findings: Iterator[Finding], expected: str = "no error") -> Iterator[Finding]:
     """These findings; an error on the way is the last one, of `check`."""
     try:
         yield from findings
@@ -250,7 +250,7 @@ def _errors_found(check: str, findings: Iterator[Finding]) -> Iterator[Finding]:
             if isinstance(error, StorageError)
             else "correct the URI"
         )
-        yield Finding(check, Grade.PROBLEM, str(error), "no error", remedy)
+        yield Finding(check, Grade.PROBLEM, str(error), expected, remedy)
 
 
 def _rate(size_bytes: int, duration_s: float) -> str:

@@ -84,3 +84,12 @@ def test_why_a_shard_cannot_be_read_is_said_in_full(owned: Path, capsys: pytest.
     code, out = run(capsys, "shards")
     assert (code, out.splitlines()[-1].startswith(f"{SHARD}: ")) == (0, True)
     assert "Permission denied" in out.splitlines()[-1]
+
+
+def test_doctor_tells_a_reader_what_runs_need(owned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capsys, "doctor")
+    assert code == 1
+    assert out.count("problem  probe ") == out.count("runs need them, readers do not") == 2
+    owned.chmod(0o700)
+    code, out = run(capsys, "doctor")
+    assert (code, "does not exist" in out, out.count("Permission denied")) == (1, False, 2)

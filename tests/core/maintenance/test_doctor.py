@@ -196,7 +196,7 @@ class Undeletable(MemBlob):
 
 @pytest.mark.parametrize(
     ("kind", "check"),
-    [(Haunted, "reachable"), (Corrupting, "throughput"), (Unsorted, "small_blobs"), (Undeletable, "clean_up")],
+    [(Haunted, "reachable"), (Corrupting, "throughput"), (Unsorted, "small_blobs"), (Undeletable, "probe")],
 )
 def test_a_sick_blob_store_is_found_out(kind: type[MemBlob], check: str) -> None:
     assert sick(examine_blob(kind()))[check] is Grade.PROBLEM
