@@ -245,6 +245,11 @@ class SqliteConsensus:
                 return Corruption(f"{self.uri}: {action}: {error}; stop writing and restore the file from a copy")
             if _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 return Determinate(self._busy_message(action))
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_ROLLBACK:
+                return Determinate(
+                    f"{self.uri}: {action}: a process was killed while it committed, and this user may not undo what it"
+                    " left; nothing was changed; run any command, such as `persist shards`, as a user who may write"
+                )
         return Determinate(
             f"{self.uri}: {action}: {error}; nothing was changed; check the folder, its permissions and free space"
         )

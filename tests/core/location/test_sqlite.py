@@ -7,6 +7,7 @@ import resource
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from persist_core.errors import Corruption, Determinate, Indeterminate, InvalidUri, StorageError, UnknownVersion
 from persist_core.location import CaSResult, SqliteConsensus, VersionedData
+from tests.core.sources.test_scan import unprivileged
 from tests.suites.consensus_conformance import fill
 
 ONE, TWO = VersionedData(1, b"one"), VersionedData(2, b"two")
@@ -259,3 +261,28 @@ def test_a_full_disk_is_a_verdict_that_holds(consensus: SqliteConsensus) -> None
             assert found in (head, new)
     assert verdicts <= {Determinate, Indeterminate}
     fill(consensus, "k", [VersionedData(99, b"well again")])
+
+
+_KILLED = """
+import os, signal, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA cache_size = 1")  # so that what is not committed reaches the file
+connection.execute("BEGIN IMMEDIATE")
+for seqno in range(1, 99):
+    connection.execute("INSERT INTO consensus (key, seqno, data) VALUES ('k', ?, ?)", (seqno, bytes(9_000)))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_writer_left_is_named_to_a_reader() -> None:
+    with tempfile.TemporaryDirectory(prefix="persist-readers-") as name:  # `tmp_path` is closed to other users
+        (folder := Path(name)).chmod(0o755)
+        fill(consensus := SqliteConsensus(folder / "consensus.db"), "k", [VersionedData(0, b"")])
+        subprocess.run([sys.executable, "-c", _KILLED, consensus.path], check=False)
+        for file in folder.iterdir():
+            file.chmod(0o644)
+        with unprivileged(), pytest.raises(Determinate, match=r"killed while it committed.* as a user who may write"):
+            consensus.head("k")
+        assert consensus.head("k") == VersionedData(0, b"")
+        with unprivileged():
+            assert consensus.head("k") == VersionedData(0, b"")
