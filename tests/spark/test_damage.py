@@ -18,7 +18,7 @@ from persist_core.compaction.merge import Merge, merge_here, replace_inputs
 from persist_core.contents import part_lists
 from persist_core.contents.batch import STASH_OPERATOR, BatchManifest, PartKind
 from persist_core.contents.parts import updates_schema
-from persist_core.errors import CorruptArtifact, ReadTooSlow
+from persist_core.errors import CorruptArtifact, Determinate, ReadTooSlow
 from persist_core.handles.write import stage_manifest
 from persist_core.keys import list_key, manifest_key
 from persist_core.location.blob import BlobMetadata
@@ -30,6 +30,7 @@ from persist_spark.frame import part_type
 from persist_spark.read import damage, frames, parts
 from persist_spark.read.frames import named_failures, snapshot
 from persist_spark.read.parts import scan
+from tests.core.sources.test_scan import unprivileged
 from tests.oracle.upsert import Record
 from tests.sampling import is_long
 from tests.spark.s3_store import s3_blob, shard_on_one_store
@@ -295,3 +296,12 @@ def test_digests_of_files_in_chunks(shard: StagedShard, monkeypatch: pytest.Monk
     files = [file for file in shard.blob.list_keys_and_metadata("") if file.key.endswith(".parquet")]
     by_key = dict(zip([file.key for file in files], digests_of(shard.blob, files), strict=True))
     assert by_key == {part.key: part.sha256 for part in manifest.parts}
+
+
+def test_a_folder_that_may_not_be_read_is_an_error_of_the_store(tmp_path: Path) -> None:
+    blob = FileBlob(tmp_path)
+    blob.set("orders/part", b"rows")
+    assert damage.stored_sizes(blob, ["orders/part", "orders/gone"]) == {"orders/part": 4}
+    (tmp_path / "orders").chmod(0)
+    with unprivileged(), pytest.raises(Determinate, match="Permission denied"):
+        damage.stored_sizes(blob, ["orders/part"])

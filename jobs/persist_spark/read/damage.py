@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 
 from persist_core.contents.batch import BatchManifest, Part
 from persist_core.contents.operator_state import StateArtifact
-from persist_core.errors import CorruptArtifact, InvariantViolation, PersistError, ReadTooSlow
+from persist_core.errors import CorruptArtifact, Determinate, InvariantViolation, PersistError, ReadTooSlow
 from persist_core.handles.client import PersistClient
 from persist_core.handles.load import load_head, load_lists
 from persist_core.handles.overtaken import too_slow
@@ -94,10 +94,13 @@ def part_sizes(manifests: Iterable[BatchManifest]) -> dict[str, int]:
 
 
 def stored_sizes(blob: Blob, keys: list[str]) -> dict[str, int]:
-    """The size of each of these files that is there, by key."""
+    """The size of each of these files that is there, by key. Raises `Determinate` for a folder that may not be read."""
     if blob.uri.startswith("file:"):
         paths = [(key, path) for key in keys if (path := local_path(blob, key)) is not None]
-        return {key: path.stat().st_size for key, path in paths if path.is_file()}
+        try:
+            return {key: path.stat().st_size for key, path in paths if path.is_file()}
+        except OSError as error:
+            raise Determinate(f"{blob.uri}: {error}; nothing was changed; check the folder and its rights") from error
     folders = sorted({_attempt_folder(key) for key in keys})
     return {file.key: file.size_bytes for listing in listings(blob, folders) for file in listing}
 
