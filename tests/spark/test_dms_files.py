@@ -94,6 +94,21 @@ def write_table(feed: Feed, kind: str, name: str, rows: list[dict[str, str]]) ->
         feed.write(f"{name}.csv", "".join(f"{','.join(line)}\n" for line in lines))
 
 
+@pytest.mark.parametrize("kind", ["dms-csv", "dms-parquet"])
+def test_an_empty_operation_is_an_err(feed: Feed, kind: str) -> None:
+    """It may be a delete's. A file without the column is a full load."""
+    for number, name in enumerate(("LOAD00000001", "20260102-1")):
+        rows = [{"Op": op, "id": str(10 * number + place), "name": "a"} for place, op in enumerate(["I", "", None])]
+        if kind == "dms-csv":
+            feed.write(f"{name}.csv", f"Op,id,name\nI,{number}0,a\n,{number}1,a\nNULL,{number}2,a\n")
+        else:
+            pq.write_table(pa.Table.from_pylist(rows), feed.folder / f"{name}.parquet")
+    found = records(feed, kind)
+    assert {row["id"]: row[ERR_KIND] for row in found} == {0: None, 1: "op", 2: "op", 10: None, 11: "op", 12: "op"}
+    said = [row[ERR_MESSAGE] for row in found if row[ERR_KIND]]
+    assert [message.partition(",")[0] for message in said] == ["Op is ''; expected I"] * 4
+
+
 @pytest.mark.parametrize("fields", [{"seq": "decimal(38,0)"}, {"seq": "string"}, {"at": "timestamp", "seq": "bigint"}])
 @pytest.mark.parametrize("kind", ["dms-csv", "dms-parquet"])
 def test_a_full_load_needs_no_value_in_an_order_field(feed: Feed, kind: str, fields: dict[str, str]) -> None:

@@ -273,8 +273,9 @@ def _op_and_fault(
     none = F.lit(None).cast("string")
     if is_of_dms(config):
         expected = F.when(is_full_load(), "I, as the file's name is one of a full load").otherwise("I, U or D")
-        wrong = F.concat(F.lit(f"{DMS_OP} is '"), marker, F.lit("'; expected "), expected)
-        known = F.coalesce(marker.isin(*LOAD_OPS), F.lit(True)) | (marker.isin(*OPS) & ~is_full_load())
+        wrong = F.concat(F.lit(f"{DMS_OP} is '"), F.coalesce(marker, F.lit("")), F.lit("'; expected "), expected)
+        known = marker.isin(*LOAD_OPS) | (marker.isin(*OPS) & ~is_full_load())
+        known = F.coalesce(known, F.lit(not has_marker))  # without the column the file is a full load
         return F.when(known, F.when(marker == "D", DELETE).otherwise(UPSERT)), F.when(~known, wrong)
     if config.delete.column is not None:
         if not has_marker:
