@@ -42,6 +42,7 @@ from persist_core.handles.client import PersistClient
 COMPLETE = "complete"
 _CHANGED = "files of the group or batch_of changed during the dag run"
 _UNSEEN = f"not begun: no mint of this dag run looked at it ({_CHANGED}, or its mint was marked by hand)"
+_NOT_RETRIED = f"not appended: it failed, and {RETRY} was marked by hand"
 
 
 def split_groups(
@@ -125,12 +126,14 @@ def group_tasks(
 
 
 class CompleteGroupOperator(StageOperator):
-    """Fail, without another try, if batches that changed have left out a collection, or begun it and not appended it.
+    """Fail, without another try, if a collection was left out, or begun and not appended.
+
+    Batches that changed have done so, or a `retry_failed` that failed was marked as success.
 
     Batches have numbers. If files of the group or `batch_of` change while a dag run is active, a collection may come
     into another batch, whose mint has ended; and the last batches may be no longer in the DAG. Airflow removes their
     tasks from the dag run, which ends with success. What they returned stays: that is read, and no store, unless a
-    collection was left out. It also runs if tasks before it were skipped.
+    collection was left out or failed. It also runs if tasks before it were skipped.
 
     :param group: the group's name
     :param names: its collections
@@ -147,22 +150,25 @@ class CompleteGroupOperator(StageOperator):
         dag: Any = context["dag"]
         mint, _, append, _ = TASK_IDS
         batches = {task.rpartition(".")[0] for task in tasks_of_run(context) if task.endswith(f".{mint}")}
-        unseen, lost = {*self.names}, dict[str, str]()
+        unseen, failed, lost = {*self.names}, set[str](), dict[str, str]()
         for batch in batches:
             unseen -= _returned(context, batch, mint, SECONDS_XCOM).keys()
             if f"{batch}.{mint}" not in dag.task_ids:
                 minted = _returned(context, batch, mint)
                 why = f"not appended: {batch} had begun it, and is no longer in the DAG, because {_CHANGED}"
                 lost |= dict.fromkeys([*minted.get("descriptions", ()), *minted.get("failed", ())], why)
+            failed |= _returned(context, batch, append).get("failed", {}).keys()
         for batch in batches:  # a collection may have moved into another one that began later
             for task in (append, RETRY):
                 for name in _returned(context, batch, task).get("results", ()):
                     lost.pop(name, None)
+                    failed.discard(name)
+        lost = dict.fromkeys(self._behind(context, failed), _NOT_RETRIED) | lost
         lost |= dict.fromkeys(self._behind(context, unseen), _UNSEEN)
         if lost:
             remedy = "`persist run {}` or the next dag run takes its input in".format
-            failed = {each: {"error": f"{lost[each]}. {remedy(each)}", "may_retry": False} for each in sorted(lost)}
-            raise failed_together(f"collections of group {self.shard}", failed, len({*self.names, *lost}))
+            errors = {each: {"error": f"{lost[each]}. {remedy(each)}", "may_retry": False} for each in sorted(lost)}
+            raise failed_together(f"collections of group {self.shard}", errors, len({*self.names, *lost}))
 
     def _behind(self, context: Context, unseen: Collection[str]) -> list[str]:
         """The collections that are not at the end of the interval. One without a commit is new in the group."""

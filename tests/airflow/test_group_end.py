@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from persist_airflow.announce import AnnounceFailure
-from persist_airflow.compat import AirflowFailException, AirflowSkipException
+from persist_airflow.compat import AirflowException, AirflowFailException, AirflowSkipException
 from persist_airflow.group_stages import RetryFailedOperator, WriteGroupOperator
 from persist_core.errors import RunFailed
 from persist_core.handles.client import PersistClient
@@ -114,6 +114,20 @@ def test_what_a_batch_has_ended_before_it_goes(orchard: Orchard, *, healed: bool
     else:
         with pytest.raises(AirflowFailException, match=r"1 of 3 .*kiwis: " + LOST.format(3, "kiwis")):
             run.run(COMPLETE)
+
+
+def test_a_retry_that_was_marked_as_success_is_named(orchard: Orchard, client: PersistClient) -> None:
+    """It has committed one of two, and failed. Its result is not there."""
+    divide(orchard, 50)
+    orchard.failing |= dict.fromkeys(("figs", "kiwis"), RunFailed)
+    run = DagRunDriver(orchard.dag(), end_of(0))
+    run_batches(run, range(1, 2), MINT, WRITE, APPEND)
+    del orchard.failing["figs"]
+    with pytest.raises(AirflowException, match="kiwis"):
+        run.run(f"batch_1.{RETRY}")
+    assert uppers(client)["figs"] == end_ms(0)
+    with pytest.raises(AirflowFailException, match=r"1 of 3 .*kiwis: not appended: .*retry_failed was marked by hand"):
+        run.run(COMPLETE)
 
 
 def test_a_collection_whose_mint_failed_in_a_batch_that_is_gone(orchard: Orchard) -> None:
