@@ -103,11 +103,7 @@ def run(
     if read_only or (len(configs) == 1 and configs[0].writes_nothing):
         if close or recreate:
             raise InvalidInput("a read-only run writes nothing; expected no --close, --recreate")
-        for config in configs:
-            if not isinstance(config, ViewConfig):
-                raise InvalidInput(f"--read-only: {config.name} is a collection; expected a view")
-            frontier = session.time(until, "--until", config.timezone)
-            _print_dry_run(session, config, _dry_run(session, config, frontier, spark))
+        _try_views(session, configs, wrong, until, spark)
         return
     for config in configs:
         if recreate:
@@ -139,9 +135,7 @@ def _wanted(session: Session, config: ShardConfig, until: str | None, force: boo
 def _run_several(session: Session, wanted: list[RunRequest], wrong: list[PersistError], spark: SparkProcess) -> None:
     counts: Counter[str] = Counter()
     incomplete: dict[str, PersistError] = {}
-    failed = [str(error).partition(":")[0] for error in wrong]
-    for error in wrong:
-        output.print_error(error, as_json=session.as_json)
+    failed = _wrong_files(session, wrong)
     with spark.kept() as start:
         for config, report in _reports(session, wanted, spark, start):
             if isinstance(report, PersistError):
@@ -159,11 +153,47 @@ def _run_several(session: Session, wanted: list[RunRequest], wrong: list[Persist
     session.say(f"{total} shards: {counted}")
     if incomplete:
         session.say(f"committed without a checkpoint, which the next run makes: {', '.join(incomplete)}")
+    _check_none_failed(failed, total)
+    for error in incomplete.values():
+        sys.exit(output.exit_code(error))
+
+
+def _try_views(
+    session: Session,
+    configs: Sequence[ShardConfig],
+    wrong: Sequence[PersistError],
+    until: str | None,
+    spark: SparkProcess,
+) -> None:
+    """Try each without writing; of several, one that fails leaves the others alone."""
+    wanted: list[tuple[ViewConfig, int | None]] = []
+    for config in configs:
+        if not isinstance(config, ViewConfig):
+            raise InvalidInput(f"--read-only: {config.name} is a collection; expected a view")
+        wanted.append((config, session.time(until, "--until", config.timezone)))
+    failed = _wrong_files(session, wrong)
+    for view, frontier in wanted:
+        try:
+            _print_dry_run(session, view, _dry_run(session, view, frontier, spark))
+        except PersistError as error:
+            if len(wanted) + len(wrong) == 1:
+                raise
+            failed.append(view.name)
+            _print_failed(session, view, error)
+    _check_none_failed(failed, len(wanted) + len(wrong))
+
+
+def _wrong_files(session: Session, wrong: Sequence[PersistError]) -> list[str]:
+    """Print what is wrong with files that cannot be loaded; their names."""
+    for error in wrong:
+        output.print_error(error, as_json=session.as_json)
+    return [str(error).partition(":")[0] for error in wrong]
+
+
+def _check_none_failed(failed: Sequence[str], total: int) -> None:
     if failed:
         others = ", the others are done" if len(failed) < total else ""
         raise RunFailed(f"{len(failed)} of {total} failed{others}: {', '.join(failed)}")
-    for error in incomplete.values():
-        sys.exit(output.exit_code(error))
 
 
 def _reports(

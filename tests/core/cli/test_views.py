@@ -109,6 +109,19 @@ def test_read_only_says_what_it_would_write_and_leaves_nothing(
         assert "a read-only run writes nothing; expected no --close" in capsys.readouterr().err
 
 
+def test_a_read_only_run_that_fails_leaves_others_alone(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.write_config(base_dir="..").rename(tmp_path / "collections" / "empty.yaml")
+    (tmp_path / "views" / "none.yaml").write_text("query: SELECT id FROM empty\n")
+    capsys.readouterr()
+    assert run_command(["run", "none", "ids", "--read-only"]) == 5
+    said = capsys.readouterr()
+    assert "none failed: " in said.out
+    assert "ids as of 999 would write: inserted 2" in said.out
+    assert "1 of 2 failed, the others are done: none" in said.err
+
+
 def test_a_view_is_closed_when_its_inputs_are(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["run", "ids", "--close"]) == 2
     assert "its input orders is open" in capsys.readouterr().err
