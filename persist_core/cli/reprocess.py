@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 import pyarrow.parquet as pq
+from click.core import ParameterSource
 
 from persist_core.cli import output
 from persist_core.cli.run import find_collection, spark_of, with_spark_options
@@ -29,6 +30,8 @@ from persist_core.protocol.difference import Differences
 from persist_core.spark_job.launch import write_batch
 from persist_core.spark_job.process import SparkProcess
 from persist_core.time_text import format_time, show_time
+
+_OF_LOCATION = ("blob_uri", "consensus_uri", "config_file", "as_json")
 
 
 @click.command("reprocess")
@@ -71,10 +74,7 @@ def reprocess_command(
     """
     config = find_collection(name, collections, "it follows its inputs, and its next refresh corrects it")
     if give_up_only:
-        if dry_run or yes or take_back_gone:
-            raise InvalidInput(
-                "--give-up deletes, and does nothing else; expected no --dry-run, --yes, --take-back-gone"
-            )
+        _check_alone()
         hidden = hidden_of(config.name)
         _print_given_up(session, config.name, [hidden] if end(session.client, hidden) else [])
         return
@@ -157,10 +157,7 @@ def rebuild_command(
     """
     config = find_collection(name, collections, "its next refresh makes it again by its file and its inputs")
     if give_up_only:
-        if dry_run or yes or take_back_gone or swap_back:
-            raise InvalidInput(
-                "--give-up deletes, and does nothing else; expected no --dry-run, --yes, --take-back-gone, --swap-back"
-            )
+        _check_alone("generation")
         kept = kept_generations(session.client, session.client.state(config.name))
         if generation is None:
             did = give_up_rebuild(session.client, config.name)
@@ -270,6 +267,22 @@ def _carry_out(
         found = do(session.client, config, wishes, write=write, writer=writer, say=session.say, report=show)
     report = report_of(found)
     output.print_done(Done(report.facts, (report.done,)), as_json=session.as_json)
+
+
+def _check_alone(*more: str) -> None:
+    """Raise `InvalidInput` for options that `--give-up` does not use. `more`: names of some that it does."""
+    context = click.get_current_context()
+    used = {"give_up_only", "collections", *_OF_LOCATION, *more}
+    unused = [
+        option.opts[0]
+        for option in context.command.params
+        if isinstance(option, click.Option)
+        and option.name is not None
+        and option.name not in used
+        and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+    ]
+    if unused:
+        raise InvalidInput(f"--give-up deletes, and does nothing else; expected no {', '.join(unused)}")
 
 
 def _print_given_up(session: Session, shard: str, deleted: Sequence[str]) -> None:

@@ -225,7 +225,8 @@ def test_the_procedure_of_the_handbook(inside: World, capsys: pytest.CaptureFixt
 def test_giving_up_is_all_that_a_command_does(command: str, inside: World, capsys: pytest.CaptureFixture[str]) -> None:
     hidden = hidden_of("orders", command)
     fork(inside.client, "orders", inside.client.state("orders").commits[0].checkpoint_id, hidden, writer="test")
-    for option in ("--dry-run", "--yes", "--take-back-gone", *(["--swap-back"] if command == "rebuild" else [])):
+    more = ["--swap-back"] if command == "rebuild" else ["--from=2026-01-01", "--reason="]
+    for option in ("--dry-run", "--yes", "--take-back-gone", "--max-updates=1", "--master=local", *more):
         assert run_command([command, "orders", "--give-up", option]) == 2
         assert "--give-up deletes, and does nothing else" in capsys.readouterr().err
     assert inside.client.state(hidden).commits
