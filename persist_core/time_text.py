@@ -223,7 +223,7 @@ def show_time(time: int | None) -> str:
 def _iso(time: int | None) -> str:
     if time is None:
         return "closed"
-    return str(time) if time < DAY_MS else format_time(time)
+    return str(time) if 0 <= time < DAY_MS else format_time(time)
 
 
 def show_local(time: int, zone: str) -> str:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from persist_core.config.path_pattern import parse_pattern
 from persist_core.errors import InvalidTime
 from persist_core.time_text import (
+    DAY_MS,
     MAX_TIME,
     first_instant,
     format_time,
@@ -22,6 +23,7 @@ from persist_core.time_text import (
     show_ago,
     show_duration,
     show_local,
+    show_time,
     zones,
 )
 
@@ -198,6 +200,10 @@ def test_a_listing_by_date_finds_every_date_of_its_range(zone: str, start: int, 
 def test_times_as_text(text: str, time: int) -> None:
     assert parse_time(text) == time
     assert parse_time(format_time(time)) == time
+
+
+def test_a_time_before_1970_is_shown_as_a_date() -> None:
+    assert show_time(-DAY_MS) == f"1969-12-31T00:00:00Z ({-DAY_MS})"
 
 
 @pytest.mark.parametrize(
