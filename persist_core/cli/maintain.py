@@ -98,7 +98,7 @@ def maintain_command(
 
 @click.command("gc")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option("--dry-run", is_flag=True, help="Print what nothing needs now, and delete nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what nothing needs now, whatever the hours; delete nothing.")
 @click.option(
     "--grace-hours",
     type=output.COUNT,
