@@ -81,7 +81,7 @@ _INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.fact
 # of all rules of the analyzer and the optimizer; the other rules took a tenth too. Queries of users keep the default.
 # Partition pruning traces each key of a join through all projections below it: of the records of a Debezium feed with
 # `rest`, after an erasure, until the driver's memory is full. Our files have no partition columns. Spark 4 examines the
-# whole plan after each rule that changed it, to find defects of rules: 5 to 10 % of the processor time of a small write.
+# whole plan after each rule that changed it, to find defects of rules: 5 to 10 % of a small write's processor time.
 OUR_PLANS = {
     "spark.sql.lightweightPlanChangeValidation": "false",
     "spark.sql.optimizer.dynamicPartitionPruning.enabled": "false",
