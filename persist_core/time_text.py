@@ -27,6 +27,7 @@ UTC_ZONE = "UTC"  # the zone of a collection that names none
 
 MAX_TIME = 2**63 - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+FIRST_ISO_MS = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
 LAST_ISO_MS = (datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
 _INTEGER = re.compile(r"[0-9]{1,19}", re.ASCII)
 _COMPACT = re.compile(r"((?:19[7-9]|20[0-9])[0-9])(0[1-9]|1[0-2])(0[1-9]|[12][0-9]|3[01])", re.ASCII)  # 20260103
@@ -198,7 +199,7 @@ def show_ago(time: int, now_ms: int) -> str:
 
 def format_time(time: int) -> str:
     """`time` (ms) as ISO 8601 in UTC, or as the integer if ISO has no year for it. `parse_time` reads it back."""
-    if time > LAST_ISO_MS:
+    if not FIRST_ISO_MS <= time <= LAST_ISO_MS:
         return str(time)
     moment = _EPOCH + timedelta(milliseconds=time)
     return moment.isoformat(timespec="milliseconds" if time % 1000 else "seconds").replace("+00:00", "Z")

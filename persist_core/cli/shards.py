@@ -14,6 +14,7 @@ import click
 from persist_core.cli import output
 from persist_core.cli.session import Session, with_session
 from persist_core.contents.stats import show_bytes
+from persist_core.errors import StorageError
 from persist_core.inspection.facts import LastCommit, ShardDescription
 from persist_core.inspection.inspector import DEFAULT_COMMITS, MAX_COMMITS, Inspector
 from persist_core.inspection.late import LateRecord, late_records
@@ -248,7 +249,12 @@ def check(session: Session, shard: str | None, with_repair: bool) -> None:
     only by its name.
     """
     names = session.client.shards() if shard is None else [check_shard_name(shard)]
-    lost = lost_shards(session.client) if shard is None else []
+    lost: list[str] = []
+    if shard is None:
+        try:
+            lost = lost_shards(session.client)
+        except StorageError as error:  # such as `lost+found` in the root
+            session.say(f"shards whose state is gone were not looked for: {error}")
     is_clean, is_damaged = True, False
     for name in (*names, *lost):
         done = actions.check(session.client, name, with_repair=with_repair and name not in lost)

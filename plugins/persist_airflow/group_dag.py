@@ -163,20 +163,21 @@ class CompleteGroupOperator(StageOperator):
                 for name in _returned(context, batch, task).get("results", ()):
                     lost.pop(name, None)
                     failed.discard(name)
-        lost = dict.fromkeys(self._behind(context, failed), _NOT_RETRIED) | lost
+        lost = dict.fromkeys(self._behind(context, failed, or_new=True), _NOT_RETRIED) | lost
         lost |= dict.fromkeys(self._behind(context, unseen), _UNSEEN)
         if lost:
             remedy = "`persist run {}` or the next dag run takes its input in".format
             errors = {each: {"error": f"{lost[each]}. {remedy(each)}", "may_retry": False} for each in sorted(lost)}
             raise failed_together(f"collections of group {self.shard}", errors, len({*self.names, *lost}))
 
-    def _behind(self, context: Context, unseen: Collection[str]) -> list[str]:
-        """The collections that are not at the end of the interval. One without a commit is new in the group."""
-        if not unseen:
+    def _behind(self, context: Context, names: Collection[str], *, or_new: bool = False) -> list[str]:
+        """The collections that are not at the end of the interval; with `or_new` also the ones without a commit,
+        which else are new in the group."""
+        if not names:
             return []
         with task_client(self.persist_conn_id) as client:
             until = Frontier(interval_end_ms(context, client.clock))
-            return [name for name in unseen if _is_behind(client, name, until)]
+            return [name for name in names if _is_behind(client, name, until, or_new)]
 
 
 def _returned(context: Context, batch: str, task: str, key: str = "return_value") -> Mapping[str, Any]:
@@ -184,12 +185,12 @@ def _returned(context: Context, batch: str, task: str, key: str = "return_value"
     return found or {}
 
 
-def _is_behind(client: PersistClient, name: str, until: Frontier) -> bool:
+def _is_behind(client: PersistClient, name: str, until: Frontier, or_new: bool) -> bool:
     try:
         state = client.machine.fetch(name)
     except Corruption:  # it fails in the next dag run, which says why
         return True
-    return state is not None and state.upper < until
+    return or_new if state is None else state.upper < until
 
 
 def document_of(group: str, members: Mapping[str, CollectionConfig]) -> str:

@@ -130,6 +130,19 @@ def test_a_retry_that_was_marked_as_success_is_named(orchard: Orchard, client: P
         run.run(COMPLETE)
 
 
+def test_a_new_collection_whose_mint_failed_twice_is_named(orchard: Orchard) -> None:
+    """It has no shard yet."""
+    divide(orchard, 50)
+    path = orchard.folder / "collections" / "kiwis.yaml"
+    path.write_text(path.read_text().replace("/feed/kiwis/", "/nowhere/"))
+    run = DagRunDriver(orchard.dag(), end_of(0))
+    run_batches(run, range(1, 2), MINT, WRITE, APPEND)
+    with pytest.raises(AirflowException, match="kiwis"):
+        run.run(f"batch_1.{RETRY}")
+    with pytest.raises(AirflowFailException, match=r"1 of 3 .*kiwis: not appended: .*retry_failed was marked by hand"):
+        run.run(COMPLETE)
+
+
 def test_a_collection_whose_mint_failed_in_a_batch_that_is_gone(orchard: Orchard) -> None:
     path = orchard.folder / "collections" / "kiwis.yaml"
     path.write_text(path.read_text().replace("/feed/kiwis/", "/nowhere/"))

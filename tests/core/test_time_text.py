@@ -14,6 +14,7 @@ from persist_core.config.path_pattern import parse_pattern
 from persist_core.errors import InvalidTime
 from persist_core.time_text import (
     DAY_MS,
+    FIRST_ISO_MS,
     MAX_TIME,
     first_instant,
     format_time,
@@ -204,6 +205,8 @@ def test_times_as_text(text: str, time: int) -> None:
 
 def test_a_time_before_1970_is_shown_as_a_date() -> None:
     assert show_time(-DAY_MS) == f"1969-12-31T00:00:00Z ({-DAY_MS})"
+    assert format_time(FIRST_ISO_MS) == "0001-01-01T00:00:00Z"
+    assert show_time(FIRST_ISO_MS - 1) == f"{FIRST_ISO_MS - 1}"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import resource
 import sqlite3
 import subprocess
@@ -274,6 +275,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_what_a_killed_writer_left_is_named_to_a_reader() -> None:
     with tempfile.TemporaryDirectory(prefix="persist-readers-") as name:  # `tmp_path` is closed to other users
         (folder := Path(name)).chmod(0o755)
