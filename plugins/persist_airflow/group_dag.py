@@ -150,20 +150,19 @@ class CompleteGroupOperator(StageOperator):
         dag: Any = context["dag"]
         mint, _, append, _ = TASK_IDS
         batches = {task.rpartition(".")[0] for task in tasks_of_run(context) if task.endswith(f".{mint}")}
-        unseen, failed, lost = {*self.names}, set[str](), dict[str, str]()
+        unseen, failed, committed, lost = {*self.names}, set[str](), set[str](), dict[str, str]()
         for batch in batches:
             unseen -= _returned(context, batch, mint, SECONDS_XCOM).keys()
             if f"{batch}.{mint}" not in dag.task_ids:
                 minted = _returned(context, batch, mint)
                 why = f"not appended: {batch} had begun it, and is no longer in the DAG, because {_CHANGED}"
                 lost |= dict.fromkeys([*minted.get("descriptions", ()), *minted.get("failed", ())], why)
-            failed |= _returned(context, batch, append).get("failed", {}).keys()
-        for batch in batches:  # a collection may have moved into another one that began later
-            for task in (append, RETRY):
-                for name in _returned(context, batch, task).get("results", ()):
-                    lost.pop(name, None)
-                    failed.discard(name)
-        lost = dict.fromkeys(self._behind(context, failed, or_new=True), _NOT_RETRIED) | lost
+            appended, tried = (_returned(context, batch, task) for task in (append, RETRY))
+            failed |= appended.get("failed", {}).keys()
+            committed |= {*appended.get("results", ()), *tried.get("results", ())}
+        # A collection may have moved into another batch that began later.
+        lost = {name: why for name, why in lost.items() if name not in committed}
+        lost = dict.fromkeys(self._behind(context, failed - committed, or_new=True), _NOT_RETRIED) | lost
         lost |= dict.fromkeys(self._behind(context, unseen), _UNSEEN)
         if lost:
             remedy = "`persist run {}` or the next dag run takes its input in".format

@@ -18,7 +18,7 @@ from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance import actions
-from tests.core.sources.test_scan import unprivileged
+from tests.core.sources.test_scan import only_root, unprivileged
 from tests.core.world import SCHEMA
 from tests.plain_commit import commit
 
@@ -87,7 +87,7 @@ def test_why_a_shard_cannot_be_read_is_said_in_full(owned: Path, capsys: pytest.
     assert "Permission denied" in out.splitlines()[-1]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@only_root
 def test_doctor_tells_a_reader_what_runs_need(owned: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out = run(capsys, "doctor")
     assert code == 1

@@ -13,6 +13,7 @@ import pytest
 
 from persist_core.errors import InvalidName
 from persist_core.location import PersistLocation, VersionedData, open_location
+from tests.core.sources.test_scan import only_root
 
 _NOBODY = 65534
 
@@ -74,7 +75,7 @@ def test_a_folder_that_cannot_be_looked_at_fails_each_call(public: Path) -> None
         both.blob.get("shard/part")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@only_root
 def test_another_user_cannot_read_a_new_location(public: Path) -> None:
     (public / "shared" / "blob").mkdir(parents=True)
     (public / "shared" / "state").mkdir()

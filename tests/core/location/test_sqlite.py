@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import resource
 import sqlite3
 import subprocess
@@ -18,7 +17,7 @@ import pytest
 
 from persist_core.errors import Corruption, Determinate, Indeterminate, InvalidUri, StorageError, UnknownVersion
 from persist_core.location import CaSResult, SqliteConsensus, VersionedData
-from tests.core.sources.test_scan import unprivileged
+from tests.core.sources.test_scan import only_root, unprivileged
 from tests.suites.consensus_conformance import fill
 
 ONE, TWO = VersionedData(1, b"one"), VersionedData(2, b"two")
@@ -275,7 +274,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@only_root
 def test_what_a_killed_writer_left_is_named_to_a_reader() -> None:
     with tempfile.TemporaryDirectory(prefix="persist-readers-") as name:  # `tmp_path` is closed to other users
         (folder := Path(name)).chmod(0o755)

@@ -16,6 +16,8 @@ from persist_core.sources.files import FileSource
 from persist_core.sources.input_file import FrozenInput
 from tests.core.sources.drop_folder import collection, drop, names
 
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+
 
 @contextmanager
 def unprivileged() -> Iterator[None]:
