@@ -1,7 +1,6 @@
 """The differences between the Spark releases we run on (3.5 to 4.x), in one place.
 
-On 3.5 there is no `Column.try_cast`; there ANSI mode is off by default, so `cast` gives null for what does not
-fit. `persist_spark.decode.formats` refuses a 3.5 session with ANSI mode on.
+On 3.5 there is no `Column.try_cast`; our sessions have ANSI mode off there: `cast` gives null for what does not fit.
 
 3.5 passes on some errors of a running job as py4j wraps them; a Connect client has no py4j.
 """

@@ -179,6 +179,12 @@ def test_a_job_asks_py4j_for_a_class_of_spark_once(spark: SparkSession, tmp_path
         assert jvm.functions.col is jvm.functions.col
 
 
+def test_ansi_mode_does_not_follow_the_environment(spark: SparkSession, tmp_path: Path) -> None:
+    """Its default in a JVM is what SPARK_ANSI_SQL_MODE says: without it a sum that overflows is a wrong number."""
+    with own_session(spark, Collections(tmp_path).spec("sums")) as own:
+        assert settings_of(own)["spark.sql.ansi.enabled"] == str(SPARK_VERSION >= (4, 0)).lower()
+
+
 @pytest.mark.family("platforms")
 def test_code_for_many_collections_is_compiled_once(spark: SparkSession) -> None:
     own = spark.newSession()

@@ -18,7 +18,6 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.errors import InvalidInput
 from persist_core.sources.input_file import InputFile
 from persist_spark import s3a
-from persist_spark.compat import HAS_TRY_CAST
 from persist_spark.decode.csv import csv_records, layouts
 from persist_spark.decode.debezium import debezium_records
 from persist_spark.decode.files import (
@@ -62,8 +61,6 @@ def decode(
             f"spark.sql.session.timeZone is {zone!r}; expected 'UTC': decode in a session of"
             " `persist_spark.session.own_session`"
         )
-    if not HAS_TRY_CAST and spark.conf.get("spark.sql.ansi.enabled", "false") == "true":
-        raise InvalidInput("spark.sql.ansi.enabled is true; set it to false on this release of Spark, or use Spark 4")
     is_text = "parquet" not in config.source.format
     known: Mapping[InputFile, FileSchema] = {}
     if is_text:
