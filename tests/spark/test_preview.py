@@ -130,6 +130,12 @@ def test_what_the_records_do_and_where_they_are_out_of_order(look: Look, tmp_pat
     json.dumps(found.to_json())
 
 
+def test_a_preview_leaves_nothing_in_the_cache_of_the_server(look: Look, spark: SparkSession, tmp_path: Path) -> None:
+    spark.catalog.clearCache()
+    assert look(orders(tmp_path, [order(1, 1)])).stops is None
+    assert spark._jsparkSession.sharedState().cacheManager().isEmpty()
+
+
 def test_a_forgotten_unit(look: Look, tmp_path: Path) -> None:
     columns = {"id": "bigint", "status": "string", "at": "timestamp"}
     found = look(orders(tmp_path, CHANGES, columns=columns))

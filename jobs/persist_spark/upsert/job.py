@@ -75,9 +75,9 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
     check_not_outdated(state, description)
     key = description.input_key
     with (
-        ExitStack() as opened,
         outdated_first(client, description),
         own_session(spark, spec) as own,
+        ExitStack() as opened,
     ):
         frozen = FrozenInput(()) if key is None else load_frozen(client.blob, key, FrozenInput)
         check_zone(own, config.timezone)
@@ -104,6 +104,7 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
             records = with_files(own, records, config, description.lower, aside, frozen.files)
             if spec.is_sample:
                 records = records.persist()  # small; its code is compiled once
+                opened.callback(records.unpersist)  # the cache is the server's, not the session's
                 client.blob.set(spec.key_of(RECORDS), as_json_lines(records, request.schema))
             use(own, {**OUR_PLANS, **listing(client.blob)})
             asked = replace(request, description=described, noticed=noticed)
