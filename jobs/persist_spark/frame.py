@@ -276,17 +276,15 @@ def _text(column: Column, value: SparkColumn) -> SparkColumn:
     return value.cast("string")
 
 
-def canonical_json(columns: Sequence[Column], found: Sequence[str | SparkColumn] | None = None) -> SparkColumn:
+def canonical_json(columns: Sequence[Column], found: Sequence[SparkColumn]) -> SparkColumn:
     """Canonical bytes of some columns of a row: UTF-8 of a JSON object, in their order, every value a string or null.
 
-    `found`: where they are in this frame (names or expressions), if not under their own names. Timestamps are
-    printed in the session's time zone, which `persist_spark.session` sets to UTC.
+    `found`: where they are in this frame. Timestamps are printed in the session's time zone, which
+    `persist_spark.session` sets to UTC.
     """
     if not columns:
         return F.lit(b"{}")
-    places = [column.name for column in columns] if found is None else found
-    values = [named(place) if isinstance(place, str) else place for place in places]
-    fields = [_text(column, value).alias(column.name) for column, value in zip(columns, values, strict=True)]
+    fields = [_text(column, value).alias(column.name) for column, value in zip(columns, found, strict=True)]
     return F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}).cast("binary")
 
 
@@ -305,7 +303,8 @@ def json_without(columns: Sequence[Column], found: Sequence[SparkColumn], left_o
 def canonical_key(columns: Sequence[Column], found: Sequence[SparkColumn] | None = None) -> SparkColumn:
     """Canonical bytes of a row's key: UTF-8 of a JSON array of texts; meaningless if the key could not be decoded.
 
-    Without names, so that the bytes stay the same if a key column is renamed. `found` as of `canonical_json`.
+    Without names, so that the bytes stay the same if a key column is renamed. `found`: where they are in this
+    frame, if not under their own names.
     """
     values = [named(column.name) for column in columns] if found is None else found
     return key_bytes([_text(column, value) for column, value in zip(columns, values, strict=True)])

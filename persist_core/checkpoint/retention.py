@@ -24,7 +24,7 @@ def plan_retention(
     retention: RetentionConfig,
     *,
     latest_id: str | None,
-    pinned: Collection[str] = (),
+    pinned: Collection[str],
     history_start: Frontier = ZERO,
 ) -> list[str]:
     """Ids to delete, newest first, so that a chain never loses its start. `manifests` in any order.

@@ -33,7 +33,7 @@ def target_bytes(run_bytes: float, min_file_bytes: int = MIN_FILE_BYTES) -> floa
     return max(usual, min(run_bytes / MANY_FILES, MAX_LARGE_FILE_BYTES))
 
 
-def rows_per_file(parts: Sequence[Part], min_file_bytes: int = MIN_FILE_BYTES) -> int:
+def rows_per_file(parts: Sequence[Part], min_file_bytes: int) -> int:
     """How many rows a file of insertions is to hold, given the insertions of the inputs."""
     counted = [part for part in parts if part.kind is PartKind.INSERTIONS and part.rows]
     size_bytes, rows = sum(part.size_bytes for part in counted), sum(part.rows or 0 for part in counted)
@@ -93,9 +93,7 @@ class RunFiles:
                 self._stage(kind, table)
         self._waiting.clear()
 
-    def batch_counts(
-        self, errs: pa.Table, carried: Sequence[Part], with_errs_of: Sequence[BatchCounts] = ()
-    ) -> BatchCounts:
+    def batch_counts(self, errs: pa.Table, carried: Sequence[Part], with_errs_of: Sequence[BatchCounts]) -> BatchCounts:
         """The counts of the run: of new files, of `carried` ones, and of the errs of batches whose errs are carried."""
         rows = dict(self.counts)
         for part in carried:

@@ -318,7 +318,7 @@ def finished(client: PersistClient, merge: Merge, files: RunFiles) -> BatchManif
     return merge.manifest((*files.parts, *merge.carried), files.batch_counts(errs, merge.carried, before))
 
 
-def stage_here(client: PersistClient, merge: Merge, attempt: str, rows_at_once: int = ROWS_AT_ONCE) -> BatchManifest:
+def stage_here(client: PersistClient, merge: Merge, attempt: str, rows_at_once: int) -> BatchManifest:
     """Stage the parts of the run, and say what its manifest is. Raises as `merge_here` does."""
     schema = merge.schema
     with scratch_folder("merge") as folder:

@@ -136,7 +136,7 @@ def _collect(
     return collected
 
 
-def due_since_ms(client: PersistClient, state: ShardState, *, grace_ms: int = GRACE_MS) -> int | None:
+def due_since_ms(client: PersistClient, state: ShardState, *, grace_ms: int) -> int | None:
     """How long `collect` has been due, by this process's clock; negative before that, `None` if nothing was committed.
 
     Costs one listing of the era's lists, or of a dropped shard's files.

@@ -113,9 +113,7 @@ class ReadHandle:
         time = check_as_of(state, as_of)
         return self._fit(self._as_of(state, time, updates_schema(schema, orders=False), keys), schema, time)
 
-    def _as_of(
-        self, state: ShardState, time: int, columns: pa.Schema, keys: Sequence[KeyRange] | None = None
-    ) -> pa.Table:
+    def _as_of(self, state: ShardState, time: int, columns: pa.Schema, keys: Sequence[KeyRange] | None) -> pa.Table:
         """The rows as of `time`, with these columns: the key's, time and diff at least; without a key, all."""
         schema = schema_of(state)
         batches = [batch for batch in state.batches if batch.lower <= time]

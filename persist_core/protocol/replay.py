@@ -257,7 +257,7 @@ def is_as_read(
     config: CollectionConfig,
     state: ShardState,
     earlier: SourceFrontier | None,
-    turns: Sequence[Turn] = (),
+    turns: Sequence[Turn],
 ) -> bool:
     """True if the files that the shard has consumed since `earlier` are there as they were; and no other that the turns
     up to its upper would have taken. Raises `ConfigError` if the collection reads other files."""

@@ -96,7 +96,7 @@ def rounds(
     on_step: Callable[[Step], None],
     max_conflicts: int,
     max_rounds: int = MAX_ROUNDS,
-    is_forced: bool = False,
+    is_forced: bool,
     source: Source | None = None,
 ) -> Run[Step]:
     """Bring the shard up to `until` (ms; `None`, `is_forced`, `source`: see `stages.mint`). `on_step` sees each step.

@@ -23,7 +23,7 @@ def csv_rows(lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
     return csv.reader((line.replace("\r", " ") for line in lines), delimiter=delimiter)
 
 
-def null_text(format: str, given: str | None = None) -> str | None:
+def null_text(format: str, given: str | None) -> str | None:
     """The text that is null in CSV, by `source.null_value`; an unquoted empty field may be null too."""
     return DMS_NULL if given is None and format == "dms-csv" else given
 

@@ -133,7 +133,7 @@ class CauseFinder:
             if number not in self._found and (found := pattern.search(looked_at)) is not None:
                 self._found[number] = _around(looked_at, found)
 
-    def cause(self, exit_status: int | None = None) -> Cause | None:
+    def cause(self, exit_status: int | None) -> Cause | None:
         """The cause, if the lines name a known one; or if the exit status alone says that the process was killed."""
         if self._found:
             number = min(self._found)
@@ -148,12 +148,12 @@ class CauseFinder:
         return None
 
 
-def find_cause(lines: Iterable[str], exit_status: int | None = None) -> Cause | None:
+def find_cause(lines: Iterable[str]) -> Cause | None:
     """The cause that a whole log names, if it is a known one."""
     finder = CauseFinder()
     for line in lines:
         finder.see(line)
-    return finder.cause(exit_status)
+    return finder.cause(exit_status=None)
 
 
 def _around(line: str, found: re.Match[str]) -> str:

@@ -35,7 +35,7 @@ def without_erased(
     description: BatchDescription,
     *,
     has_times: bool,
-    eras: Eras | None = None,
+    eras: Eras | None,
 ) -> DataFrame:
     """The records frame; records of erased keys from before the erasure are control records without a key.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from persist_core.spark_job.causes import find_cause
+from persist_core.spark_job.causes import CauseFinder, find_cause
 
 NOISE = ["26/01/02 WARN TaskSetManager: Lost task 0.0", "\tat java.base/java.lang.Thread.run(Thread.java:840)"] * 50
 
@@ -41,7 +41,7 @@ NOISE = ["26/01/02 WARN TaskSetManager: Lost task 0.0", "\tat java.base/java.lan
     ],
 )  # fmt: skip
 def test_a_line_among_many_names_the_cause(line: str, what: str) -> None:
-    found = find_cause([*NOISE, line, *NOISE], exit_status=1)
+    found = find_cause([*NOISE, line, *NOISE])
     assert found is not None
     assert str(found).startswith(what)
     assert found.line in line
@@ -56,10 +56,11 @@ def test_the_first_cause_of_all_is_said() -> None:
 
 
 def test_an_exit_status_or_nothing_is_known_too() -> None:
-    killed = find_cause(NOISE, exit_status=-9)
+    killed = CauseFinder().cause(-9)
     assert killed is not None
     assert "was killed with exit status -9" in str(killed)
-    assert find_cause(NOISE, exit_status=1) is None
+    assert CauseFinder().cause(1) is None
+    assert find_cause(NOISE) is None
 
 
 def test_a_cause_is_short_and_printable() -> None:
