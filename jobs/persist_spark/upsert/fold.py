@@ -37,7 +37,7 @@ from persist_spark.order_memory import Memory
 from persist_spark.session import stage_settings, use
 from persist_spark.stage import Planned, StateRows, Written, artifacts_of, stage_files
 from persist_spark.upsert.sequence import literal
-from persist_spark.upsert.state_before import StateBefore, frontier_of, live
+from persist_spark.upsert.state_before import StateBefore, frontier_of, live, waiting
 
 FILE_BYTES = 8 << 20  # of a file that is sorted: a batch that needs one row of it reads so much
 
@@ -99,11 +99,11 @@ class Fold:
         """The records of the stash that are not due in the batch; for each slot and time the winner."""
         of_time, upper = Window.partitionBy(*self._slot, TIME), self.before.description.upper
         assert upper is not None  # nothing is folded of a stash that is all due
-        waiting = rows.where(F.col(TIME) >= upper)
+        later = rows.where(F.col(TIME) >= upper)
         if self.before.schema.inherits:  # a record may inherit from records that it beats, as far as the last whole one
             whole = F.max(F.when(F.col(INHERITED).isNull(), F.col(ORDER))).over(of_time)
-            return waiting.withColumn(_RANK, whole).where(f"coalesce({ORDER} >= {_RANK}, true)").drop(_RANK)
-        return waiting.withColumn(_RANK, F.rank().over(of_time.orderBy(F.col(ORDER).desc()))).where(_FIRST).drop(_RANK)
+            return later.withColumn(_RANK, whole).where(f"coalesce({ORDER} >= {_RANK}, true)").drop(_RANK)
+        return later.withColumn(_RANK, F.rank().over(of_time.orderBy(F.col(ORDER).desc()))).where(_FIRST).drop(_RANK)
 
     def _late(self, rows: DataFrame) -> DataFrame:
         return rows if self.before.forgets_before is None else rows.where(F.col(ACTED) >= self.before.forgets_before)
@@ -156,12 +156,11 @@ class Fold:
 
     def _awaited(self) -> DataFrame | None:
         """The slots of the records in the stash before the batch."""
-        description = self.before.description
-        chain = live(description.operators.get(STASH_OPERATOR, ()), frontier_of(description))
+        chain = waiting(self.before.description)
         if not chain:
             return None
-        waiting = self._scan(STASH_OPERATOR, chain).where(f"{TIME} >= {frontier_of(description)}L")
-        return waiting.selectExpr(*[f"{name} AS _persist_slot{i}" for i, name in enumerate(self._slot)])
+        rows = self._scan(STASH_OPERATOR, chain).where(f"{TIME} >= {frontier_of(self.before.description)}L")
+        return rows.selectExpr(*[f"{name} AS _persist_slot{i}" for i, name in enumerate(self._slot)])
 
     @property
     def _slot(self) -> list[str]:
