@@ -30,6 +30,7 @@ from persist_core.handles.side_by_side import side_by_side
 from persist_core.schema import INHERITED, TIME, CollectionSchema, Late
 from persist_core.shard.state import ShardState
 from persist_spark import progress
+from persist_spark.compat import cached_leaf
 from persist_spark.frame import OP, ORDER, named, slot_names
 from persist_spark.read.damage import check_sizes, named_damage, part_sizes
 from persist_spark.session import ONE_TASK_BYTES, stage_settings, use
@@ -130,7 +131,8 @@ def stage_upserts(
         if (batch.looks or may_look(description)) and not request.is_columnar:
             records.persist(StorageLevel.MEMORY_AND_DISK)
             stack.callback(records.unpersist)
-        batch = replace(batch, stash=batch.before.needed_stash(records, may_stash=request.may_stash))
+            batch = replace(batch, records=cached_leaf(records))
+        batch = replace(batch, stash=batch.before.needed_stash(batch.records, may_stash=request.may_stash))
         look = batch.look()
         batch = batch.sampled(stack)
         plans: list[PlannedUpsert] = []
