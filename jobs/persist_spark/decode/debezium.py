@@ -8,7 +8,8 @@ A line is one of
     {"id": .., "name": .., "__op": "u", "__deleted": "false"}      unwrapped (ExtractNewRecordState)
 
 1. op c, r, u: upsert of `after`; d: delete; t: truncate; m, transaction marks, heartbeats, schema changes: skip.
-2. The key is the message key's, else the key columns of `after`, else of `before`.
+2. The key is the message key's, else the row's: of a delete `before`, of others `after`. An update in which these
+   two have different keys is a delete and an upsert, as Debezium itself sends a change of the message key.
 3. Order `auto`: see `persist_spark.decode.debezium_order`. A missing field is the lowest: a tombstone, which has no
    source, never wins over the delete before it. In `sequence` order a tombstone is skipped, unless the order is the
    position. One without a key says nothing, and is always skipped.
@@ -153,7 +154,7 @@ def _needs_hint(config: CollectionConfig, column: Column) -> bool:
 
 def debezium_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     wanted = _wanted(config)
-    frame = _raw(wanted, _with_body(wanted, _opened(wanted, lines)))
+    frame = _raw(wanted, _with_deletes(wanted, _with_body(wanted, _opened(wanted, lines))))
     encoding = Encoding.of(config, marked=True)
     order = field_orders(config, wanted.fields)
     unordered = None
@@ -235,6 +236,14 @@ def _with_body(wanted: _Wanted, opened: DataFrame) -> DataFrame:
     )
 
 
+def _with_deletes(wanted: _Wanted, found: DataFrame) -> DataFrame:
+    """Two rows of an update that changes its key: a delete, of the key before it, and itself."""
+    before, after = ([*_key_texts(wanted, F.lit(is_before)).values()] for is_before in (True, False))
+    is_moved = F.coalesce(*before).isNotNull() & ~F.struct(*before).eqNullSafe(F.struct(*after))
+    is_moved &= (F.col("op") == "u") & F.col("after").isNotNull()
+    return found.withColumn("op", F.explode(F.when(is_moved, F.array(F.lit("d"), "op")).otherwise(F.array("op"))))
+
+
 def _body(wanted: _Wanted, path: Path) -> SparkColumn:
     document = F.col("document")
     inner = F.when(F.col("is_wrapped"), wanted.body.get(wanted.document.get(document, ("payload",)), path))
@@ -276,7 +285,7 @@ def _raw(wanted: _Wanted, opened: DataFrame) -> DataFrame:
     texts = {
         field.raw: _row_text(wanted, field.raw, "after") for field in wanted.fields.values if field.raw in wanted.paths
     }
-    texts |= _key_texts(wanted)
+    texts |= _key_texts(wanted, _is_envelope() & ((F.col("op") == "d") | F.col("after").isNull()))
     for raw, path in wanted.free.items():
         text = F.when(_is_flat(), wanted.flat.get(F.col("flat"), path)).otherwise(_body(wanted, path))
         texts[raw] = free_text(wanted.config, raw, text)
@@ -352,22 +361,20 @@ def _row_text(wanted: _Wanted, raw: str, part: str) -> SparkColumn:
     return F.when(_is_envelope(), shape.get(F.col(part), path)).when(_is_flat(), wanted.flat.get(F.col("flat"), path))
 
 
-def _key_texts(wanted: _Wanted) -> dict[str, SparkColumn]:
-    """The key, from the message key if it has any of the key columns, else from `after`, else from `before`."""
+def _key_texts(wanted: _Wanted, is_before: SparkColumn) -> dict[str, SparkColumn]:
+    """The key, from the message key if it has any of the key columns, else from `after`, or from `before`."""
     key, message_key = F.col("key"), F.col("message_key")
     paths = {field.raw: wanted.paths[field.raw] for field in wanted.fields.keys}
     payload = wanted.key_document.get(message_key, ("payload",))
     inner = {raw: wanted.key_row.get(payload, path) for raw, path in paths.items()}
     outer = {raw: wanted.key_document.get(message_key, path) for raw, path in paths.items()}
-    after = [wanted.row.get(F.col("after"), path) for path in paths.values()]
     found = {}
     for raw in paths:
         text = F.when(F.coalesce(*inner.values()).isNotNull(), inner[raw])
         text = text.when(F.coalesce(*outer.values()).isNotNull(), outer[raw])
         if len(paths) == 1:  # a key that is not a struct: the value itself
             text = text.when(~key.startswith("{"), document_text(key))
-        in_before = _is_envelope() & F.coalesce(*after).isNull()
-        found[raw] = text.when(in_before, _row_text(wanted, raw, "before")).otherwise(_row_text(wanted, raw, "after"))
+        found[raw] = text.when(is_before, _row_text(wanted, raw, "before")).otherwise(_row_text(wanted, raw, "after"))
     return found
 
 
