@@ -19,7 +19,6 @@ from persist_core.contents.batch import SourceFrontier
 from persist_core.contents.evolution import has_other_times
 from persist_core.errors import ConfigError, InvalidInput, RunFailed, SchemaMismatch
 from persist_core.handles.client import PersistClient
-from persist_core.handles.erased import copy_erased
 from persist_core.handles.read import check_as_of
 from persist_core.maintenance.fill import Wishes
 from persist_core.maintenance.fsck import fsck
@@ -124,7 +123,7 @@ def rebuild(
         gone = task.gone(state)
         definition = task.definition(state)
         turns, beside = task.turns(state), replay_config(config, hidden)
-        task.begin(state, definition, turns)
+        task.begin(definition, turns)
         say(f"building {hidden} up to {show_time(state.upper.time)}")
         replay(client, beside, turns, write=write, writer=definition, say=say, on_round=lambda: None)
         theirs, state = alive(client, hidden), client.state(config.name)
@@ -271,7 +270,7 @@ class _Rebuild:
         life = f"{state.origin.life} {state.erased} {state.past.restored} {self.begins_as}"
         return definition_of(self.config, REBUILD, life)
 
-    def begin(self, state: ShardState, definition: str, turns: Sequence[Turn]) -> None:
+    def begin(self, definition: str, turns: Sequence[Turn]) -> None:
         """Begin, or go on. Give up an earlier rebuild that does not fit: by another definition, or of files that have
         changed since."""
         client, hidden, known = self.client, self.hidden, self.known
@@ -285,8 +284,6 @@ class _Rebuild:
                 " its files have changed since: it is given up"
             )
             end(client, hidden)
-        if erased := copy_erased(client, state, hidden):  # so that it does not bring these keys back
-            client.machine.apply(hidden, lambda found: (replace(found, erased=erased), None), create=True)
         if known is not None and known.state.newest_commit is not None:
             fork(client, known.state.shard, known.state.newest_commit.checkpoint_id, hidden, writer=definition)
 

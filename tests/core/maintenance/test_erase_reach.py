@@ -74,6 +74,23 @@ def test_a_replay_that_has_not_ended_is_ended_first() -> None:
     assert erase(history.client, "s", KEYS[:1], by="me", reason="asked").status == "erased"
 
 
+def test_a_replay_leaves_no_list_of_erasures() -> None:
+    """It would keep what a later erasure takes out of the reasons."""
+    history = Erasing(in_memory(), SEQUENCED, 1)
+    history.append()
+    erase(history.client, "s", KEYS[:1], by="me", reason=f"as {KEYS[1]} asked")
+    fork(history.client, "s", None, "s~reprocess", writer="test")
+    end(history.client, "s~reprocess")
+    fork(history.client, "s", history.checkpoints[-1][0], "s~g1", writer="test")
+    fork(history.client, "s~g1", None, "twin", writer="test")
+    assert erased_list(history.client, history.client.state("twin")) == erased_list(history.client, history.state)
+    for name in ("twin", "s~g1"):
+        drop(history.client, name, is_forced=True)
+    erase(history.client, "s", KEYS[1:2], by="me", reason="asked")
+    assert verify(history.client, "s", KEYS[1:2]) == ()
+    assert not [entry.key for entry in history.client.blob.list_keys_and_metadata("s~") if "/erased/" in entry.key]
+
+
 def test_a_replay_from_before_is_refused_without_times(tmp_path: Path) -> None:
     shard = Collection(tmp_path)
     shard.drop("1.txt", [])

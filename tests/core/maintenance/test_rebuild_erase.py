@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from persist_core.checkpoint.publish import publish_missing
+from persist_core.contents.batch import BatchDescription
 from persist_core.contents.erased import ErasedList
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.handles.client import PersistClient
+from persist_core.handles.erased import erased_for
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.copy import Copier
@@ -107,15 +109,20 @@ def test_no_other_times_in_log_order_after_an_erasure(tmp_path: Path) -> None:
 
 def test_a_rebuild_begins_again_after_an_erasure(tmp_path: Path) -> None:
     shard = OrderedCollection(tmp_path)
-    seen: list[str | None] = []
+    seen: list[ErasedList | None] = []
     said: list[str] = []
+
+    def see(description: BatchDescription) -> None:
+        hidden, schema = shard.client.state(description.shard), shard.config.collection_schema()
+        seen.append(erased_for(shard.client, hidden, schema, has_times=True))
+
     shard.drop("0.txt", [ok(("eu", 1), "ann", 1), ok(("eu", 2), "bo", 2)])
     shard.run(10)
     with pytest.raises(RunFailed, match="an erasure of things has ended this one"):
         rebuilt(shard, first=lambda _: put_list(shard))
     listed = ErasedList("secret")
-    rebuilt(shard, say=said.append, first=lambda _: seen.append(shard.client.state(f"{SHARD}~rebuild").erased))
-    assert seen == [listed.key_in(f"{SHARD}~rebuild")]
+    rebuilt(shard, say=said.append, first=see)
+    assert seen == [listed]
     assert said[0].endswith("it is given up")
     assert shard.client.state(SHARD).erased == listed.key_in(SHARD)
     shard.check()
