@@ -140,16 +140,26 @@ def group_results(session: Any, runs: Collection[tuple[str, str]]) -> dict[tuple
     found: dict[tuple[str, str], dict[str, GroupResult]] = defaultdict(dict)
     for dag_id, run_id, value in session.execute(statement) if runs else ():
         results = found[dag_id, run_id]
-        for shard, each in _object(value).items():
+        by_shard = _measured(value)
+        for shard, each in by_shard.items() if isinstance(by_shard, dict) else ():
             before = results.get(shard, GroupResult(is_done=False, seconds=0.0))
             results[shard] = GroupResult(before.is_done or each["is_done"], before.seconds + each["seconds"])
     return dict(found)
 
 
-def _object(value: Any) -> dict[str, Any]:
-    """An XCom's object, which the database has as JSON; empty for a number."""
-    decoded = json.loads(value) if isinstance(value, str) else value
-    return decoded if isinstance(decoded, dict) else {}
+def _measured(value: Any) -> float | dict[str, Any] | None:
+    """Seconds that a task has measured, or an object by shard; `None` if the database does not have it.
+
+    The database has it as JSON. Of an XCom backend that keeps values elsewhere it has only where they are.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return None
+    if isinstance(value, dict):
+        return value if all(isinstance(each, dict) and "seconds" in each for each in value.values()) else None
+    return float(value) if isinstance(value, int | float) else None
 
 
 def known_dags(session: Any, dag_ids: Collection[str]) -> list[str]:
@@ -173,13 +183,13 @@ def stage_seconds(session: Any, shard: str, commit_writers: Iterable[str]) -> di
             XComModel.dag_id == dag_id, XComModel.run_id.in_(run_ids), XComModel.key == SECONDS_XCOM
         )
         for run_id, task_id, seconds in session.execute(statement):
-            stages = found[f"{dag_id}/{run_id}"]
             name = task_id.rpartition(".")[2]  # in a task group the id starts with the group's
-            of_group = _object(seconds)
-            if not of_group:
-                stages[name] = stages.get(name, 0.0) + float(seconds)
-            elif shard in of_group:
-                stages[name] = stages.get(name, 0.0) + of_group[shard]["seconds"]
+            measured = _measured(seconds)
+            if isinstance(measured, dict):
+                measured = measured[shard]["seconds"] if shard in measured else None
+            if measured is not None:
+                stages = found[f"{dag_id}/{run_id}"]
+                stages[name] = stages.get(name, 0.0) + measured
     return dict(found)
 
 

@@ -260,6 +260,19 @@ def test_a_groups_failed_run_failed_for_what_it_did_not_commit() -> None:
         assert len(failed_days(session, name, [dag_id], after_ms=0, zone="UTC")) == days
 
 
+@pytest.mark.parametrize("kept", ["file:///xcom/seconds", '"s3://xcom/seconds"', {"at": "s3://xcom/seconds"}, None])
+def test_seconds_that_an_xcom_backend_keeps_are_unknown(kept: object) -> None:
+    """The database then has only what the backend made of them."""
+    from persist_airflow.page.metadata import group_results, stage_seconds
+
+    rows = [("dag", "run", kept), ("dag", "run", {"orders": {"seconds": 0.5, "is_done": True}})]
+    found = group_results(SimpleNamespace(execute=lambda _: rows), [("dag", "run")])
+    assert {shard: each.seconds for shard, each in found["dag", "run"].items()} == {"orders": 0.5}
+    rows = [("run", "mint", kept), ("run", "append", 2.5), ("elsewhere", "mint", kept)]
+    seconds = stage_seconds(SimpleNamespace(execute=lambda _: rows), "orders", ["dag/run", "dag/elsewhere"])
+    assert seconds == {"dag/run": {"append": 2.5}}
+
+
 def test_a_slow_store_holds_no_connection_of_airflows_database(monkeypatch: pytest.MonkeyPatch) -> None:
     from persist_airflow.page import metadata, site
 
