@@ -79,6 +79,16 @@ def interval_schedule(cron: str | None, timezone: str = UTC_ZONE) -> Any:
     return timetable
 
 
+def with_newest_files() -> dict[str, bool]:
+    """Arguments of a DAG whose dag runs go by the files as they are now, also ones that began before.
+
+    By default a dag run of 3.x keeps the version of a versioned bundle (Git) that it began with, and so does a task
+    that is cleared. But a definition is of the shard, not of a dag run: an older one would drop a column that a newer
+    one has added, and the correction of a file would never reach the task that is cleared for it.
+    """
+    return {"disable_bundle_versioning": True} if AIRFLOW_V_3_0_PLUS else {}
+
+
 def interval_end_ms(context: Context, clock: Clock) -> int:
     """The end of the dag run's data interval, in ms; for a run without one (manual, 3.x) `run_after`, else now."""
     end: datetime | None = context.get("data_interval_end") or getattr(context["dag_run"], "run_after", None)

@@ -32,6 +32,7 @@ from persist_airflow.compat import (
     file_import_error,
     interval_schedule,
     only_dag_id,
+    with_newest_files,
 )
 from persist_airflow.group_dag import document_of, group_tasks, split_groups
 from persist_airflow.hook import PersistHook
@@ -206,6 +207,7 @@ def _open_dag(
         "tags": ["persist", face.tag, *config.airflow.tags],
         "doc_md": face.document,
         "default_args": {**(default_args or {}), **owner},
+        **with_newest_files(),
     }
     return DAG(**{**arguments, **(dag_args or {})})
 

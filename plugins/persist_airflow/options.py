@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict
 
-from persist_airflow.compat import DAG
+from persist_airflow.compat import DAG, with_newest_files
 from persist_airflow.notifications import NotifyBy
 from persist_core.config.shard import AirflowConfig, TaskConfig
 
@@ -95,5 +95,6 @@ def location_dag(
         "tags": ["persist", tag],
         "doc_md": document,
         "default_args": {**defaults, **(default_args or {})},
+        **with_newest_files(),
     }
     return DAG(**{**arguments, **(dag_args or {})})

@@ -61,6 +61,12 @@ def test_the_bundled_dags_have_no_errors() -> None:
     assert "persist_upsert__customers" in bag.dags
 
 
+def test_a_dag_run_goes_by_the_newest_files() -> None:
+    """Also in a versioned bundle, where a run keeps the version it began with: that one would drop new columns."""
+    dags = [dag for dag in dag_bag(ROOT / "dags").dags.values() if hasattr(dag, "disable_bundle_versioning")]
+    assert {dag.dag_id: dag.disable_bundle_versioning for dag in dags} == {dag.dag_id: True for dag in dags}
+
+
 def test_a_task_opens_the_file_of_its_own_dag_alone(fruit: Fruit, monkeypatch: pytest.MonkeyPatch) -> None:
     (fruit.dags / "collections" / "broken.yaml").write_text("columns: [")
     folder = fruit.dags / "collections"
