@@ -100,6 +100,9 @@ def found_by(globs: Sequence[str], location: OpenLocation, connection: str | Non
         raise InvalidInput("--connection is for files on s3://; leave it out")
     if len(stores) > 1:
         raise InvalidInput("--from: found files in several stores; expected one folder tree, or one bucket")
+    gone = [each.root for each in patterns if not each.root.startswith(S3) and not os.path.lexists(each.root)]
+    if gone:
+        raise InvalidInput(f"--from: found no folder {gone[0]}; expected the path of a file, or a glob in quotes")
     feeds = [feed_at(location, pattern, connection) for pattern in patterns]
     for pattern, feed in zip(patterns, feeds, strict=True):
         for each in feed.scan(Wanted()).found:
@@ -107,7 +110,7 @@ def found_by(globs: Sequence[str], location: OpenLocation, connection: str | Non
             facts = (each.size_bytes, each.mtime_ms, each.ctime_ns, None, natural_key(path))
             found[path] = InputFile(path, path, *facts, etag=each.etag)
     if not found:
-        raise InvalidInput("--from: found no file; expected a path, or a glob in quotes")
+        raise InvalidInput(f"--from: found no file for {globs[0]}; expected the path of a file, or a glob in quotes")
     return FoundFiles(feeds[0], sorted(found.values(), key=lambda each: each.order), connection, globs)
 
 

@@ -273,7 +273,9 @@ def test_nothing_is_overwritten_and_nothing_comes_of_nothing(place: Path, capsys
     proposed(capsys, "feed/a.jsonl")
     for arguments, told in (
         (["--from", "feed/a.jsonl", "--name", "things"], "things.yaml: exists already; nothing was written"),
-        (["--from", "feed/x.jsonl"], "--from: found no file"),
+        (["--from", "feed/x.jsonl"], "--from: found no file for feed/x.jsonl"),
+        (["--from", "feed"], "--from: found no file for feed; expected the path of a file"),
+        (["--from", "fed/*/*.jsonl"], f"--from: found no folder {place}/fed; expected"),
         (["--from", "feed/b.jsonl"], "--from: found no record in 1 files"),
         (["--from", "s3://bucket/x", "feed/a.jsonl"], "found files in several stores"),
         (["--from", "s3://bucket/x", "--connection", "vendor"], "source.connection 'vendor' is not known"),
