@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from persist_airflow.failures import warn_once
+from persist_airflow.links import shard_uri
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.path_pattern import S3
 from persist_core.config.shard import ShardConfig
@@ -231,7 +232,7 @@ def _facets(shard: str, conn_id: str, columns: Iterable[Column], version: str | 
     from openlineage.client.generated.symlinks_dataset import Identifier, SymlinksDatasetFacet
 
     fields = [SchemaDatasetFacetFields(column.name, column.type) for column in columns]
-    asset = Identifier(f"persist://{conn_id}", shard, SYMLINK_TYPE)
+    asset = Identifier(shard_uri(conn_id, "").removesuffix("/"), shard, SYMLINK_TYPE)
     return {
         "symlinks": SymlinksDatasetFacet([asset]),
         **({"schema": SchemaDatasetFacet(fields)} if fields else {}),

@@ -17,8 +17,12 @@ PAGE_ROUTE = "shards"  # its place in the UI's navigation: /plugin/shards
 
 
 def shard_uri(persist_conn_id: str, shard: str) -> str:
-    """The asset URI of a shard. It names the connection, not the location, so that no store's address is shown."""
-    return f"persist://{persist_conn_id}/{shard}"
+    """The asset URI of a shard. It names the connection, not the location, so that no store's address is shown.
+
+    The id of a connection may have a `/` or a `#`, at which it would end in a URI.
+    """
+    conn_id = persist_conn_id.replace("/", "%2F").replace("#", "%23")
+    return f"persist://{conn_id}/{shard}"
 
 
 def outlet_uri(persist_conn_id: str, shard: str) -> str:

@@ -262,6 +262,12 @@ def test_a_template_as_the_location_of_assets_is_refused(fruit: Fruit, conn_id: 
         build_group_dag("crm", [config], persist_conn_id=conn_id)
 
 
+def test_each_shard_of_a_connection_has_an_asset(fruit: Fruit) -> None:
+    """Whatever Airflow allows in the id of a connection."""
+    append = tasks_of(build_upsert_dag(fruit.config(), persist_conn_id="team/lake#1")).append
+    assert [asset.uri for asset in append.outlets] == ["persist://team%2Flake%231/fruit"]
+
+
 def test_a_shard_with_a_dot_has_a_task_group(fruit: Fruit) -> None:
     file = fruit.dags / "collections" / "fruit.yaml"
     other = file.with_name("sales.eu.yaml")

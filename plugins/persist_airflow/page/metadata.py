@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
+from urllib.parse import unquote
 
 from airflow.models.asset import AssetModel, TaskOutletAssetReference
 from airflow.models.connection import Connection
@@ -97,7 +98,7 @@ def writers(session: Any) -> Writers:
     for (uri, _), rows in groupby(session.execute(statement), key=itemgetter(0, 1)):
         shard = _SHARD_URI.fullmatch(uri)
         if shard is not None:
-            found[shard[1]].setdefault(shard[2], tuple(dag_id for _, _, dag_id in rows))
+            found[unquote(shard[1])].setdefault(shard[2], tuple(dag_id for _, _, dag_id in rows))
     return dict(found)
 
 

@@ -260,6 +260,13 @@ def test_a_groups_failed_run_failed_for_what_it_did_not_commit() -> None:
         assert len(failed_days(session, name, [dag_id], after_ms=0, zone="UTC")) == days
 
 
+def test_a_connection_with_a_slash_is_found_by_its_assets() -> None:
+    from persist_airflow.page.metadata import writers
+
+    session = SimpleNamespace(execute=lambda _: [("persist://team%2Flake%231/fruit", False, "dag")])
+    assert writers(session) == {"team/lake#1": {"fruit": ("dag",)}}
+
+
 @pytest.mark.parametrize("kept", ["file:///xcom/seconds", '"s3://xcom/seconds"', {"at": "s3://xcom/seconds"}, None])
 def test_seconds_that_an_xcom_backend_keeps_are_unknown(kept: object) -> None:
     """The database then has only what the backend made of them."""

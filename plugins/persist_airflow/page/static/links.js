@@ -15,7 +15,7 @@ function airflowLink(href, text) {
 
 // The list of assets, filtered by the shard's: its own page has a number that only Airflow knows.
 export function assetLink(connId, shard) {
-  const uri = `persist://${connId}/${shard}`;
+  const uri = `persist://${connId.replaceAll("/", "%2F").replaceAll("#", "%23")}/${shard}`;
   return airflowLink(`../assets?${new URLSearchParams({ name_pattern: uri })}`, uri);
 }
 
