@@ -96,8 +96,8 @@ def mint(
     `until` is the input's frontier (ms; the end of the data interval), `None` if it has none: a collection is then
     closed, a view goes as far as its inputs. `writer` names the dag run. `source`: the input, if it is not all that
     `config` names. Raises `SchemaMismatch` before anything is staged, `CorruptArtifact` if operator state is damaged,
-    and `InvalidInput` for an `until` more than `MAX_AHEAD_MS` after now, unless `is_forced`. What is refused changes
-    nothing, and makes no shard.
+    `ConfigError` if the blobs are of another location, and `InvalidInput` for an `until` more than `MAX_AHEAD_MS` after
+    now, unless `is_forced`. What is refused changes nothing, and makes no shard.
     """
     source = source or source_of(client, config)
     if until is not None and not is_forced:
@@ -111,6 +111,7 @@ def mint(
             # If another writer has committed meanwhile, retention may have deleted what this one was reading.
             now = client.machine.fetch(config.name)
             if not left or now is None or now.newest_commit == state.newest_commit:
+                client.pair.check()  # other blobs, perhaps of a disk that is not mounted, are not damage
                 raise
     notices = _as_defined(client, config, state)
     if isinstance(minted, Minted):

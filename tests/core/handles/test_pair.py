@@ -61,6 +61,16 @@ def test_a_run_with_other_blobs_makes_no_shard(shard: Collection) -> None:
     assert "new" not in shard.client.shards()
 
 
+def test_a_run_with_other_blobs_is_no_damage(shard: Collection) -> None:
+    """As if the disk with the blobs is not mounted."""
+    lost = with_stores(shard, blob=MemBlob(clock=shard.clock))
+    lost.drop("1.txt", [Record(("eu", 1), ("two", None, None), None, (1, "f", 0, 0))])
+    with pytest.raises(ConfigError, match=OTHER):
+        lost.run(20)
+    shard.run(20)
+    shard.check()
+
+
 def test_gc_deletes_nothing_of_another_location(shard: Collection, tmp_path: Path) -> None:
     beside = tmp_path / "beside"
     beside.mkdir()
