@@ -123,3 +123,12 @@ def test_a_missing_field_is_unchanged_in_debezium_and_dms(feed: Feed) -> None:
     lines.append({"key": {"id": 1}, "value": envelope})
     rows = feed.lines("debezium-json", [json.dumps(line) for line in lines], NESTED, source=UNCHANGED)
     assert unsent(rows) == [(None, [1])] * len(lines)
+
+
+def test_a_key_that_an_update_leaves_out_is_unchanged(feed: Feed) -> None:
+    """It is the key before the update, which deletes nothing; null is another key."""
+    before = {"id": 1, "a": 1, "o": {"b": "x"}}
+    lines = [{"op": "u", "before": before, "after": {**after, "a": 2}} for after in ({}, {"id": None}, {"id": 2})]
+    rows = feed.lines("debezium-json", [json.dumps(line) for line in lines], NESTED, source=UNCHANGED)
+    moved = [("d", 1, None), ("u", None, "key"), ("d", 1, None), ("u", 2, None)]
+    assert [(row[OP], row["id"], row[ERR_KIND]) for row in rows] == [("u", 1, None), *moved]

@@ -9,7 +9,8 @@ A line is one of
 
 1. op c, r, u: upsert of `after`; d: delete; t: truncate; m, transaction marks, heartbeats, schema changes: skip.
 2. The key is the message key's, else the row's: of a delete `before`, of others `after`. An update in which these
-   two have different keys is a delete and an upsert, as Debezium itself sends a change of the message key.
+   two have different keys is a delete and an upsert, as Debezium itself sends a change of the message key. With
+   `missing_field: unchanged` a key column that `after` does not have is unchanged too: the key is before's.
 3. Order `auto`: see `persist_spark.decode.debezium_order`. A missing field is the lowest: a tombstone, which has no
    source, never wins over the delete before it. In `sequence` order a tombstone is skipped, unless the order is the
    position. One without a key says nothing, and is always skipped.
@@ -62,7 +63,7 @@ from persist_spark.decode.records import (
     shown_text,
 )
 from persist_spark.decode.rest import all_marked, read_paths, rest_of_json
-from persist_spark.decode.unsent import ROW_FIELDS, fields_in, unsent
+from persist_spark.decode.unsent import ROW_FIELDS, fields_in, is_absent, unsent
 from persist_spark.frame import ANY_LENGTH, DELETE, SKIP, TRUNCATE, UPSERT, struct_of
 
 _STRUCTURE = ("before", "after", "source", "payload", "schema")  # objects of the format itself
@@ -110,6 +111,11 @@ class _Wanted:
     @property
     def is_hinted(self) -> bool:
         return any(field.is_hinted for field in self.fields.all)
+
+    @property
+    def leaves_out(self) -> bool:
+        """True if a field that a row does not have is unchanged."""
+        return self.config.source.missing_field == "unchanged"
 
 
 def _wanted(config: CollectionConfig) -> _Wanted:
@@ -238,6 +244,8 @@ def _with_body(wanted: _Wanted, opened: DataFrame) -> DataFrame:
 
 def _with_deletes(wanted: _Wanted, found: DataFrame) -> DataFrame:
     """Two rows of an update that changes its key: a delete, of the key before it, and itself."""
+    if wanted.leaves_out:
+        found = found.withColumn(ROW_FIELDS, fields_in(_row_json(F.col("text"))))
     before, after = ([*_key_texts(wanted, F.lit(is_before)).values()] for is_before in (True, False))
     is_moved = F.coalesce(*before).isNotNull() & ~F.struct(*before).eqNullSafe(F.struct(*after))
     is_moved &= (F.col("op") == "u") & F.col("after").isNotNull()
@@ -295,8 +303,8 @@ def _raw(wanted: _Wanted, opened: DataFrame) -> DataFrame:
     texts |= {f"h{field.raw}": _hint(wanted, field) for field in wanted.fields.all if field.is_hinted}
     if wanted.config.order.by == "auto":
         texts |= auto_order()
-    if wanted.config.source.missing_field == "unchanged":
-        texts[ROW_FIELDS] = fields_in(_row_json(F.col("text")))
+    if wanted.leaves_out:
+        texts[ROW_FIELDS] = F.col(ROW_FIELDS)
     texts |= rest_of_json(wanted.config, wanted.fields, _row_json(all_marked(F.col("text"))))
     kind, fault = _faults()
     return opened.select(
@@ -374,7 +382,10 @@ def _key_texts(wanted: _Wanted, is_before: SparkColumn) -> dict[str, SparkColumn
         text = text.when(F.coalesce(*outer.values()).isNotNull(), outer[raw])
         if len(paths) == 1:  # a key that is not a struct: the value itself
             text = text.when(~key.startswith("{"), document_text(key))
-        found[raw] = text.when(is_before, _row_text(wanted, raw, "before")).otherwise(_row_text(wanted, raw, "after"))
+        before, after = _row_text(wanted, raw, "before"), _row_text(wanted, raw, "after")
+        if wanted.leaves_out:
+            after = F.when(is_absent(F.col(ROW_FIELDS), paths[raw]), before).otherwise(after)
+        found[raw] = text.when(is_before, before).otherwise(after)
     return found
 
 
