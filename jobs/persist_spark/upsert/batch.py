@@ -114,14 +114,13 @@ def stage_upserts(
     progress.enter("plan", f"{sum(batch.counts.rows for batch in below)} updates before")
     heads = side_by_side(client.manifest, below, threads=client.fetch_threads)
     where = (spark, client, description, schema, state.schemas)
-    order = records.schema[ORDER].dataType
     batch = _Batch(
         spark,
         client,
         request,
         records,
         committed=list(zip(below, heads, strict=True)),
-        before=StateBefore(*where, request.keep_deleted_ms, order, request.eras),
+        before=StateBefore(*where, request.keep_deleted_ms, records.schema[ORDER].dataType, request.eras),
     )
     with ExitStack() as stack:
         # Full states, and runs of merges, have files of attempts that have no manifest.
