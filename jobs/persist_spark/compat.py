@@ -66,7 +66,7 @@ def failing(session: SparkSession) -> Iterator[None]:
 
 def cached_leaf(cached: DataFrame) -> DataFrame:
     """The rows of a cached frame by a plan that has nothing below them. Each step on the frame itself is analyzed with
-    all steps that made it, though none of them runs again: for many columns a third of a small commit.
+    all steps that made it, though none of them runs again: for many columns a fifth of a small commit.
 
     A Connect server analyzes a plan once, as a whole, so there it is the frame itself.
     """
