@@ -32,7 +32,7 @@ READS_HALF_FLOATS = SPARK_VERSION >= (4, 0)  # before, it opens no Parquet file 
 READS_ZSTD_TEXT = SPARK_VERSION >= (4, 3)
 WRITES_TO_S3 = SPARK_VERSION >= (4, 0)  # on 3.5 the magic committer leaves no report of what it has committed
 
-_ANSI = "spark.sql.ansi.enabled"
+ANSI = "spark.sql.ansi.enabled"
 _WHOLE = r"^\s*+[+-]?\d++\s*+$"  # the text of an integer
 ENGINE_ERRORS: tuple[type[Exception], ...] = (PySparkException,)
 if importlib.util.find_spec("py4j"):
@@ -57,11 +57,11 @@ def failing(session: SparkSession) -> Iterator[None]:
     if HAS_TRY_CAST:
         yield
         return
-    session.conf.set(_ANSI, "true")
+    session.conf.set(ANSI, "true")
     try:
         yield
     finally:
-        session.conf.set(_ANSI, "false")
+        session.conf.set(ANSI, "false")
 
 
 def cached_leaf(cached: DataFrame) -> DataFrame:

@@ -20,7 +20,7 @@ from persist_core.location.blob import Blob
 from persist_core.spark_job.installation import HUGE_METHODS, OF_MANY_JOBS
 from persist_core.spark_job.spec import JobSpec
 from persist_spark import progress, s3a
-from persist_spark.compat import HAS_TRY_CAST, SPARK_VERSION, is_connect
+from persist_spark.compat import ANSI, HAS_TRY_CAST, SPARK_VERSION, is_connect
 from persist_spark.connect import (
     apply_conf,
     connect_timeout_s,
@@ -58,7 +58,7 @@ REQUIRED = {
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.writeLegacyFormat": "false",
     "spark.sql.caseSensitive": "false",
-    "spark.sql.ansi.enabled": str(HAS_TRY_CAST).lower(),  # its default is what SPARK_ANSI_SQL_MODE says
+    ANSI: str(HAS_TRY_CAST).lower(),  # its default is what SPARK_ANSI_SQL_MODE says
     "spark.sql.parquet.fieldId.write.enabled": "true",  # a file without ids is never staged
     # A user's SQL names no files, and no variables of the process.
     "spark.sql.runSQLOnFiles": "false",
