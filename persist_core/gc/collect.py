@@ -28,7 +28,7 @@ from persist_core.shard.state import ShardState
 GRACE_MS = 24 * 3_600_000  # an era: the least time that garbage stays for readers without a lease
 INTENT_MS = 3 * GRACE_MS  # a description older than this may be refused: longer than the longest dag run
 MAX_TRIES = 3  # each but the first because the shard was dropped, or collected by another process, in the meantime
-MAX_KEYS = 100_000  # deleted by one call: an hour or less on S3
+MAX_KEYS = 100_000  # deleted by one call: some minutes on S3
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from persist_core.errors import CorruptArtifact, InvalidInput
 from persist_core.gc.needs import Needs
 from persist_core.handles.client import PersistClient
+from persist_core.handles.side_by_side import side_by_side
 from persist_core.keys import collectable_prefixes, era_in, garbage_list_key, owner_of
 from persist_core.location.blob import Blob, BlobMetadata, UnfinishedUpload, UnfinishedUploads, UploadStore
 from persist_core.sealed import Sealed, check_in_place
@@ -132,14 +133,21 @@ def sweep(client: PersistClient, shard: str, lists: Sequence[GarbageList], needs
     needed = needs.of(state, candidates={each.key for listed in lists for each in listed.garbage}) if lists else set()
     deleted = size_bytes = kept = 0
     for done, listed in enumerate(lists):
-        for each in listed.garbage:
-            if each.key in needed:
-                kept += 1
-            elif deleted == max_keys:
+        unneeded = [each.key for each in listed.garbage if each.key not in needed]
+        kept += len(listed.garbage) - len(unneeded)
+        while unneeded:  # keys that an earlier call has deleted do not count
+            if deleted == max_keys:
                 return Swept(deleted, size_bytes, kept, done)
-            elif (found := client.blob.delete(each.key)) is not None:
-                deleted, size_bytes = deleted + 1, size_bytes + found
+            found = delete_all(client, unneeded[: max_keys - deleted])
+            del unneeded[: max_keys - deleted]
+            deleted, size_bytes = deleted + len(found), size_bytes + sum(found)
     return Swept(deleted, size_bytes, kept, len(lists))
+
+
+def delete_all(client: PersistClient, keys: Sequence[str]) -> list[int]:
+    """The sizes in bytes of those that were there. A call that dies has deleted any of them."""
+    found = side_by_side(client.blob.delete, keys, threads=client.fetch_threads)
+    return [size_bytes for size_bytes in found if size_bytes is not None]
 
 
 def unfinished_uploads(blob: Blob, shard: str) -> UnfinishedUploads:

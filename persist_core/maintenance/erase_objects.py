@@ -10,7 +10,7 @@ from persist_core.contents.erased import ErasedList
 from persist_core.contents.key_range import Key
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.gc.needs import Needs, named_in
-from persist_core.gc.sweep import abort_uploads
+from persist_core.gc.sweep import abort_uploads, delete_all
 from persist_core.handles.client import PersistClient
 from persist_core.handles.erased import erased_list
 from persist_core.handles.load import load_manifest
@@ -70,7 +70,7 @@ def delete(
     readers = _readers(client, state, state.era)
     if readers:
         return 0, doomed, readers
-    return sum(client.blob.delete(key) is not None for key in doomed), (), ()
+    return len(delete_all(client, doomed)), (), ()
 
 
 def _unneeded(
@@ -135,7 +135,7 @@ def finish(client: PersistClient, shard: str) -> int:
         if place is None or _readers(client, state, known.erasures[place].era):
             return deleted
         erasure = known.erasures[place]
-        deleted += sum(client.blob.delete(key) is not None for key in erasure.waiting)
+        deleted += len(delete_all(client, erasure.waiting))
         store(client, state, known.changed(replace(erasure, waiting=()), place))
     return deleted
 

@@ -31,7 +31,7 @@ MAX_ROWS = 5_000_000  # of one merge here: one or two minutes. Only a view's row
 MAX_MERGES = 16  # of one call; a shard that was never merged catches up in several
 INLINE_BATCHES = 24  # from here on the checkpoint task merges; `persist maintain` keeps fewer
 INLINE_ROWS = 500_000  # about two seconds
-INLINE_KEYS = 1_000  # deleted one by one: some seconds on S3
+INLINE_KEYS = 1_000  # some seconds on S3
 INLINE_GRACES = 2  # GC that is overdue by so much has no DAG or job that does it
 
 MergeElsewhere = Callable[[Merge], Replaced | NotReplaced]
