@@ -1,4 +1,4 @@
-"""Which cases of a family of slow tests a session runs: all at night, else a few of them by the seed."""
+"""Which cases of a family of slow tests a session runs: all at night, else a few of them, drawn by `PERSIST_DRAW`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,18 @@ _Case = TypeVar("_Case")
 
 # How many tests of each family of slow tests that overlap a session runs. A test names its family in a mark.
 FAMILIES = {
+    "whole days": 1,
+    "oracles": 2,
+    "sizes": 2,
+    "stories": 3,
+    "commands": 2,
+    "kills of commands": 2,
+    "histories in Python": 4,
     "kills by a scheduler": 1,
     "kills of tasks": 1,
     "own backfills": 1,
     "dag runs": 2,
-    "jobs in a server": 1,
+    "jobs in a server": 2,
     "clusters": 1,
     "bundled feed": 1,
     "own Sparks": 1,
@@ -59,12 +66,12 @@ def sample(cases: Iterable[_Case], count: int, family: str) -> list[_Case]:
     known = list(cases)
     if is_long():
         return known
-    chosen = random.Random(f"{os.environ.get('PERSIST_SEED')}/{family}").sample(range(len(known)), count)
+    chosen = random.Random(f"{os.environ.get('PERSIST_DRAW')}/{family}").sample(range(len(known)), count)
     return [known[number] for number in sorted(chosen)]
 
 
 def leave_out(items: Iterable[pytest.Item]) -> None:
-    """Skip the slow tests of each family in `FAMILIES` that the seed does not draw.
+    """Skip the slow tests of each family in `FAMILIES` that are not drawn.
 
     A test is drawn with all its parameters, and among what this session has collected and does not skip for another
     reason: alone, it always runs.
@@ -76,6 +83,6 @@ def leave_out(items: Iterable[pytest.Item]) -> None:
             families.setdefault(mark.args[0], {}).setdefault(item.nodeid.partition("[")[0], []).append(item)
     for family, tests in families.items():
         drawn = sample(tests, min(FAMILIES[family], len(tests)), family)
-        skip = pytest.mark.skip(reason=f"not drawn by this seed of {family} (PERSIST_PROFILE=nightly)")
+        skip = pytest.mark.skip(reason=f"not drawn today of {family} (PERSIST_PROFILE=nightly)")
         for item in (item for test in tests if test not in drawn for item in tests[test]):
             item.add_marker(skip)

@@ -145,7 +145,7 @@ def sweep(client: PersistClient, shard: str, lists: Sequence[GarbageList], needs
 
 
 def delete_all(client: PersistClient, keys: Sequence[str]) -> list[int]:
-    """The sizes in bytes of those that were there. A call that dies has deleted any of them."""
+    """The sizes in bytes of the keys that were there. A call that dies has deleted any of them."""
     found = side_by_side(client.blob.delete, keys, threads=client.fetch_threads)
     return [size_bytes for size_bytes in found if size_bytes is not None]
 

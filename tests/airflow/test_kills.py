@@ -164,6 +164,7 @@ def test_kills_while_the_orders_of_deleted_keys_change(
     assert fsck(client, NAME).is_clean
 
 
+@pytest.mark.family("kills of tasks")
 @on_servers
 def test_kills_on_days_without_input_change_nothing(
     fruit: Fruit, client: PersistClient, location: PersistLocation, tmp_path: Path
@@ -234,6 +235,7 @@ def test_kills_at_every_point_of_a_view_change_nothing(
         again.run("mint_batch_descriptions")
 
 
+@pytest.mark.family("kills of tasks")
 @on_sqlite_and_s3
 def test_kills_while_a_conflict_heals_change_nothing(
     fruit: Fruit, client: PersistClient, location: PersistLocation, tmp_path: Path

@@ -80,6 +80,7 @@ def test_a_random_repository(spark: SparkSession, location: OpenLocation, random
     assert fsck(client, COLLECTION).is_clean
 
 
+@pytest.mark.family("whole days")
 @on_postgresql
 def test_this_repository(spark: SparkSession, location: OpenLocation, tmp_path: Path, persist_seed: int) -> None:
     if subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, check=False).returncode:

@@ -167,6 +167,7 @@ def on_the_page(airflow: LocalAirflow) -> dict[str, str]:
     return {name: each["last_run_state"] for name, each in facts.items()}
 
 
+@pytest.mark.family("whole days")
 def test_a_batch_that_leaves_the_dag_fails_its_run(
     airflow: LocalAirflow, client: PersistClient, tmp_path: Path
 ) -> None:

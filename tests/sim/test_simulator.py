@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings
 
 from persist_core.errors import InvalidInput
-from tests.sampling import is_long
+from tests.sampling import is_long, sample
 from tests.sim.planted import PLANTED
 from tests.sim.simulator.scheduler import Crashed, Scheduler, ScriptedDecisions
 from tests.sim.simulator.script import Action, Scenario, Script, Step
@@ -86,7 +86,7 @@ def test_what_was_found_once_is_not_found_again(script: Path) -> None:
     assert outcome.failure is None, str(outcome)
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", sample(PLANTED, 10, "planted defects"))
 def test_a_planted_defect_is_found_and_shrunk(name: str, persist_seed: int) -> None:
     is_short = not is_long()
     if name == RARE and is_short:

@@ -208,7 +208,7 @@ DAMAGES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "order", "damage"), sample(DAMAGES, 8, "damages by order"))
+@pytest.mark.parametrize(("kind", "order", "damage"), sample(DAMAGES, 4, "damages by order"))
 def test_a_bad_file_beside_a_good_one_in_any_order(
     spark: SparkSession, tmp_path: Path, kind: str, order: Any, damage: str
 ) -> None:

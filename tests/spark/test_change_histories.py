@@ -13,6 +13,7 @@ from tests.spark.change_histories import World
 PLAIN, BY_SPARK = (400, 60) if is_long() else (2, 1)
 
 
+@pytest.mark.family("oracles")
 @pytest.mark.parametrize("number", range(PLAIN))
 def test_a_changing_table_is_the_oracles(
     number: int, tmp_path: Path, persist_seed: int, monkeypatch: pytest.MonkeyPatch

@@ -256,6 +256,7 @@ def test_a_file_that_vanishes_while_spark_lists_is_missed(shard: StagedShard, mo
         snapshot(shard.spark, shard.location, SHARD)
 
 
+@pytest.mark.family("damage")
 def test_a_folder_that_lost_files_is_not_read_as_before(shard: StagedShard) -> None:
     """To Spark reads of one path and equal options are one, in its cache and within a plan."""
     key, data = _insertions(shard, shard.commit([_record(key, "a", key) for key in range(20)], 10))
@@ -275,6 +276,7 @@ def test_a_folder_that_lost_files_is_not_read_as_before(shard: StagedShard) -> N
         old.groupBy("id").count().union(new.groupBy("id").count()).collect()
 
 
+@pytest.mark.family("damage")
 def test_a_damaged_carried_file_is_found_without_its_manifest(shard: StagedShard) -> None:
     first = shard.commit([_record(key, "a", key) for key in range(20)], 10)
     part = next(part for part in first.parts if part.kind is PartKind.INSERTIONS)

@@ -67,6 +67,7 @@ def test_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(death(tmp_path), "there is no Java")
 
 
+@pytest.mark.family("sizes")
 def test_with_too_little_memory(tmp_path: Path) -> None:
     check(death(tmp_path, spark_driver_memory="20m"), "Spark has too little memory")
 

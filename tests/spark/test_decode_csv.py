@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
+@pytest.mark.family("decoders")
 @pytest.mark.parametrize("text", ["\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3", "\ufdd4", "\\n", "\\u000a", "null", "\x00"])
 @pytest.mark.parametrize("is_joined", [False, True])
 def test_only_an_empty_csv_field_is_null(feed: Feed, is_joined: bool, text: str) -> None:
@@ -25,6 +26,7 @@ def test_only_an_empty_csv_field_is_null(feed: Feed, is_joined: bool, text: str)
     assert [row[ERR_KIND] for row in rows] == [None] * 5
 
 
+@pytest.mark.family("sizes")
 @pytest.mark.parametrize("blank", ["\n", "\r\n", " \n", "\ufeff\n\n", "\t \r\n"])
 def test_a_csv_file_may_start_with_many_blank_lines(feed: Feed, blank: str) -> None:
     for lines in (3, MIB, MIB + 1):
@@ -34,6 +36,7 @@ def test_a_csv_file_may_start_with_many_blank_lines(feed: Feed, blank: str) -> N
         assert [row[ERR_KIND] for row in rows] == [None, "key"]
 
 
+@pytest.mark.family("sizes")
 @pytest.mark.parametrize("size", [MIB - 5, MIB, 3 * MIB])
 @pytest.mark.parametrize("header", [True, False])
 def test_a_first_csv_record_may_be_long(feed: Feed, header: bool, size: int) -> None:

@@ -242,6 +242,7 @@ PARTS = ("op", "before", "after", "source", "payload", "schema", "key", "value",
 VALUES = ("t", "d", "m", "BEGIN", {"a": 1.50}, [1], None, {"op": "d", "before": {"id": 9}}, {"id": 9})
 
 
+@pytest.mark.family("decoders")
 @pytest.mark.parametrize("seed", sample(range(40), 3, "unwrapped"))
 def test_a_row_may_have_columns_named_as_an_envelopes_parts(feed: Feed, seed: int) -> None:
     """An unwrapped record is a row: none of its columns is read as the format's."""
@@ -289,6 +290,7 @@ def test_a_message_key_that_is_the_text_null_is_none(feed: Feed) -> None:
     assert told(read(feed, lines)) == [("d", 4, None, None), ("u", 5, None, None)]
 
 
+@pytest.mark.family("decoders")
 @pytest.mark.parametrize("escaped", [r"\ufdd0", r"\ufDD1", r"\\\uFDD0"])
 def test_a_message_key_with_an_escaped_mark_is_an_err(feed: Feed, escaped: str) -> None:
     keys = [f'{{"id":"{escaped}5"}}', f'{{"schema":null,"payload":{{"id":"{escaped}5"}}}}', f'{{"id":5,"{escaped}":1}}']

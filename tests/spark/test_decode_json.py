@@ -163,6 +163,7 @@ def test_numbers_behind_an_infinite_one_keep_their_digits(feed: Feed, infinite: 
     assert str(row["f"]) == str(float(infinite))
 
 
+@pytest.mark.family("decoders")
 def test_a_line_with_a_noncharacter_is_an_err(feed: Feed) -> None:
     """They are marks of the decoder. Escaped ones are characters, too; an escaped backslash is not."""
     texts = [chr(each) for each in range(0xFDD0, 0xFDD2)]
@@ -297,6 +298,7 @@ def test_deletes_by_marker_and_by_nulls(feed: Feed) -> None:
 MARKS = ["null", "1", "1.0", '"1"', "true", '"True"', '"T"', "0", "false", "2", '"D"', '"d "', '""']
 
 
+@pytest.mark.family("decoders")
 @pytest.mark.parametrize(
     ("values", "ops"), [([1], "uddddddu uueeu"), ([True], "uddddddu ueeeu"), (["D"], "uuuuuuuu uudeu")]
 )

@@ -91,6 +91,7 @@ def test_each_type_takes_what_has_one_reading(feed: Feed, kind: str) -> None:
     assert [row[ERR_KIND] for row in rows] == [None if expected else "value" for _, _, expected in TEXTS]
 
 
+@pytest.mark.family("decoders")
 @pytest.mark.parametrize("kind", ["csv", "json"])
 @pytest.mark.parametrize("at", sample(["\0{}", "{}\0", " {}\x01", "\x1f{}", "{}\x7f", "{}\x08 "], 2, "controls"))
 def test_a_control_character_beside_a_value_is_an_err(feed: Feed, kind: str, at: str) -> None:

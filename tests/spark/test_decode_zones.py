@@ -187,6 +187,7 @@ def test_a_date_beyond_all_times_is_an_err(feed: Feed, zone: str) -> None:
     assert "time field 'd' is '2026012-01-01'" in rows[1][ERR_MESSAGE]
 
 
+@pytest.mark.family("decoders")
 def test_a_parquet_time_not_adjusted_to_utc_is_local(feed: Feed, tmp_path: Path) -> None:
     noon, skipped = datetime(2026, 7, 3, 12), datetime(2026, 3, 29, 2, 30)
     pq.write_table(

@@ -109,6 +109,7 @@ def test_an_empty_operation_is_an_err(feed: Feed, kind: str) -> None:
     assert [message.partition(",")[0] for message in said] == ["Op is ''; expected I"] * 4
 
 
+@pytest.mark.family("decoders")
 @pytest.mark.parametrize("fields", [{"seq": "decimal(38,0)"}, {"seq": "string"}, {"at": "timestamp", "seq": "bigint"}])
 @pytest.mark.parametrize("kind", ["dms-csv", "dms-parquet"])
 def test_a_full_load_needs_no_value_in_an_order_field(feed: Feed, kind: str, fields: dict[str, str]) -> None:

@@ -57,6 +57,7 @@ def processor_s(pid: int) -> float:
     return int(fields[11]) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.family("sizes")
 @pytest.mark.parametrize(("size", "copies"), SIZES)
 @pytest.mark.parametrize("kind", sample(FORMATS, 1, "hostile formats"))
 def test_no_text_takes_more_time_than_its_length_explains(feed: Feed, kind: str, size: int, copies: int) -> None:

@@ -39,6 +39,7 @@ HOT = [
 ]
 
 
+@pytest.mark.family("oracles")
 @pytest.mark.usefixtures("all_are_hot")
 @pytest.mark.parametrize(("order", "domain"), sample(HOT, 2, "hot keys"))
 def test_batches_without_beaten_records_are_the_oracles(

@@ -178,6 +178,7 @@ def test_no_change_loses_a_field(tmp_path: Path, mode: str, seed: int) -> None:
             raise AssertionError(f"{told}: {error}") from error
 
 
+@pytest.mark.family("stories")
 @pytest.mark.usefixtures("there")
 def test_a_correction_does_not_take_a_fill_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It begins before the fill, and after the record of the row that was filled."""

@@ -47,6 +47,7 @@ def tell(section: str, tmp_path: Path, there: list[str], capsys: pytest.CaptureF
     return client
 
 
+@pytest.mark.family("stories")
 def test_the_story_of_a_feed_that_changes(tmp_path: Path, there: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     tell("The feed changes", tmp_path, there, capsys)
 
@@ -56,6 +57,7 @@ def test_the_story_of_a_wrong_key(tmp_path: Path, there: list[str], capsys: pyte
     assert client.state("orders").origin.generation == 2
 
 
+@pytest.mark.family("stories")
 def test_the_story_of_a_wrong_file(tmp_path: Path, there: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     client = tell("Correct wrong data", tmp_path, there, capsys)
     newest = client.state("orders").newest_commit

@@ -160,6 +160,7 @@ def test_a_record_without_an_order_is_an_err_of_its_own(plain: Collection) -> No
     assert places == ["b, line 2", "c, line 1", "d, line 1"]
 
 
+@pytest.mark.family("stories")
 def test_orders_are_typed_and_tombstones_repeat_their_delete(spark: SparkSession, tmp_path: Path) -> None:
     feed = Feed(spark, tmp_path / "feed")
     delete = {"before": {"id": 1}, "source": {"connector": "postgresql", "lsn": 12}, "op": "d"}

@@ -72,6 +72,7 @@ def test_a_later_record_inherits_what_rest_holds(tmp_path: Path, case: str) -> N
     assert report.is_clean, report.violations
 
 
+@pytest.mark.family("sizes")
 @pytest.mark.usefixtures("there")
 def test_a_run_after_an_erasure_is_planned_in_time(tmp_path: Path) -> None:
     """Spark traced the key of the join with the erased keys through the decoder, until its memory was full."""

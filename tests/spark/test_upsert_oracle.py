@@ -111,6 +111,7 @@ def dice(request: pytest.FixtureRequest, persist_seed: int) -> random.Random:
     return random.Random(f"{persist_seed}/{request.node.name}")
 
 
+@pytest.mark.family("oracles")
 @pytest.mark.parametrize(
     "domain", [ONE_KEY_DOMAIN, MANY_KEYS_DOMAIN, WHOLE_DOMAIN], ids=["one key", "many keys", "all sent"]
 )
@@ -158,6 +159,7 @@ def test_a_first_batch_of_one_time_looks_at_no_row_before(spark: SparkSession, d
     assert (windows(has_times=False), windows(has_times=True)) == (1, 2)
 
 
+@pytest.mark.family("oracles")
 def test_truncates_are_the_oracles(spark: SparkSession, dice: random.Random) -> None:
     feed, shard = Feed(ONE_KEY_DOMAIN, dice, WORLDS), Shard(spark, ONE_KEY_DOMAIN)
     for lower, upper, truncates in ((0, 3, 0), (3, 9, 3), (9, None, 1)):
@@ -177,6 +179,7 @@ def test_ties_are_the_oracles(spark: SparkSession, dice: random.Random) -> None:
     assert all(each.is_thorough for each in outcomes if each.stats.order_ties)
 
 
+@pytest.mark.family("oracles")
 @pytest.mark.parametrize(("late", "changed_ms"), [("error", 0), ("error", 1), ("lift", 1), ("persisted", 1)])
 def test_late_records_are_the_oracles(spark: SparkSession, dice: random.Random, late: Late, changed_ms: int) -> None:
     """`changed_ms`: so far changes have moved the upper; what is dated in between is not late."""

@@ -18,7 +18,7 @@ from tests.spark.view_histories import QUERIES, SCHEMAS, History
 from tests.spark.view_shards import ViewShards, texts, view
 
 REFRESHES = (3, 7)
-QUERIES_OF_A_SESSION = 14  # by the seed; all of them at night
+QUERIES_OF_A_SESSION = 6  # by the seed; all of them at night
 
 
 class World:

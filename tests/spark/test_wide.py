@@ -17,6 +17,7 @@ COLUMNS: dict[str, Any] = {f"c{place}": [*TYPES][place % len(TYPES)] for place i
 RECORD = {name: TYPES[kind] for name, kind in COLUMNS.items()}
 
 
+@pytest.mark.family("sizes")
 @pytest.mark.usefixtures("there")
 @pytest.mark.parametrize(
     "kind", [*sample(["json", "csv", "parquet"], 1, "wide"), *(["debezium-json"] if is_long() else [])]

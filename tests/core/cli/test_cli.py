@@ -321,6 +321,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         assert "--json" in capsys.readouterr().out
 
 
+@pytest.mark.family("commands")
 def test_an_output_that_can_not_be_written(persist: Persist) -> None:
     """A closed pipe, as of `persist fsck | head -1`, ends a command as SIGPIPE does: a damage may not have been seen. A
     full disk is one line, and ends with 6."""

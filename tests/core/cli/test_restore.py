@@ -202,6 +202,7 @@ def procedure() -> list[str]:
     return re.findall(r"^ *\$ (.*)$", section, re.MULTILINE)
 
 
+@pytest.mark.family("commands")
 def test_the_procedure_of_the_handbook(inside: World, capsys: pytest.CaptureFixture[str]) -> None:
     commands = procedure()
     assert {command.split()[1] for command in commands} >= {"checkpoints", "pin", "restore", "run", "snapshot"}

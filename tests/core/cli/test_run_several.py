@@ -65,6 +65,7 @@ def test_all_share_one_process_and_views_come_after_their_inputs(
     assert len(world.calls()) == 1, "without input there is no Spark"
 
 
+@pytest.mark.family("commands")
 @pytest.mark.parametrize("do", ["fail", "die"])
 def test_one_that_fails_or_kills_spark_leaves_the_others_alone(
     world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], do: str
@@ -85,6 +86,7 @@ def test_one_that_fails_or_kills_spark_leaves_the_others_alone(
     assert (ids(world, "b"), len(world.calls()) - before) == ([1], 1)
 
 
+@pytest.mark.family("commands")
 @pytest.mark.parametrize(("error", "code"), [(Determinate, 6), (Indeterminate, 6), (CorruptArtifact, 4)])
 def test_a_commit_whose_checkpoint_fails_is_a_commit(
     world: World,

@@ -42,6 +42,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
+@pytest.mark.family("commands")
 @on_each_consensus
 def test_a_view_is_run_and_read_like_a_collection(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
@@ -89,6 +90,7 @@ def test_a_plan_says_what_changed_files_will_do(world: World, capsys: pytest.Cap
     assert "expected a NAME, several, or --all" in capsys.readouterr().err
 
 
+@pytest.mark.family("commands")
 def test_read_only_says_what_it_would_write_and_leaves_nothing(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,7 @@ SEEDS = {"dev": 4, "ci": 4, "nightly": 40}[settings.get_current_profile_name()]
 SCHEMAS = pytest.mark.parametrize("schema", [SEQUENCED, MULTISET], ids=["sequence", "multiset"])
 
 
+@pytest.mark.family("histories in Python")
 @pytest.mark.parametrize(
     ("schema", "seed"),
     [
@@ -46,6 +47,7 @@ def test_any_merges_change_no_answer(schema: CollectionSchema, seed: int) -> Non
     check_history(OpenLocation(MemBlob(), MemConsensus()), schema, seed, STEPS, sizes)
 
 
+@pytest.mark.family("histories in Python")
 @pytest.mark.parametrize("seed", range(SEEDS // 2))
 def test_merges_in_steps_change_no_answer(seed: int) -> None:
     schema = SEQUENCED if seed % 2 else KEYED
@@ -162,6 +164,7 @@ def of_kind(made: History, kind: str) -> list[Any]:
     return [part for part in made.client.manifest(made.state.batches[0]).parts if part.kind == kind]
 
 
+@pytest.mark.family("histories in Python")
 def test_history_that_is_kept_is_rewritten_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merge, "rows_per_file", lambda *_: 16)
     made = History(OpenLocation(MemBlob(), MemConsensus()), KEYED, seed=1, sizes={"max_history_files": 4})

@@ -378,6 +378,7 @@ def check_changes(before: list[dict[str, Any]], changes: list[dict[str, Any]], a
     assert {row: count for row, count in summed.items() if count} == Counter(repr(sorted(r.items())) for r in after)
 
 
+@pytest.mark.family("histories in Python")
 @pytest.mark.parametrize("seed", range(12))
 def test_random_evolutions_agree_with_the_oracle(client: PersistClient, seed: int) -> None:
     evolving = Evolving(client, Random(seed))

@@ -48,6 +48,7 @@ class _Stored(InMemory):
         return []
 
 
+@pytest.mark.family("histories in Python")
 @pytest.mark.parametrize("pair", sample(PAIRS, 1, "pairs of locations"))
 def test_a_copy_answers_as_its_source(pair: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """A collection with stash, checkpoints, a ledger and a lost append, a fork of it and a view of it."""
@@ -114,6 +115,7 @@ def test_a_second_copy_moves_only_what_is_new() -> None:
     check_equal(source, target, FRUIT)
 
 
+@pytest.mark.family("histories in Python")
 @pytest.mark.parametrize("schema", [KEYED, SEQUENCED, MULTISET], ids=["keyed", "in order", "view"])
 def test_random_histories_with_maintenance_at_both_ends(schema: Any, persist_seed: int) -> None:
     """Copies at any moment, of the shard and of its forks, and copies of copies; the targets merge and collect too."""
@@ -251,6 +253,7 @@ def test_views_come_before_their_inputs(reads: dict[str, list[str]], monkeypatch
     assert not {"x", "z"} < {*names} or names.index("x") < names.index("z")
 
 
+@pytest.mark.family("histories in Python")
 @pytest.mark.parametrize("end", ["source", "target"])
 def test_gc_and_merges_at_any_moment(end: str, persist_seed: int) -> None:
     """Without any grace, at any of the copier's calls to the blobs of one end."""

@@ -142,6 +142,7 @@ def profile() -> str:
     return settings.get_current_profile_name() or "dev"
 
 
+@pytest.mark.family("histories in Python")
 def test_flips_in_memory(tmp_path: Path, persist_seed: int) -> None:
     check(InMemory(tmp_path), tmp_path, FLIPS[profile()], persist_seed)
 
@@ -161,6 +162,7 @@ def test_flips_on_postgresql(tmp_path: Path, persist_seed: int, request: pytest.
     )
 
 
+@pytest.mark.family("histories in Python")
 def test_flips_on_s3(tmp_path: Path, persist_seed: int, request: pytest.FixtureRequest) -> None:
     server = request.getfixturevalue("versitygw")
     check(AllOnS3(server), tmp_path, FLIPS_ON_SERVERS[profile()], persist_seed, kinds=KINDS_ON_SERVERS[profile()])

@@ -185,6 +185,7 @@ def few_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("persist_core.shard.invariants.MIN_COMMITS_KEPT", 4)
 
 
+@pytest.mark.family("histories in Python")
 @pytest.mark.usefixtures("few_commits")
 @pytest.mark.parametrize("schema", [KEYED, SEQUENCED], ids=["log", "sequence"])
 @pytest.mark.parametrize("seed", sample(range(6), 3, "erasures in plain Python"))
@@ -220,6 +221,7 @@ KILLS = [pytest.param(part, is_late, id=f"{part}-{'after' if is_late else 'befor
          for part in range(4) for is_late in (False, True)]  # fmt: skip
 
 
+@pytest.mark.family("kills of commands")
 @pytest.mark.usefixtures("few_commits")
 @pytest.mark.parametrize(("part", "is_late"), sample(KILLS, 2, "kills of an erasure"))
 def test_the_same_command_completes_what_was_killed(part: int, is_late: bool) -> None:

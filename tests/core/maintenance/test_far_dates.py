@@ -102,6 +102,7 @@ def rows_of(table: pa.Table, schema: CollectionSchema) -> dict[Row, Row]:
     return {row[:width]: row[width:] for row in zip(*cells, strict=True)}
 
 
+@pytest.mark.family("histories in Python")
 @pytest.mark.parametrize("schema", [SCHEMA, BY_DAY], ids=["two columns", "one column"])
 @pytest.mark.parametrize("seed", range(4))
 def test_far_dates_are_read_restored_and_erased(schema: CollectionSchema, seed: int) -> None:

@@ -49,6 +49,7 @@ def replace_file(shard: Collection, name: str, records: tuple[Record, ...]) -> N
     (shard.folder / name).write_text(f"{text}, replaced")
 
 
+@pytest.mark.family("histories in Python")
 @settings(max_examples=settings().max_examples // 4)
 @given(histories(may_close=False), histories(may_close=False), st.data())
 def test_a_correction_gives_what_a_fresh_load_gives(history: History, other: History, data: st.DataObject) -> None:

@@ -77,6 +77,7 @@ def in_time(history: History) -> list[tuple[int, list[Record]]]:
     ]
 
 
+@pytest.mark.family("histories in Python")
 @given(histories(may_close=False), st.data())
 def test_redelivered_and_stashed_records_count_once(history: History, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder, log_source.known():
@@ -95,6 +96,7 @@ def test_redelivered_and_stashed_records_count_once(history: History, data: st.D
         assert shard.contents(end) == shard.beside("plain").contents(end)
 
 
+@pytest.mark.family("histories in Python")
 @given(histories(may_close=False), st.data())
 def test_a_fork_goes_on_as_the_shard_did(history: History, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder, log_source.known():
