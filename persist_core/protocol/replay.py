@@ -49,7 +49,8 @@ class Start:
     """Where a replay begins: after time `after`, with this progress. `checkpoint_id` is `None` for the beginning.
 
     `inputs_end`: no input of that time or later was consumed. After a restore or a correction the upper may be later.
-    `in_time_from`: what is read next is late if it is dated before that (`time.late`).
+    `in_time_from`: what is read next is late if it is dated before that (`time.late`). `restored_from`: the checkpoint
+    that this point has gone back or forward to.
     """
 
     checkpoint_id: str | None
@@ -58,6 +59,7 @@ class Start:
     epoch: int = 0
     inputs_end: int = 0
     in_time_from: int = 0
+    restored_from: str | None = None
 
     @property
     def upper(self) -> int:
@@ -85,8 +87,9 @@ def _points(client: PersistClient, state: ShardState) -> Iterator[Start]:
             continue
         end = upper if manifest.restored_from is None or manifest.watermark is None else manifest.watermark
         in_time_from = upper if manifest.in_time_from is None else manifest.in_time_from
+        progress, restored_from = manifest.sources.get(FILES), manifest.restored_from
         yield Start(
-            manifest.checkpoint_id, last_time(upper), manifest.sources.get(FILES), manifest.epoch, end, in_time_from
+            manifest.checkpoint_id, last_time(upper), progress, manifest.epoch, end, in_time_from, restored_from
         )
     yield Start(None, BEGINNING, None)
 
@@ -231,14 +234,18 @@ def turns_of(
             )
         before, epoch, unknown = consumed(start.progress), start.epoch, None
         turn_of = dict.fromkeys(before, start.upper)
+        turns_at: dict[str | None, dict[str, int]] = {}
         for each in _points_since(client, state, start):
             taken = before if each.progress is None else consumed(each.progress)
             read = {name for name in taken if name not in before or (before[name][3] and not taken[name][3])}
+            then = turns_at.get(each.restored_from, {})  # a restore puts back what was read in these turns
+            turn_of, read = turn_of | then, read - then.keys()
             if each.epoch > epoch + 1 and len(read) > 1:
                 unknown = each
             # A correction takes files by their dates, and one that was set aside in the turn in which it was.
             turn = start.upper if each.upper in state.past.corrected else each.upper
             turn_of = {name: max(turn, turn_of.get(name, turn)) if name in read else turn_of[name] for name in taken}
+            turns_at[each.checkpoint_id] = turn_of
             before, epoch = taken, each.epoch
         if unknown is not None and warn is None:
             raise InvalidInput(_order_unknown(client, state, unknown))
@@ -294,7 +301,9 @@ def _points_since(client: PersistClient, state: ShardState, start: Start) -> lis
     for commit in state.commits:
         if commit.upper is not None and commit.epoch > start.epoch and commit.epoch not in found:
             progress = client.manifest(commit).sources.get(FILES)
-            found[commit.epoch] = Start(commit.checkpoint_id, last_time(commit.upper), progress, commit.epoch)
+            after, restored_from = last_time(commit.upper), commit.restored_from
+            point = Start(commit.checkpoint_id, after, progress, commit.epoch, restored_from=restored_from)
+            found[commit.epoch] = point
     return [found[epoch] for epoch in sorted(found)]
 
 

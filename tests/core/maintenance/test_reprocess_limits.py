@@ -165,6 +165,19 @@ def test_a_file_takes_the_turn_that_counts(tmp_path: Path) -> None:
     assert names(shard)[A] == "3.txt"
 
 
+def test_a_restore_that_is_undone_keeps_the_turns(tmp_path: Path) -> None:
+    """It puts back files of several turns in one commit."""
+    shard = Collection(tmp_path)
+    ids = []
+    for number, name in enumerate(("3.txt", "2.txt", "1.txt")):
+        shard.drop(name, [ok(A, name)])
+        ids.append(shard.run(10 * (number + 1)))
+    shard.go_back(ids[0])
+    shard.go_back(ids[-1])
+    assert not correct(shard, from_ms=5).is_needed
+    assert names(shard)[A] == "1.txt"
+
+
 def test_a_file_that_was_set_aside_takes_the_turn_of_its_read(tmp_path: Path) -> None:
     shard = Collection(tmp_path)
     shard.drop("1.txt", [ok(A, "corrected")])
