@@ -28,8 +28,8 @@ MAX_KEYS = 10_000  # of one shard: a write joins its records with them
 @dataclass(frozen=True)
 class ErasedKey:
     """One key. A record of it is dropped if its order, positions aside, is not above all of `orders` (`highest`), or if
-    its time is before `time`: the shard's upper, or after the last record that waited for its time. One erasure gives
-    one of them, orders if any was seen; several may give both."""
+    its time is before `time`: the end of the newest commit that took in input, or after the last record that waited for
+    its time. One erasure gives one of them, orders if any was seen; several may give both."""
 
     digest: str
     time: int | None

@@ -53,6 +53,7 @@ from persist_core.shard.eras import refuse_earlier
 from persist_core.shard.history import VIEW
 from persist_core.shard.replace import Replacements
 from persist_core.shard.state import Commit, Committed, ShardState
+from persist_core.sources.collection import in_time_from
 from persist_core.time_text import MAX_TIME
 
 
@@ -228,13 +229,13 @@ class _Erasing:
         silent = tuple(replace(each, reason="") if is_said(each.reason) else each for each in known.erasures)
         known = replace(known, erasures=silent)
         assert state.upper.time is not None
-        upper = state.upper.time
+        upper, begun = state.upper.time, in_time_from(self._client, state)
         keys = []
         for key in self._keys:
             one = Sought.of([key], self.schema.key)
             rows, later = _rows_of(history, one), _rows_of(waiting, one)
             orders = highest(orders_of([*rows, *later], self.schema), self.schema)
-            time = None if orders else max(upper, _until(later))
+            time = None if orders else max(upper if begun is None else begun, _until(later))
             keys.append(ErasedKey(known.digest(key, self.schema.key), time, orders))
         if place is not None and known.erasures[place].ended_ms is not None:
             place = None  # of new records since: another request

@@ -64,6 +64,13 @@ def test_a_key_that_came_and_went_is_erased_again(client: PersistClient) -> None
     assert len(listed(client)) == 2
 
 
+def test_what_is_dated_after_the_last_input_is_not_from_before(client: PersistClient) -> None:
+    """The first erasure moves the upper, into the day whose files come next."""
+    for key in (KEY, (2,)):
+        erase(client, "orders", [key], by="ann", reason="both")
+    assert [(each.upper, *(key.time for key in each.keys)) for each in listed(client)] == [(10, 10), (11, 10)]
+
+
 @pytest.mark.parametrize("comes", [False, True])
 def test_a_killed_request_goes_on(client: PersistClient, monkeypatch: pytest.MonkeyPatch, *, comes: bool) -> None:
     """It covers what has come since it was killed."""
