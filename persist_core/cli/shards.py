@@ -177,7 +177,11 @@ def commits(session: Session, shard: str, before: int | None, limit: int) -> Non
         (
             format_time(c.committed_ms),
             show_time(c.upper),
-            *((c.error, "", "", "") if c.error else (c.inserts, c.updates, c.deletes, c.errors)),
+            *(
+                (c.error or "no longer known", "", "", "")
+                if c.inserts is None
+                else (c.inserts, c.updates, c.deletes, c.errors)
+            ),
             c.writer
             + (f" (corrects {show_time(c.correction['from_ms'])} and later)" if c.correction else "")
             + (" (another generation)" if c.swapped_in else "")

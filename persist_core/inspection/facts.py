@@ -104,7 +104,8 @@ class CommitFacts(LastCommit):
     `lag_ms` is the time from the upper to the commit. `rows` and `living_errors` are what the shard held after it, and
     `state_bytes` the size of its batches then. `schema_changes`: how the commit has evolved the schema, in
     words. `correction`: from which time on (ms) inputs were replayed, to before which, and why. `swapped_in`: the
-    hidden shard of a generation that the commit has swapped in. `error` says why counts are missing.
+    hidden shard of a generation that the commit has swapped in. `error` says why counts are missing; `None` if the
+    commit is of a generation that was deleted.
     """
 
     seqno: int

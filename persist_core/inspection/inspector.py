@@ -155,9 +155,11 @@ class Inspector:
     ) -> tuple[CommitsPage, list[Commit]]:
         def facts_of(commit: Commit) -> CommitFacts:
             check()
-            return replace(self._commit_facts(commit), schema_changes=changed.get(commit.seqno, ()))
+            facts = self._commit_facts(commit, is_named=commit.seqno in named)
+            return replace(facts, schema_changes=changed.get(commit.seqno, ()))
 
         shard, changed = state.shard, summaries.schema_changes(state.schemas)
+        named = {commit.seqno for commit in state.commits}
         known = [commit for commit in state.commits if before is None or commit.seqno < before]
         while len(known) < limit:  # each turn finds at least one older commit, or ends
             older = self._version(shard, (known[0].seqno if known else before or 0) - 1)
@@ -300,11 +302,13 @@ class Inspector:
         except Corruption:
             return None
 
-    def _commit_facts(self, commit: Commit) -> CommitFacts:
+    def _commit_facts(self, commit: Commit, *, is_named: bool = True) -> CommitFacts:
+        """`is_named`: by the newest state. GC deletes the manifests of others, such as an earlier generation has."""
         try:
             return summaries.commit_facts(commit, self._manifest(commit))
         except _UNREADABLE as error:
-            return summaries.commit_facts(commit, None, _said(error))
+            is_damage = is_named or not isinstance(error, CorruptArtifact)
+            return summaries.commit_facts(commit, None, _said(error) if is_damage else None)
 
     def _manifest(self, of: HollowBatch | Commit) -> BatchManifest:
         return self._load(of.manifest_key, of.manifest_sha256)

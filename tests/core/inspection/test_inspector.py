@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,7 @@ from persist_core.inspection.inspector import MAX_COMMITS, WEEK_MS, Inspector
 from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
+from persist_core.maintenance.maintain import maintain
 from persist_core.protocol.conflicts import record_conflict
 from persist_core.protocol.fork import fork
 from persist_core.protocol.swap import swap
@@ -29,6 +31,8 @@ from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.receive import move_away
 from persist_core.shard.state import UpperMismatch
 from persist_core.time_text import parse_time
+from tests.core.maintenance.rebuilt_shard import made, rebuilt
+from tests.core.protocol.restored_shard import SHARD
 from tests.plain_commit import commit
 from tests.virtual import ManualClock
 
@@ -232,6 +236,19 @@ def test_a_description_has_holders_and_forks(client: PersistClient) -> None:
     copy = Inspector(client).summary("copy")
     assert (copy.forked_from, copy.rows) == ("orders", len(client.open_reader("copy").snapshot()))
     json.dumps(asdict(Inspector(client).description("orders")))
+
+
+def test_commits_of_a_generation_that_is_gone_are_no_damage(tmp_path: Path) -> None:
+    shard = made(tmp_path)
+    rebuilt(shard)
+    for _ in range(10):
+        shard.clock.sleep_ms(WEEK_MS)
+        maintain(shard.client, SHARD)
+    found = Inspector(shard.client).commits(SHARD).commits
+    assert [(each.inserts, each.error) for each in found] == [(None, None)] * 3 + [(0, None)]
+    shard.client.blob.delete(shard.client.state(SHARD).commits[-1].manifest_key)
+    newest = Inspector(shard.client).commits(SHARD).commits[-1]
+    assert "is missing" in (newest.error or "")
 
 
 def test_a_state_is_decoded_once(client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:

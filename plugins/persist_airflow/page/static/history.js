@@ -42,7 +42,7 @@ function commitsTable(shard, commits, pick) {
     number("Stash", "Records left in the stash"), number("Size"), number("Lag", "From the upper to the commit"), { name: "Writer" }, { name: "Read" }];
   const rows = [...commits].reverse().map((c) => [
     h("time", {}, time(c.upper)), timeElement(c.committed_ms, shard.now_ms),
-    ...(c.error ? [h("span", { class: "bad", title: c.error }, "unreadable"), "", "", "", ""] : [count(c.inserts), count(c.updates), count(c.deletes), count(c.errors), count(c.stats.warnings ?? 0)]),
+    ...(c.inserts === null ? [c.error ? h("span", { class: "bad", title: c.error }, "unreadable") : "no longer known", "", "", "", ""] : [count(c.inserts), count(c.updates), count(c.deletes), count(c.errors), count(c.stats.warnings ?? 0)]),
     c.rows === null ? "" : count(c.rows), c.stash === null ? "" : count(c.stash), c.size_bytes === null ? "" : bytes(c.size_bytes), c.lag_ms === null ? "" : duration(c.lag_ms),
     [writerLink(shard, c.writer), marks(shard, c)],
     pick && c.upper !== null && c.upper - 1 >= (shard.since ?? 0) ? h("button", { type: "button", "aria-label": `Rows as of ${time(c.upper - 1)}`, onclick: () => pick(c.upper - 1) }, "Rows") : "",
