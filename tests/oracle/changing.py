@@ -259,7 +259,8 @@ class Collection:
             highest = [each.slots[slot].precedence[0][0][1][0][1] for each in seen if each and slot in each.slots]
             self.now.erased[slot] = max([self.now.erased.get(slot, -1), *highest])
         else:
-            self.now.erased[slot] = max(self.now.erased.get(slot, -1), self.now.upper)
+            taken_to = self.now.upper - (self.now.upper % DAY_MS if self.now.is_moved else 0)
+            self.now.erased[slot] = max(self.now.erased.get(slot, -1), taken_to)
         self.now.forget(slot)
         self.now.is_moved = self.now.is_moved or upper > self.now.upper
         self.now.upper = upper
