@@ -109,15 +109,18 @@ def send(target: Target, notice: Notice, failures: list[str]) -> bool:
         try:
             target.send(notice)
             taken.set_result(None)
-        except BaseException as error:  # noqa: BLE001 - raised below
+        except BaseException as error:  # noqa: BLE001 - reported below
             taken.set_exception(error)
 
     threading.Thread(target=take, name=f"notifier {target.name}", daemon=True).start()
+    error: BaseException | None
     try:
-        taken.result(MAX_SECONDS)
-    except Exception as error:  # noqa: BLE001 - a notifier raises whatever its service's client raises
-        _log.exception("notifier %s did not take: %s", target.name, notice.subject)
-        said = f"{type(error).__name__}: {error}" if taken.done() else f"it has not ended after {MAX_SECONDS} s"
+        error = taken.exception(MAX_SECONDS)  # of any class: it was the notifier's thread that it ended
+        said = f"{type(error).__name__}: {error}"
+    except TimeoutError as unanswered:
+        error, said = unanswered, f"it has not ended after {MAX_SECONDS} s"
+    if error is not None:
+        _log.error("notifier %s did not take: %s", target.name, notice.subject, exc_info=error)
         failures.append(f"{target.name} did not take {notice.subject!r}: {said}")
         return False
     _log.info("%s: sent by %s", notice.subject, target.name)

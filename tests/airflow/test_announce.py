@@ -196,12 +196,15 @@ def test_a_failed_append_may_have_committed(task_id: str) -> None:
     assert "Nothing was committed" not in notice.subject
 
 
-def test_a_notifier_that_fails_stops_no_other_one(fruit: Fruit, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The outage that takes the location may take the service of one notifier too."""
+@pytest.mark.parametrize("error", [ConnectionError("no answer"), SystemExit(3)])
+def test_a_notifier_that_fails_stops_no_other_one(
+    fruit: Fruit, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outage that takes the location may take the service of one notifier too; whatever it raises ends it alone."""
     said: list[Any] = []
 
     def fails(_: Any) -> None:
-        raise ConnectionError("no answer")
+        raise error
 
     def told(context: Any) -> None:
         said.append(context["persist_alert"])
