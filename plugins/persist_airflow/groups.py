@@ -77,7 +77,8 @@ def for_each(
         try:
             if name not in batch.members:
                 raise ConfigError(
-                    f"{name}: since this dag run began, its file is gone or wrong, or in another group; put it back"
+                    f"{name}: since this dag run began, its file is gone or wrong, or it has left the group. Put it"
+                    " back, or leave its input to the DAG that it has now"
                 )
             value = do(batch.members[name], given[name])
         except Exception as raised:  # noqa: BLE001 - the others are done

@@ -155,6 +155,19 @@ def test_a_collection_whose_mint_failed_in_a_batch_that_is_gone(orchard: Orchard
         run.run(COMPLETE)
 
 
+def test_a_collection_that_has_left_the_group(orchard: Orchard) -> None:
+    """It was moved on purpose, or its file is wrong: the message has advice for both."""
+    divide(orchard, 50)
+    run = DagRunDriver(orchard.dag(), end_of(0))
+    run_batches(run, range(1, 2), MINT)
+    path = orchard.folder / "collections" / "figs.yaml"
+    path.write_text(path.read_text().replace("group: orchard", "group: null"))
+    run.dag = orchard.dag()
+    run_batches(run, range(1, 2), WRITE, APPEND)
+    with pytest.raises(AirflowFailException, match=r"figs: config: figs: .*left the group.*the DAG that it has now"):
+        run.run(f"batch_1.{RETRY}")
+
+
 def test_a_collection_that_another_batch_has_begun_again(orchard: Orchard, client: PersistClient) -> None:
     """The first batch looked at its files later, and had all of them."""
     run = DagRunDriver(orchard.dag(), end_of(0))
