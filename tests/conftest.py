@@ -1,8 +1,6 @@
 """The shared parts of every test session: one seed, Hypothesis' profiles, and a closing list of the real parts it used.
 
 PERSIST_SEED=123      replays a session's random choices; without it CI takes a fixed seed, others a fresh one
-PERSIST_DRAW=...      which of the slow tests run (`sampling`); without it CI takes the day of the newest commit: all
-                      have their turn, and a commit has the same tests wherever it is tested; others take the seed
 PERSIST_PROFILE=...   how hard Hypothesis tries: `dev` (default), `ci` (default where CI is set), `nightly`
 """
 
@@ -13,9 +11,7 @@ import importlib.util
 import os
 import random
 import shutil
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -63,13 +59,6 @@ def _choose_seed(profile: str) -> int:
     return CI_SEED if profile == "ci" else random.SystemRandom().getrandbits(32)
 
 
-def _day_of_the_commit() -> str:
-    """Empty outside a clone."""
-    command = ["git", "-C", str(Path(__file__).parent), "log", "-1", "--format=%cs"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Load the profile and hand the seed to Hypothesis, before its own plugin configures itself."""
@@ -89,8 +78,6 @@ def pytest_configure(config: pytest.Config) -> None:
     s3.own_environment()
     seed = _choose_seed(profile)
     os.environ["PERSIST_SEED"] = str(seed)  # child processes (jobs, schedulers) use the same seed
-    draw = (profile == "ci" and _day_of_the_commit()) or str(seed)
-    os.environ.setdefault("PERSIST_DRAW", draw)
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(seed)
 
@@ -108,13 +95,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             session.config.addinivalue_line("filterwarnings", rule)
 
 
-def _choices() -> str:
-    return f"PERSIST_SEED={os.environ['PERSIST_SEED']} PERSIST_DRAW={os.environ['PERSIST_DRAW']}"
-
-
 def pytest_report_header() -> str:
     """The line that makes a failure repeatable."""
-    return f"seed: {_choices()}, profile: {settings.get_current_profile_name()}"
+    return f"seed: PERSIST_SEED={os.environ['PERSIST_SEED']}, profile: {settings.get_current_profile_name()}"
 
 
 @pytest.hookimpl(trylast=True)  # after the choice by `-k` and `-m`
@@ -160,7 +143,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
     for line in two_processes.longest():
         terminalreporter.write_line(line)
     if exitstatus:
-        terminalreporter.write_line(f"replay the same random choices: {_choices()}")
+        terminalreporter.write_line(f"replay the same random choices: PERSIST_SEED={os.environ['PERSIST_SEED']}")
 
 
 @pytest.fixture(scope="session")

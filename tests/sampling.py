@@ -1,4 +1,4 @@
-"""Which cases of a family of slow tests a session runs: all at night, else a few of them, drawn by `PERSIST_DRAW`."""
+"""Which cases of a family of slow tests a session runs: all at night, else a few of them, drawn by the seed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def sample(cases: Iterable[_Case], count: int, family: str) -> list[_Case]:
     known = list(cases)
     if is_long():
         return known
-    chosen = random.Random(f"{os.environ.get('PERSIST_DRAW')}/{family}").sample(range(len(known)), count)
+    chosen = random.Random(f"{os.environ.get('PERSIST_SEED')}/{family}").sample(range(len(known)), count)
     return [known[number] for number in sorted(chosen)]
 
 
@@ -83,6 +83,6 @@ def leave_out(items: Iterable[pytest.Item]) -> None:
             families.setdefault(mark.args[0], {}).setdefault(item.nodeid.partition("[")[0], []).append(item)
     for family, tests in families.items():
         drawn = sample(tests, min(FAMILIES[family], len(tests)), family)
-        skip = pytest.mark.skip(reason=f"not drawn today of {family} (PERSIST_PROFILE=nightly)")
+        skip = pytest.mark.skip(reason=f"not drawn by this seed of {family} (PERSIST_PROFILE=nightly)")
         for item in (item for test in tests if test not in drawn for item in tests[test]):
             item.add_marker(skip)
