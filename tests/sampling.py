@@ -1,4 +1,4 @@
-"""Which cases of a family of slow tests a session runs: all at night, else a few of them, drawn by the seed."""
+"""Which cases of a family of slow tests a session runs: all at night, else a few of them by the seed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def sample(cases: Iterable[_Case], count: int, family: str) -> list[_Case]:
 
 
 def leave_out(items: Iterable[pytest.Item]) -> None:
-    """Skip the slow tests of each family in `FAMILIES` that are not drawn.
+    """Skip the slow tests of each family in `FAMILIES` that the seed does not draw.
 
     A test is drawn with all its parameters, and among what this session has collected and does not skip for another
     reason: alone, it always runs.

@@ -18,7 +18,7 @@ from persist_core.checkpoint.publish import VERSIONS_KEPT
 from persist_core.checkpoint.recovery import check_not_undone
 from persist_core.errors import CorruptArtifact, InvalidInput
 from persist_core.gc.needs import Needs
-from persist_core.gc.sweep import Garbage, GarbageList, Swept, abort_uploads, find_garbage, store, sweep
+from persist_core.gc.sweep import Garbage, GarbageList, Swept, abort_uploads, delete_all, find_garbage, store, sweep
 from persist_core.handles.client import PersistClient
 from persist_core.keys import collectable_prefixes, gc_clock_key, gc_era_prefix, gc_prefix
 from persist_core.location.blob import Blob
@@ -131,8 +131,7 @@ def _collect(
         aborted_uploads=aborted,
     )
     if state.is_dropped and not collected.waiting and collected.is_done:  # nothing is left but empty lists
-        for entry in list(client.blob.list_keys_and_metadata(gc_prefix(shard))):
-            client.blob.delete(entry.key)
+        delete_all(client, [entry.key for entry in client.blob.list_keys_and_metadata(gc_prefix(shard))])
     return collected
 
 

@@ -301,9 +301,8 @@ def _points_since(client: PersistClient, state: ShardState, start: Start) -> lis
     for commit in state.commits:
         if commit.upper is not None and commit.epoch > start.epoch and commit.epoch not in found:
             progress = client.manifest(commit).sources.get(FILES)
-            after, restored_from = last_time(commit.upper), commit.restored_from
-            point = Start(commit.checkpoint_id, after, progress, commit.epoch, restored_from=restored_from)
-            found[commit.epoch] = point
+            after, restored = last_time(commit.upper), commit.restored_from
+            found[commit.epoch] = Start(commit.checkpoint_id, after, progress, commit.epoch, restored_from=restored)
     return [found[epoch] for epoch in sorted(found)]
 
 

@@ -111,7 +111,6 @@ def dice(request: pytest.FixtureRequest, persist_seed: int) -> random.Random:
     return random.Random(f"{persist_seed}/{request.node.name}")
 
 
-@pytest.mark.family("oracles")
 @pytest.mark.parametrize(
     "domain", [ONE_KEY_DOMAIN, MANY_KEYS_DOMAIN, WHOLE_DOMAIN], ids=["one key", "many keys", "all sent"]
 )

@@ -142,7 +142,6 @@ def profile() -> str:
     return settings.get_current_profile_name() or "dev"
 
 
-@pytest.mark.family("histories in Python")
 def test_flips_in_memory(tmp_path: Path, persist_seed: int) -> None:
     check(InMemory(tmp_path), tmp_path, FLIPS[profile()], persist_seed)
 
