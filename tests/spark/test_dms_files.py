@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,3 +144,43 @@ def test_a_full_load_comes_first_in_an_order_by_fields(spark: SparkSession, tmp_
     for part in (names[0::3], names[1::3], names[2::3]):
         shard.deliver({name: files[name] for name in part})
     assert {row["id"]: row["name"] for row in shard.rows()} == wanted
+
+
+@pytest.mark.parametrize("kind", ["dms-csv", "dms-parquet", "dms-json", "before-image"])
+def test_an_update_with_its_key_before_it_deletes_the_old_row(feed: Feed, kind: str) -> None:
+    keys = [
+        ("I", 1, "a", None, None),
+        ("U", 1, "a", 1, "a"),
+        ("U", 2, "a", 1, "a"),
+        ("U", 2, "", 2, "a"),
+        ("D", 2, "", 2, ""),
+    ]
+    names = ("Op", "id", "kind", "BI_id", "BI_kind")
+    rows = [dict(zip(names, key, strict=True)) | {"name": "x"} for key in keys]
+    if kind == "dms-csv":
+        cells = [",".join("" if cell is None else str(cell) for cell in row.values()) for row in rows]
+        feed.write("20260102-1.csv", "\n".join([",".join([*names, "name"]), *cells]))
+    elif kind == "dms-parquet":
+        pq.write_table(pa.Table.from_pylist(rows), feed.folder / "20260102-1.parquet")
+    else:
+        lines, operations = [], {"I": "insert", "U": "update", "D": "delete"}
+        for row in rows:
+            operation = operations[str(row.pop("Op"))]
+            image = {"id": row.pop("BI_id"), "kind": row.pop("BI_kind")}
+            fields = {f"BI_{name}": value for name, value in image.items()}
+            given = {"before-image": image} if kind == "before-image" else {}
+            metadata = {"record-type": "data", "operation": operation, "timestamp": "2026-01-02T06:00:00Z"}
+            lines.append({"data": row | ({} if given else fields), **given, "metadata": metadata})
+        feed.write("1.jsonl", "\n".join(map(json.dumps, lines)))
+    columns = {"id": "bigint", "kind": "string", "name": "string"}
+    found = records(feed, "dms-json" if kind == "before-image" else kind, columns=columns, key=["id", "kind"])
+    assert not any(row[ERR_KIND] for row in found)
+    assert [(row[OP], row["id"], row["kind"], row["name"]) for row in found] == [
+        ("u", 1, "a", "x"),
+        ("u", 1, "a", "x"),
+        ("d", 1, "a", None),
+        ("u", 2, "a", "x"),
+        ("d", 2, "a", None),
+        ("u", 2, "", "x"),
+        ("d", 2, "", None),
+    ]

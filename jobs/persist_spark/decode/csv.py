@@ -36,7 +36,17 @@ from persist_core.sample.csv_records import csv_rows, null_text, open_field, who
 from persist_core.sources.input_file import InputFile
 from persist_spark.decode.encoding import Encoding
 from persist_spark.decode.files import FULL_LOAD, LINE, Copies, ReadableFile, files_with
-from persist_spark.decode.plain import DMS_OP, LOAD_OPS, MARKER, OPS, check_op, free_paths, order_of, row_op
+from persist_spark.decode.plain import (
+    DMS_OP,
+    LOAD_OPS,
+    MARKER,
+    OPS,
+    before_path,
+    check_op,
+    free_paths,
+    order_of,
+    row_op,
+)
 from persist_spark.decode.records import FAULT, FAULT_KIND, RawRecords, fields_of, line_columns
 from persist_spark.decode.rest import read_paths, rest_of_cells
 from persist_spark.decode.unread import of_each, text_without
@@ -212,8 +222,11 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
     marker = DMS_OP if is_dms else config.delete.column
     if marker is not None:
         wanted[MARKER] = marker
+    before = {f"b{key.raw}": ".".join(before_path(config, key)) for key in fields.keys}
+    has_before = is_dms and {DMS_OP, *before.values()} <= {*layout.names}
     null = null_text(config.source.format, config.source.null_value)
     texts = {field.raw for field in fields.all if field.column.type in ("string", "json")}
+    texts |= {f"b{raw}" for raw in texts}
     at = {name: index for index, name in reversed(list(enumerate(layout.names)))}
     cells = ", ".join([*(f"c{i} STRING" for i in range(len(layout.names))), "odd STRING"])
     options = {
@@ -259,12 +272,14 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
             for raw, name in wanted.items()
         ],
         *[column.alias(raw) for raw, column in rest.items()],
+        *[F.when(fault.isNull(), text(raw, name)).alias(raw) for raw, name in before.items() if has_before],
         F.when(fault.isNotNull(), F.when(is_trusted, F.lit("value")).otherwise(F.lit("key"))).alias(FAULT_KIND),
         fault.alias(FAULT),
     )
     op = row_op(config, fields, has_marker=marker is not None and marker in at)
     encoding = Encoding.of(config, marked=False)
-    return RawRecords(frame, fields, _broken(layout, F.col(LINE)), encoding, order_of(config, fields), op)
+    payload, is_update = _broken(layout, F.col(LINE)), F.col(MARKER) == "U" if has_before else None
+    return RawRecords(frame, fields, payload, encoding, order_of(config, fields), op, is_update=is_update)
 
 
 def _broken(layout: Layout, found: SparkColumn) -> SparkColumn:

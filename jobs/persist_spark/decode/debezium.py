@@ -160,7 +160,7 @@ def _needs_hint(config: CollectionConfig, column: Column) -> bool:
 
 def debezium_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     wanted = _wanted(config)
-    frame = _raw(wanted, _with_deletes(wanted, _with_body(wanted, _opened(wanted, lines))))
+    frame = _raw(wanted, _with_body(wanted, _opened(wanted, lines)))
     encoding = Encoding.of(config, marked=True)
     order = field_orders(config, wanted.fields)
     unordered = None
@@ -169,7 +169,10 @@ def debezium_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
         order = tuple(OrderField(f"by{i}", F.col(each.name), each not in BESIDE) for i, each in enumerate(cells))
         unordered = F.col(UNORDERED) if is_sequence(config) else None
     lacking = unsent(config, wanted.fields.values, wanted.paths)
-    return RawRecords(frame, wanted.fields, F.col(LINE), encoding, order, unordered=unordered, unsent=lacking)
+    is_update = F.col(RAW_OP) == UPSERT
+    return RawRecords(
+        frame, wanted.fields, F.col(LINE), encoding, order, unordered=unordered, unsent=lacking, is_update=is_update
+    )
 
 
 def _opened(wanted: _Wanted, lines: DataFrame) -> DataFrame:
@@ -228,6 +231,8 @@ def _with_body(wanted: _Wanted, opened: DataFrame) -> DataFrame:
     found = found.withColumns({"flat": flat, "odd": F.when(_is_flat(), is_odd).otherwise(F.col("odd"))})
     if wanted.config.order.by == "auto":
         found = with_order_texts(found, wanted.source, wanted.flat, is_flat=_is_flat())
+    if wanted.leaves_out:
+        found = found.withColumn(ROW_FIELDS, fields_in(_row_json(F.col("text"))))
     if not wanted.is_hinted:
         return found
     fields = wanted.document.get(document, ("schema",)).getField("fields")
@@ -240,16 +245,6 @@ def _with_body(wanted: _Wanted, opened: DataFrame) -> DataFrame:
         .alias("row_schema"),
         _shallow(of_key).alias("key_schema"),
     )
-
-
-def _with_deletes(wanted: _Wanted, found: DataFrame) -> DataFrame:
-    """Two rows of an update that changes its key: a delete, of the key before it, and itself."""
-    if wanted.leaves_out:
-        found = found.withColumn(ROW_FIELDS, fields_in(_row_json(F.col("text"))))
-    before, after = ([*_key_texts(wanted, F.lit(is_before)).values()] for is_before in (True, False))
-    is_moved = F.coalesce(*before).isNotNull() & ~F.struct(*before).eqNullSafe(F.struct(*after))
-    is_moved &= (F.col("op") == "u") & F.col("after").isNotNull()
-    return found.withColumn("op", F.explode(F.when(is_moved, F.array(F.lit("d"), "op")).otherwise(F.array("op"))))
 
 
 def _body(wanted: _Wanted, path: Path) -> SparkColumn:
@@ -294,6 +289,7 @@ def _raw(wanted: _Wanted, opened: DataFrame) -> DataFrame:
         field.raw: _row_text(wanted, field.raw, "after") for field in wanted.fields.values if field.raw in wanted.paths
     }
     texts |= _key_texts(wanted, _is_envelope() & ((F.col("op") == "d") | F.col("after").isNull()))
+    texts |= {f"b{raw}": text for raw, text in _key_texts(wanted, F.lit(True)).items()}
     for raw, path in wanted.free.items():
         text = F.when(_is_flat(), wanted.flat.get(F.col("flat"), path)).otherwise(_body(wanted, path))
         texts[raw] = free_text(wanted.config, raw, text)

@@ -31,7 +31,7 @@ from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.files import BLOCK, BROKEN, LINE, NO_LINES, ROW, ReadableFile, all_found, by_store, placed
 from persist_spark.decode.json import MARK, Path
 from persist_spark.decode.parquet_types import SHOWN, cell, has_bad_text, read_type, stored_type
-from persist_spark.decode.plain import DMS_OP, MARKER, check_op, free_paths, named_path, order_of, row_op
+from persist_spark.decode.plain import DMS_OP, MARKER, before_path, check_op, free_paths, named_path, order_of, row_op
 from persist_spark.decode.records import (
     FAULT,
     FAULT_KIND,
@@ -177,6 +177,8 @@ def parquet_records(
         tuple(_fitted(config, schema, field) for field in wanted.orders),
     )
     typed = {field.raw for field in fields.orders}
+    before = {key: before_path(config, key) for key in fields.keys}
+    has_before = marker == (DMS_OP,) and has_marker and all(_is_alike(config, schema, *each) for each in before.items())
     kind, message = _fault(config, schema, fields, [*free.values(), *([marker] if marker else [])])
     cells = {name: cell(F.col(f"c{index}"), kind) for index, (name, kind) in enumerate(schema.columns)}
     payload = [shown.alias(name) for name, shown in cells.items()]
@@ -187,6 +189,7 @@ def parquet_records(
         *[rest.get(field.raw, _raw(config, schema, field)).alias(field.raw) for field in fields.all],
         *[_text(schema, path).alias(name) for name, path in free.items() if name not in typed],
         *[_raw(config, schema, field).alias(field.raw) for field in fields.orders],
+        *[_raw(config, schema, key, path).alias(f"b{key.raw}") for key, path in before.items() if has_before],
         kind.alias(FAULT_KIND),
         message.alias(FAULT),
     )
@@ -197,6 +200,7 @@ def parquet_records(
         Encoding.of(config, marked=False),
         order_of(config, fields),
         {BROKEN: _is_broken(config, schema, fields), **row_op(config, fields, has_marker=has_marker)},
+        is_update=F.col(MARKER) == "U" if has_before else None,
     )
 
 
@@ -231,6 +235,12 @@ def _find(schema: FileSchema, path: Path) -> tuple[SparkColumn, pa.DataType] | N
     return found, kind
 
 
+def _is_alike(config: CollectionConfig, schema: FileSchema, field: Field, path: Path) -> bool:
+    """True if there is a column at `path`, of the type that the field's own one has."""
+    own, found = _find(schema, record_path(config, field.column)), _find(schema, path)
+    return own is not None and found is not None and own[1] == found[1]
+
+
 def _fitted(config: CollectionConfig, schema: FileSchema, field: Field) -> Field:
     """`field`, typed if a plain cast loses nothing, and in the unit that the file counts in."""
     found = _find(schema, record_path(config, field.column))
@@ -257,8 +267,9 @@ def _is_lossless(source: pa.DataType, column: Column) -> bool:
     return read == wanted or column.type in _LOSSLESS.get(type(read), ())
 
 
-def _raw(config: CollectionConfig, schema: FileSchema, field: Field) -> SparkColumn:
-    path = record_path(config, field.column)
+def _raw(config: CollectionConfig, schema: FileSchema, field: Field, path: Path | None = None) -> SparkColumn:
+    """The value of a field, or at a path of the same type, typed or as its text."""
+    path = path or record_path(config, field.column)
     found = _find(schema, path)
     if found is not None and field.is_typed:
         return found[0]

@@ -2,13 +2,14 @@
 position; and what marks a delete in plain and DMS rows.
 
 DMS as JSON lines (a Kafka or Kinesis target) is `{"data": {...}, "metadata": {"operation": ..., ...}}`. load, insert
-and update are upserts of the whole row in `data`; delete is a delete of its key. Control records are skipped. Fields
-`BI_*` (the before-image) are not columns, unless the collection names them. All metadata of a transaction is equal, so
-position decides unless the collection's `order` says otherwise.
+and update are upserts of the whole row in `data`; delete is a delete of its key. Control records are skipped. An update
+may give its row's key before it, in `before-image` or, as in DMS's files, in fields `BI_*`. All metadata of a
+transaction is equal, so position decides unless the collection's `order` says otherwise.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -113,8 +114,12 @@ def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     if is_auto:
         free[_AUTO.raw] = _TIMESTAMP
         fields = replace(fields, orders=(_AUTO,))
+    before = {
+        f"b{key.raw}": [("before-image", *paths[key.raw][1:]), ("data", *before_path(config, key))]
+        for key in fields.keys
+    }
     shape = Shape()
-    shape.need_all([*paths.values(), *free.values(), _OPERATION, _RECORD_TYPE])
+    shape.need_all([*paths.values(), *free.values(), _OPERATION, _RECORD_TYPE, *itertools.chain(*before.values())])
 
     rows, row = parsed_lines(config, lines, shape), F.col("row")
     texts = rows.select(
@@ -124,6 +129,7 @@ def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
         unmarked(shape.get(row, _OPERATION)).alias("operation"),
         unmarked(shape.get(row, _RECORD_TYPE)).alias("record_type"),
         *_texts(config, fields, shape, paths, free, fields_in(all_marked(F.col(LINE)))["data"]),
+        *[F.coalesce(*[shape.get(row, path) for path in either]).alias(raw) for raw, either in before.items()],
     )
     operation, record_type = F.col("operation"), F.col("record_type")
     is_control = record_type.isNotNull() & (record_type != "data")
@@ -148,7 +154,18 @@ def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     order = (OrderField(_AUTO.column.name, F.col(_AUTO.value)),) if is_auto else field_orders(config, fields)
     unordered = F.when(F.col(_AUTO.value).isNull(), NO_PLACE) if is_auto else None
     encoding, lacking = Encoding.of(config, marked=True), unsent(config, fields.values, paths)
-    return RawRecords(frame, fields, F.col(LINE), encoding, order, unordered=unordered, unsent=lacking)
+    return RawRecords(
+        *(frame, fields, F.col(LINE), encoding, order),
+        unordered=unordered,
+        unsent=lacking,
+        is_update=operation == "update",
+    )
+
+
+def before_path(config: CollectionConfig, key: Field) -> Path:
+    """The path of a key column before an update: DMS's `add-before-image-columns`, with the prefix of its manual."""
+    *outer, name = record_path(config, key.column)
+    return (*outer, f"BI_{name}")
 
 
 def _placed(config: CollectionConfig, name: str) -> Path:

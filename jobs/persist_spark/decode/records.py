@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
@@ -40,6 +40,7 @@ from persist_spark.decode.values import numbers, remedy, texts, value
 from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, SKIP, UPSERT, canonical_key, key_bytes, order_type, sql_type
 
 _PLACE = "place"  # in `sequence` order: the order struct
+_IS_GONE = "is_gone"  # true for the delete of a key that an update has changed
 FAULT_KIND, FAULT = "fault_kind", "fault"  # what is wrong with the record as a whole, or null
 RAW_OP = "raw_op"  # `u`, `d`, `t`, `s`; null if the operation is unknown
 RAW_TIME = "raw_time"  # text of the record's own time; present only with `time: field`
@@ -72,6 +73,7 @@ class RawRecords:
     `k0..` for the key columns, `v0..` for the value columns; `hk0..`, `hv0..` (structs with type, name and
     parameters.scale) for hinted fields. `payload` is the raw record, string or binary. `more`: columns to add,
     which need the others. They join the first step, since Spark analyzes the whole plan again for each projection.
+    `is_update`: a condition; the frame then has the key before an update too, in `bk0..`, or null.
     """
 
     frame: DataFrame
@@ -82,6 +84,7 @@ class RawRecords:
     more: Mapping[str, SparkColumn] | None = None
     unordered: SparkColumn | None = None  # why the record does not have the format's own order, or null
     unsent: Mapping[str, SparkColumn] | None = None  # booleans by raw name: the record does not carry this value
+    is_update: SparkColumn | None = None
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,7 @@ def record_path(config: CollectionConfig, column: Column) -> tuple[str, ...]:
 
 def decoded(config: CollectionConfig, raw: RawRecords, position: SparkColumn) -> DataFrame:
     """The records frame (docs/architecture.md). `position`: the text of a record's place in its source."""
+    raw = raw if raw.is_update is None else _with_deletes(raw, raw.is_update)
     keys, values = raw.fields.keys, raw.fields.values
     key = canonical_key([field.column for field in keys], [F.col(field.value) for field in keys])
     judged = _judge(config, raw, typed_values(config, raw))
@@ -170,6 +174,20 @@ def decoded(config: CollectionConfig, raw: RawRecords, position: SparkColumn) ->
         *inherited_column(config.collection_schema(), raw.fields.values, is_kept),
         *marks_of(config, [(field.column, is_bad(field), shown_text(field.raw)) for field in values], is_kept),
     )
+
+
+def _with_deletes(raw: RawRecords, is_update: SparkColumn) -> RawRecords:
+    """Two records of an update that changes its key: a delete, of the key before it, and itself."""
+    keys = [field.raw for field in raw.fields.keys]
+    before = [F.col(f"b{key}") for key in keys]
+    is_moved = is_update & any_of([key.isNotNull() for key in before])
+    is_moved &= ~F.struct(*before).eqNullSafe(F.struct(*[F.col(key).alias(f"b{key}") for key in keys]))
+    both, one = F.array(F.lit(True), F.lit(False)), F.array(F.lit(False))
+    frame = raw.frame.withColumn(_IS_GONE, F.explode(F.when(is_moved, both).otherwise(one)))
+    own = {key: F.when(F.col(_IS_GONE), F.col(f"b{key}")).otherwise(F.col(key)) for key in keys}
+    more = dict(raw.more or {})
+    more[RAW_OP] = F.when(F.col(_IS_GONE), DELETE).otherwise(more.get(RAW_OP, F.col(RAW_OP)))
+    return replace(raw, frame=frame.withColumns(own), more=more)
 
 
 def _order(config: CollectionConfig, raw: RawRecords) -> list[SparkColumn]:
