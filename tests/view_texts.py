@@ -67,7 +67,7 @@ ORDINARY: dict[str, tuple[int, int]] = {
     "SELECT CASE WHEN n > 1 THEN 'a' WHEN n IS NULL THEN 'b' ELSE 'c' END AS a, CASE note WHEN 'x' THEN 1 END AS b,"
     " if(n = 1, 2, 3) AS c, coalesce(n, 0) AS e, nullif(n, 0) AS f, nvl(n, 0) AS g, CAST(n AS STRING) AS h,"
     " try_cast(note AS INT) AS i, CAST(amount AS DECIMAL(20,4)) AS j, n % 3 AS k, n div 2 AS l, ~n AS m, n & 1 | 2 ^ 3 AS o,"
-    " NOT (n = 1) AS p, n <=> NULL AS q, note || '(x)' AS r, array(1, 2)[0] AS s, map('a', 1)['a'] AS t,"
+    " NOT (n = 1) AS p, n <=> NULL AS q, n IS DISTINCT FROM 1 AS d, note || '(x)' AS r, array(1, 2)[0] AS s, map('a', 1)['a'] AS t,"
     " struct(id, n).id AS u, -n AS v, n IS NOT DISTINCT FROM 1 AS w, note IN ('a', 'b') AS x, n != 2 OR n <> 3 AS y,"
     " amount / 3 * 2 AS z FROM items": EVER,
     "SELECT percentile_approx(n, 0.5) AS a, percentile(n, 0.5) AS b, count(DISTINCT note, n) AS c, count_if(n > 1) AS e,"

@@ -36,8 +36,8 @@ _NODE_NAMES = """
     Distinct Distribute Div Dot EQ Escape Except Filter From FromTimeZone GT GTE Group GroupingSets Having
     HexString Hint ILike Identifier IgnoreNulls In IntDiv Intersect Interval IntervalSpan Is JSONPath JSONPathKey
     JSONPathRoot JSONPathSubscript JSONPathWildcard Join JoinHint Kwarg LT LTE Lambda Lateral Like Limit Literal
-    Mod Mul NEQ National Neg Not Null NullSafeEQ Offset Order Ordered Paren Pivot PivotAlias PropertyEQ Qualify
-    RawString RespectNulls Rollup Select Slice Sort Star Sub Subquery Table TableAlias TableSample Tuple Union
+    Mod Mul NEQ National Neg Not Null NullSafeEQ NullSafeNEQ Offset Order Ordered Paren Pivot PivotAlias PropertyEQ
+    Qualify RawString RespectNulls Rollup Select Slice Sort Star Sub Subquery Table TableAlias TableSample Tuple Union
     UnpivotColumns Values Var Where Window WindowSpec With WithinGroup
 """
 _NODES = frozenset(_NODE_NAMES.split())
