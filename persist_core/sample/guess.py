@@ -10,19 +10,21 @@ from decimal import Decimal
 from typing import Any
 
 from persist_core.config.column import ColumnConfig, Unit
-from persist_core.errors import InvalidTime
 from persist_core.schema import decimal_of
-from persist_core.time_text import parse_time
 
 _FROM_YEAR, _TO_YEAR = 2000, 2036  # integers in between are taken for times (seconds by name only)
 _SECONDS = 946_684_800, 2_082_758_400
 _UNITS: dict[Unit, int] = {"ms": 10**3, "us": 10**6, "ns": 10**9, "s": 1}
 _TIME_NAME = re.compile(r"(?:^|_)(?:ts|time|timestamp|date|at|on|created|updated|modified)(?:_|$)", re.IGNORECASE)
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}Z?", re.ASCII)
-_TIMESTAMP = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}.*", re.ASCII)
+_DATE = re.compile(r"(\d{4}-\d{2}-\d{2})Z?", re.ASCII)
+_TIMESTAMP = re.compile(
+    r"(\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2})(:\d{2})?(?:(?<=:\d\d:\d\d)\.\d{1,6}0*)?(?: ?(?:Z|UTC|[+-]\d{2}(?::?\d{2})?))?",
+    re.ASCII,
+)
 _INTEGER = re.compile(r"-?(?:0|[1-9]\d{0,999})", re.ASCII)  # Python reads no longer ones than 4,300 digits
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?", re.ASCII)
-_MAX_SCALE = 9  # more digits after the point come from a float
+_MAX_SCALE = 9  # more digits after the point come from a float, unless it would not keep them
+_MAX_DIGITS = 38
 _BOOLEANS = {"true", "false", "t", "f", "yes", "no"}
 
 
@@ -62,6 +64,8 @@ def unit_of(name: str, values: Sequence[int]) -> Unit | None:
     """The unit in which all of these integers are times in this century."""
     for unit, factor in _UNITS.items():
         if all(_SECONDS[0] * factor <= value < _SECONDS[1] * factor for value in values):
+            if unit == "ns" and any(value % 1_000 for value in values):
+                return None  # a timestamp has microseconds
             return unit if unit != "s" or _TIME_NAME.search(name) else None
     return None
 
@@ -70,16 +74,21 @@ def _decimal(values: Sequence[Decimal]) -> Guess:
     parts = [value.as_tuple() for value in values if value.is_finite()]
     scale = max((-int(part.exponent) for part in parts), default=0)
     whole = max((len(part.digits) + int(part.exponent) for part in parts), default=1)
-    if len(parts) < len(values) or scale > _MAX_SCALE or whole > 38 - _MAX_SCALE:
-        return Guess("double", "numbers with many digits after the point")
     scale = max(scale, 0)
-    return Guess(f"decimal({max(18, whole + scale)},{scale})", f"numbers with at most {scale} digits after the point")
+    fits = len(parts) == len(values) and whole + scale <= _MAX_DIGITS
+    if not fits or scale > _MAX_SCALE:
+        if all(not value.is_finite() or Decimal(repr(float(value))) == value for value in values):
+            return Guess("double", "numbers with many digits after the point")
+        if not fits:
+            return Guess("string", "numbers with more digits than a number column keeps")
+    digits = max(18, whole + scale) if scale <= _MAX_SCALE else _MAX_DIGITS
+    return Guess(f"decimal({digits},{scale})", f"numbers with at most {scale} digits after the point")
 
 
 def _text(name: str, values: Sequence[str], is_text: bool) -> Guess:
-    if all(_DATE.fullmatch(value) and _is_time(value.removesuffix("Z")) for value in values):
+    if all(_is_time(_DATE.fullmatch(value)) for value in values):
         return Guess("date", "always a date")
-    if all(_TIMESTAMP.fullmatch(value) and _is_time(value) for value in values):
+    if all(_is_time(_TIMESTAMP.fullmatch(value)) for value in values):
         return Guess("timestamp", "always a date and a time")
     if is_text and all(_INTEGER.fullmatch(value) for value in values):
         return guess(name, [int(value) for value in values]) or Guess("string", "text")
@@ -90,12 +99,12 @@ def _text(name: str, values: Sequence[str], is_text: bool) -> Guess:
     return Guess("string", "text")
 
 
-def _is_time(text: str) -> bool:
+def _is_time(found: re.Match[str] | None) -> bool:
+    """True if what a pattern has found is a date, or a date and a time, that there is."""
     try:
-        parse_time(re.sub(r"(\.\d{3})\d+", r"\1", text))
-    except InvalidTime:
+        return found is not None and bool(datetime.fromisoformat("".join(found.groups(""))))
+    except ValueError:
         return False
-    return True
 
 
 def better(name: str, column: ColumnConfig, values: Sequence[Any], *, is_text: bool, in_schema: bool) -> str | None:
