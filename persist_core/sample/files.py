@@ -165,10 +165,14 @@ _NO_MESSAGE = ("op", "__op", "__deleted", "payload", "before", "after")  # field
 
 @dataclass(frozen=True)
 class RawRow:
-    """`row`: the fields of a row (for Debezium: after the change, else before it). `message`: what it came in."""
+    """`row`: the fields of a row (for Debezium: after the change, else before it). `message`: what it came in.
+
+    `key`: the names of the fields of the message's key, if it has one.
+    """
 
     row: Mapping[str, Any]
     message: Mapping[str, Any]
+    key: tuple[str, ...] = ()
 
     @property
     def has_schema(self) -> bool:
@@ -214,11 +218,11 @@ def messages(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
 
 def _of_message(message: Mapping[str, Any], format: str) -> RawRow:
     if format == "debezium-json":
-        message = without_key(message)
+        key, message = _key_of(message), without_key(message)
         payload = payload_of(message)
         if is_flat(payload):
-            return RawRow(payload, message)
-        return RawRow(_object(payload.get("after")) or _object(payload.get("before")), message)
+            return RawRow(payload, message, key)
+        return RawRow(_object(payload.get("after")) or _object(payload.get("before")), message, key)
     return RawRow(_object(message.get("data")) if format == "dms-json" else message, message)
 
 
@@ -226,9 +230,18 @@ def without_key(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """The value of a message that was landed with its key, as an object or as a text; any other message itself."""
     if any(name in message for name in _NO_MESSAGE):
         return message
-    value = message.get("value")
-    found = next(messages([value.encode("utf-8", "replace")]), None) if isinstance(value, str) else value
-    return found if isinstance(found, dict) else message
+    return _opened(message.get("value")) or message
+
+
+def _key_of(message: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the fields of a message's key; none if it was landed without it, or with a plain value."""
+    key = {} if any(name in message for name in _NO_MESSAGE) else _opened(message.get("key"))
+    return tuple(_object(key.get("payload")) or key)
+
+
+def _opened(value: Any) -> Mapping[str, Any]:
+    """A part of a message, which is an object or the text of one; empty if it is neither."""
+    return _object(next(messages([value.encode("utf-8", "replace")]), None) if isinstance(value, str) else value)
 
 
 def payload_of(message: Mapping[str, Any]) -> Mapping[str, Any]:

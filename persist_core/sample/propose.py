@@ -199,7 +199,7 @@ def _feed(detected: Detected, raw: Sequence[RawRow]) -> _Feed:
     is_debezium, is_plain = detected.format == "debezium-json", detected.format in PLAIN_FORMATS
     stated: dict[str, Guess] = {}
     for each in raw[:100] if is_debezium or detected.prefix else ():
-        stated |= stated_types(each.message, "after" if is_debezium else None)
+        stated |= stated_types(each.message, "after" if is_debezium and not each.is_unwrapped else None)
     names = list(dict.fromkeys([*stated, *(name for row in rows for name in row)]))
     marker = next((name for name in names if is_plain and _MARKERS.fullmatch(name)), None)
     marker = "__deleted" if is_plain and "__deleted" in names else marker
@@ -264,17 +264,22 @@ def _source(feed: _Feed, pattern: str, connection: str | None) -> Iterator[str]:
 
 
 def _key(feed: _Feed) -> Iterator[str]:
+    stated, *others = {each.key for each in feed.rows if each.row}
+    if stated and not others and {*stated} <= {each.name for each in feed.columns if each.can_be_key}:
+        names = ", ".join(map(_scalar, stated))
+        yield f"key: {names if len(stated) == 1 else f'[{names}]'} # the key of the messages"
+        return
     candidates = [column for column in feed.columns if column.can_be_key and column is not feed.order]
     is_changes = not feed.is_plain or feed.marker is not None or feed.order is not None
     candidates = [column for column in candidates if column.guess.type not in _TIMES] or candidates
     unique = [column for column in candidates if not column.nulls and (is_changes or column.is_unique)]
-    best, *others = sorted(unique or candidates or feed.columns, key=lambda column: (_rank(column), column.nulls))
+    best, *more = sorted(unique or candidates or feed.columns, key=lambda column: (_rank(column), column.nulls))
     if not unique or _rank(best)[0]:
         nulls = f"null in {best.nulls} of {len(best.values)} records" if best.nulls else "in several records"
         yield f"key: {_scalar(best.name)} # QUESTION: it is {nulls}. Does it name a row? Several columns: [a, b]"
         return
-    more = f"; so are {_one_line(', '.join(column.name for column in others[:5]))}" if others else ""
-    yield f"key: {_scalar(best.name)} # {'' if is_changes else 'unique and '}never null in the sample{more}"
+    also = f"; so are {_one_line(', '.join(column.name for column in more[:5]))}" if more else ""
+    yield f"key: {_scalar(best.name)} # {'' if is_changes else 'unique and '}never null in the sample{also}"
 
 
 def _rank(column: _Column) -> tuple[bool, int]:

@@ -203,6 +203,25 @@ def test_debezium_as_it_is_landed(value: Any, place: Path, capsys: pytest.Captur
         assert "\nkey: id #" in text
 
 
+LINE_KEY = {"order_id": 1, "line": 2}
+
+
+@pytest.mark.parametrize("key", [LINE_KEY, json.dumps(LINE_KEY), {"schema": None, "payload": LINE_KEY}])
+def test_the_key_is_the_one_of_the_messages(key: Any, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    envelope = {**ENVELOPE, "after": {"id": 7, **LINE_KEY}}
+    lines(place / "feed" / "a.jsonl", {"key": key, "value": envelope}, {"key": key, "value": None})
+    config, text = proposed(capsys, "feed/a.jsonl")
+    assert config.key == ("order_id", "line")
+    assert "\nkey: [order_id, line] # the key of the messages" in text
+
+
+def test_an_unwrapped_record_has_the_types_of_its_schema(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fields = [{**DECIMAL, "field": "price", "parameters": {"scale": "2"}}, {"field": "id", "type": "int32"}]
+    lines(place / "feed" / "a.jsonl", {"schema": {"fields": fields}, "payload": FLAT})
+    config, _ = proposed(capsys, "feed/a.jsonl")
+    assert {name: each.type for name, each in config.columns.items()} == {"price": "decimal(38,2)", "id": "int"}
+
+
 @pytest.mark.parametrize("first", ["Op", "id"])
 def test_parquet(first: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = pa.table({first: ["I", "U"], "id_2": [1, 2], "price": pa.array(["1.50", "2"], pa.string())})
