@@ -251,27 +251,6 @@ def test_limits_bound_a_refresh(shards: ViewShards) -> None:
     assert not shards.client.state("few").commits
 
 
-def test_columns_evolve_and_nothing_is_guessed(shards: ViewShards) -> None:
-    shards.refresh(view("v", "SELECT id FROM items", ["items"]))
-    shards.commit("items", ITEMS, 8)
-    with pytest.raises(SchemaMismatch, match=r"write `renamed: \{number: id\}`; if not, write `dropped: \[id\]`"):
-        shards.refresh(view("v", "SELECT id AS number FROM items", ["items"]))
-    stats = shards.refresh(view("v", "SELECT id, colour FROM items", ["items"])).stats
-    assert (stats["inserted"], stats["retracted"], stats["corrections"]) == (2, 2, 0)
-    assert shards.rows("v") == {row(id=1, colour="red"): 1, row(id=2, colour="blue"): 1}
-
-
-def test_a_view_follows_columns_without_a_change_of_rows(shards: ViewShards) -> None:
-    every = view("every", "SELECT * FROM items", ["items"], dropped=["colour"])
-    texts = view("texts", "SELECT to_json(struct(every.*)) AS j FROM every", ["every"])
-    less = CollectionSchema(key=ITEMS.key, values=(Column("n", "int"),), dropped=("colour",))
-    for schema, upper in ((ITEMS, 8), (less, 9)):
-        shards.commit("items", schema, upper)
-        assert [shards.refresh(each).stats["corrections"] for each in (every, texts)] == [0, 0]
-    assert shards.rows("every") == {row(id=1, n=5): 1, row(id=2, n=7): 1}
-    assert shards.rows("texts") == {row(j='{"id":1,"n":5}'): 1, row(j='{"id":2,"n":7}'): 1}
-
-
 def reds(spark: SparkSession, inputs: dict[str, DataFrame]) -> DataFrame:
     """A view of a DAG author's own making: no SQL text."""
     del spark

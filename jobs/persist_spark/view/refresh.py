@@ -85,6 +85,14 @@ class _View:
         errs = [piece for batch, manifest in self.committed for piece in all_errs(batch, manifest)]
         return scan_pieces(self.spark, blob, oks, frame), scan_pieces(self.spark, blob, errs, frame)
 
+    def held(self, schema: CollectionSchema) -> Contents:
+        """The counts of what is persisted, in the columns of `schema`."""
+        oks, errs = self.persisted(schema)
+        nothing = self.spark.createDataFrame([], part_type(schema))
+        planned = install_desired_into_persist(nothing, None, oks, errs, schema=schema, at=0)
+        run_without_output(planned.updates)
+        return planned.outcome(planned.updates).before
+
     def plan(self, frozen: FrozenShards, at: int) -> tuple[CollectionSchema, Planned[Refresh]]:
         """The updates at time `at`. Raises `SchemaMismatch` if the rows do not fit the shard."""
         schema, rows, errs = self.desired(frozen)
@@ -134,25 +142,26 @@ def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> 
             description,
             schema,
             spec.attempt,
-            lambda _: replace(installed, outcome=partial(_corrected, view, installed)),
+            lambda _: replace(installed, outcome=partial(_corrected, view, schema, installed)),
             check=lambda refresh: check_limits(config, refresh),
         )
 
 
-def _corrected(view: _View, installed: Planned[Refresh], written: DataFrame) -> Refresh:
+def _corrected(view: _View, schema: CollectionSchema, installed: Planned[Refresh], written: DataFrame) -> Refresh:
     """The counts of the action; they say how many of the updates are corrections."""
     refresh = installed.outcome(written)
-    return replace(refresh, report={**refresh.report, "corrections": _corrections(view, refresh)})
+    return replace(refresh, report={**refresh.report, "corrections": _corrections(view, schema, refresh)})
 
 
-def _corrections(view: _View, refresh: Refresh) -> int:
+def _corrections(view: _View, schema: CollectionSchema, refresh: Refresh) -> int:
     """Rows that the target held more or fewer of than the last refresh left: usually 0, at no cost.
 
     If the digests differ, the last refresh is evaluated again and compared. If that is no longer possible, the
-    difference of the counts is a lower bound.
+    difference of the counts is a lower bound. With other columns the target is read once more, in its own.
     """
     last, left = Refreshed.of(view.state.sources), _left(view)
-    if refresh.before == left:
+    newest = view.state.schema
+    if refresh.before == left or (newest and newest.columns != schema.columns and view.held(newest) == left):
         return 0
     if last is None:
         return refresh.misplaced
@@ -200,7 +209,7 @@ def check_limits(config: ViewConfig, refresh: Refresh) -> None:
 
 def _dry_run(view: _View, schema: CollectionSchema, installed: Planned[Refresh], as_of: int) -> DryRun:
     run_without_output(installed.updates)
-    stats = _corrected(view, installed, installed.updates).report
+    stats = _corrected(view, schema, installed, installed.updates).report
     _, again = view.plan(ShardSource(view.client, view.config).frozen_at(as_of), as_of)
     columns = [quoted(column.name) for column in schema.columns]
     shown = [DIFF, *columns, *_SHOWN_OF_ERRS]
