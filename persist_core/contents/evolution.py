@@ -19,7 +19,10 @@ _REBUILD = (
     "`persist rebuild` reads all input again by the file as it is now, beside the shard, and swaps the result in:"
     " readers see no gap"
 )
-_OF_A_VIEW = "Drop the shard (`persist drop`): `persist run --recreate` makes it again from its inputs"
+_OF_A_VIEW = (
+    "Give the column another name, or drop the shard and its history (`persist drop`): `persist run --recreate` makes"
+    " it again from its inputs"
+)
 
 
 def evolved(history: Sequence[CollectionSchema], next_id: int, wanted: CollectionSchema) -> CollectionSchema:

@@ -141,6 +141,12 @@ def test_all_else_is_refused(wanted: CollectionSchema, said: str) -> None:
         after(schema(A, N), wanted)
 
 
+def test_of_a_view_the_first_remedy_keeps_the_history() -> None:
+    rows = CollectionSchema((), (A, N))
+    with pytest.raises(SchemaMismatch, match="Give the column another name, or drop the shard and its history"):
+        after(rows, replace(rows, values=(A, replace(N, type="string"))))
+
+
 def test_a_rename_to_the_name_of_another_column_is_refused() -> None:
     """Also if the old name goes to a new column in the same file: nothing would happen, silently."""
     wanted = schema(replace(B, renamed_from="a"), A, N)
