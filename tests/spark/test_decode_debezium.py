@@ -211,6 +211,15 @@ def test_composite_keys_and_a_field_in_place_of_the_name(feed: Feed) -> None:
     assert bytes(rows[3][BAD_KEY]) == b'["1",null]'
 
 
+def test_a_key_of_more_columns_than_the_message_has(feed: Feed) -> None:
+    """An update without an image before it, as of `REPLICA IDENTITY DEFAULT`, leaves no row."""
+    first, moved = {"id": 1, "name": "a"}, {"id": 1, "name": "b"}
+    values = [envelope("c", None, first), envelope("u", first, moved), envelope("u", None, moved), envelope("d", moved)]
+    rows = read(feed, [{"key": {"id": 1}, "value": each} for each in values], key=["id", "name"])
+    kept = [("u", 1, "a", None), *[("u", 1, "b", None)] * 2]
+    assert sorted(told(rows)) == [("d", 1, "a", None), ("d", 1, "b", None), *kept]
+
+
 def test_unwrapped_records(feed: Feed) -> None:
     messages = [
         {"id": 1, "name": "a", "__op": "c", "__deleted": "false"},

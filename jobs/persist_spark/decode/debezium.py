@@ -8,7 +8,7 @@ A line is one of
     {"id": .., "name": .., "__op": "u", "__deleted": "false"}      unwrapped (ExtractNewRecordState)
 
 1. op c, r, u: upsert of `after`; d: delete; t: truncate; m, transaction marks, heartbeats, schema changes: skip.
-2. The key is the message key's, else the row's: of a delete `before`, of others `after`. An update in which these
+2. A key column is the message key's, else the row's: of a delete `before`, of others `after`. An update in which these
    two have different keys is a delete and an upsert, as Debezium itself sends a change of the message key. With
    `missing_field: unchanged` a key column that `after` does not have is unchanged too: the key is before's.
 3. Order `auto`: see `persist_spark.decode.debezium_order`. A missing field is the lowest: a tombstone, which has no
@@ -289,7 +289,8 @@ def _raw(wanted: _Wanted, opened: DataFrame) -> DataFrame:
         field.raw: _row_text(wanted, field.raw, "after") for field in wanted.fields.values if field.raw in wanted.paths
     }
     texts |= _key_texts(wanted, _is_envelope() & ((F.col("op") == "d") | F.col("after").isNull()))
-    texts |= {f"b{raw}": text for raw, text in _key_texts(wanted, F.lit(True)).items()}
+    has_before = F.coalesce(*[_row_text(wanted, field.raw, "before") for field in wanted.fields.keys]).isNotNull()
+    texts |= {f"b{raw}": F.when(has_before, text) for raw, text in _key_texts(wanted, F.lit(True)).items()}
     for raw, path in wanted.free.items():
         text = F.when(_is_flat(), wanted.flat.get(F.col("flat"), path)).otherwise(_body(wanted, path))
         texts[raw] = free_text(wanted.config, raw, text)
@@ -366,7 +367,7 @@ def _row_text(wanted: _Wanted, raw: str, part: str) -> SparkColumn:
 
 
 def _key_texts(wanted: _Wanted, is_before: SparkColumn) -> dict[str, SparkColumn]:
-    """The key, from the message key if it has any of the key columns, else from `after`, or from `before`."""
+    """The key: what the message key does not have of it is from `after`, or from `before`."""
     key, message_key = F.col("key"), F.col("message_key")
     paths = {field.raw: wanted.paths[field.raw] for field in wanted.fields.keys}
     payload = wanted.key_document.get(message_key, ("payload",))
@@ -374,8 +375,8 @@ def _key_texts(wanted: _Wanted, is_before: SparkColumn) -> dict[str, SparkColumn
     outer = {raw: wanted.key_document.get(message_key, path) for raw, path in paths.items()}
     found = {}
     for raw in paths:
-        text = F.when(F.coalesce(*inner.values()).isNotNull(), inner[raw])
-        text = text.when(F.coalesce(*outer.values()).isNotNull(), outer[raw])
+        stated = F.coalesce(inner[raw], outer[raw])
+        text = F.when(stated.isNotNull(), stated)
         if len(paths) == 1:  # a key that is not a struct: the value itself
             text = text.when(~key.startswith("{"), document_text(key))
         before, after = _row_text(wanted, raw, "before"), _row_text(wanted, raw, "after")
