@@ -264,7 +264,7 @@ def _source(feed: _Feed, pattern: str, connection: str | None) -> Iterator[str]:
 
 
 def _key(feed: _Feed) -> Iterator[str]:
-    stated, *others = {each.key for each in feed.rows if each.row}
+    stated, *others = {each.key for each in feed.rows if each.row} or {()}
     if stated and not others and {*stated} <= {each.name for each in feed.columns if each.can_be_key}:
         names = ", ".join(map(_scalar, stated))
         yield f"key: {names if len(stated) == 1 else f'[{names}]'} # the key of the messages"
