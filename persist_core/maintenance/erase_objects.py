@@ -189,10 +189,15 @@ def store(
     is_unsaid: Callable[[str], bool] = lambda _: False,
 ) -> bool:
     """Make `listed` the shard's list in place of the one that `state` names, and delete the others. False if another
-    was faster."""
+    was faster.
+
+    The others: all that were stored before, because their writers expect an earlier list. What is stored later may be
+    named next.
+    """
     shard, key = state.shard, listed.key_in(state.shard)
+    others = [entry.key for entry in client.blob.list_keys_and_metadata(erased_prefix(shard)) if entry.key != key]
     client.blob.set(key, listed.encode())
-    after, is_stored = client.machine.apply(
+    _, is_stored = client.machine.apply(
         shard,
         lambda found: replace_manifests(
             found,
@@ -204,10 +209,8 @@ def store(
             is_unsaid=is_unsaid,
         ),
     )
-    if is_stored:
-        for entry in list(client.blob.list_keys_and_metadata(erased_prefix(shard))):
-            if entry.key not in (after.erased, key):
-                client.blob.delete(entry.key)
+    for other in others if is_stored else ():
+        client.blob.delete(other)
     return is_stored
 
 

@@ -101,8 +101,6 @@ def erase(
     `era`: the shard's before the new manifests were staged. `refuses`: batches described before are refused.
     `is_unsaid`: of which reasons of ended holders nothing is kept.
     """
-    if state.erased == erased:
-        return state, True
     if state.erased != expected or state.is_dropped or (era is not None and era < state.oldest_era):
         return state, False
     new = replaced or {}

@@ -264,13 +264,14 @@ def upper(history: History) -> int:
     return history.state.upper.time or 0
 
 
-def test_two_at_once_and_a_writer_meanwhile() -> None:
-    """The second one and the writer come in at each commit of the first one."""
+@pytest.mark.parametrize("is_late", [False, True])
+def test_two_at_once_and_a_writer_meanwhile(is_late: bool) -> None:
+    """The second one and the writer come in before or after each commit of the first one."""
     history = Erasing(in_memory(), KEYED, 3)
     for _ in range(10):
         history.append()
     first, keys = history.client, KEYS[:3]
-    consensus = Meddled(first.location.consensus)
+    consensus = Meddled(first.location.consensus, is_late=is_late)
     meddled = PersistClient(OpenLocation(first.location.blob, consensus), first.clock, first.ids, fetch_threads=1)
 
     def meddle() -> None:
@@ -289,10 +290,10 @@ def test_two_at_once_and_a_writer_meanwhile() -> None:
 
 
 class Meddled:
-    """A consensus store in which others act just before some of its compare-and-sets."""
+    """A consensus store in which others act just before or after some of its compare-and-sets."""
 
-    def __init__(self, store: Any) -> None:
-        self._store, self.calls = store, 0
+    def __init__(self, store: Any, *, is_late: bool) -> None:
+        self._store, self._is_late, self.calls = store, is_late, 0
         self.meddle: Callable[[], None] = lambda: None
 
     def __getattr__(self, name: str) -> Any:
@@ -300,9 +301,13 @@ class Meddled:
 
     def compare_and_set(self, *arguments: Any) -> Any:
         self.calls += 1
-        if self.calls in (1, 2, 4, 5):
+        is_meddled = self.calls in (1, 2, 4, 5)
+        if is_meddled and not self._is_late:
             self.meddle()
-        return self._store.compare_and_set(*arguments)
+        result = self._store.compare_and_set(*arguments)
+        if is_meddled and self._is_late:
+            self.meddle()
+        return result
 
 
 def test_a_reader_with_a_lease_keeps_its_files_until_it_ends() -> None:
