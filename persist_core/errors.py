@@ -101,7 +101,7 @@ class LeaseExpired(NotReadable, kind="lease_expired"):
 
 
 class ReadTooSlow(NotReadable, kind="read_too_slow"):
-    """A read without a lease took longer than GC's grace, and a file that it needs was deleted. Read again."""
+    """A read without a lease needs a file that GC, after its grace, or an erasure has deleted. Read again."""
 
 
 class Corruption(PersistError, kind="corruption"):

@@ -41,9 +41,9 @@ def named_if_dropped(machine: Machine, state: ShardState) -> Iterator[None]:
 def too_slow(shard: str, found: str) -> str:
     """The message of `ReadTooSlow`; `found` says which file is gone."""
     return (
-        f"shard {shard} was merged, restored or dropped during this read, and it took longer than GC keeps the files"
-        f" that it had begun to read: {found}. Read again; for reads that take days, open the reader with a lease"
-        " (`open_leased_reader`) and give it heartbeats"
+        f"shard {shard} was merged, restored or dropped during this read, which took longer than GC keeps the files"
+        f" that it had begun to read, or a key was erased: {found}. Read again; for reads that take days, open the"
+        " reader with a lease (`open_leased_reader`) and give it heartbeats"
     )
 
 

@@ -25,7 +25,7 @@ from persist_core.contents.erased import ErasedKey, ErasedList, Erasure, highest
 from persist_core.contents.key_range import Key
 from persist_core.contents.operator_state import OperatorState, StateArtifact
 from persist_core.contents.parts import errs_schema, updates_schema
-from persist_core.errors import InvalidInput, RunFailed
+from persist_core.errors import CorruptArtifact, InvalidInput, ReadTooSlow, RunFailed
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.erased import erased_list
@@ -98,14 +98,14 @@ def erase(
     if a record in the stash is due first, or other writers were faster all the time.
     """
     task = _Erasing(client, shard, keys, by, reason, writer)
-    task.check(client.state(shard))
-    task.retract()
-    for name in hidden_shards(client, shard):  # what is written for one without the list is not accepted
-        client.machine.apply(name, refuse_earlier, create=True)
-    task.check(client.state(shard))  # a fork that was made meanwhile; from here on none can be
-    task.rewrite()
-    rewrite_checkpoints(client, task.rewriting(client.state(shard)))
-    return task.end(*delete(client, shard, task.sought, task.replaced))
+    for _ in range(2):
+        began = client.state(shard)
+        try:
+            return task.erase()
+        except (CorruptArtifact, ReadTooSlow):
+            if client.state(shard).erased == began.erased:  # else another erasure may have deleted what this one reads
+                raise
+    return task.erase()
 
 
 class _Erasing:
@@ -122,6 +122,17 @@ class _Erasing:
         self.replaced: set[str] = set()  # manifests
         owners = {owner_of(batch.manifest_key) for batch in client.state(shard).batches}
         self._origins = {each for each in owners - {shard} if is_shard_name(each)}  # of a fork
+
+    def erase(self) -> Erased:
+        """Do what is left."""
+        self.check(self._client.state(self._shard))
+        self.retract()
+        for name in hidden_shards(self._client, self._shard):  # what is written without the list is not accepted
+            self._client.machine.apply(name, refuse_earlier, create=True)
+        self.check(self._client.state(self._shard))  # a fork that was made meanwhile; from here on none can be
+        self.rewrite()
+        rewrite_checkpoints(self._client, self.rewriting(self._client.state(self._shard)))
+        return self.end(*delete(self._client, self._shard, self.sought, self.replaced))
 
     def check(self, state: ShardState) -> None:
         """Raise `InvalidInput` for a shard that is closed or was moved, and for forks that share files with a key."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,10 @@ ANN = (1, "Ann")
 
 @pytest.fixture
 def client() -> PersistClient:
+    return begun()
+
+
+def begun() -> PersistClient:
     clock = ManualClock(1_700_000_000_000)
     made = PersistClient(in_memory(), clock, SeededIds(1, clock))
     commit(made, "orders", SCHEMA, 10, [(ANN, 5, 1), ((2, "Bo"), 5, 1)])
@@ -129,3 +135,25 @@ def test_a_request_that_is_refused_is_not_listed(tmp_path: Path) -> None:
     shard.run(20)
     assert erase(shard.client, SHARD, [A], by="ann", reason="asked").status == "erased"
     shard.check()
+
+
+def test_another_erasure_deletes_what_this_one_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes before every sixth read, and does not count as damage."""
+    get = MemBlob.get
+    for at in range(1, 200, 6):
+        client, reads = begun(), itertools.count(1)
+
+        def overtaken(
+            blob: MemBlob, key: str, *, at: int = at, client: PersistClient = client, reads: Iterator[int] = reads
+        ) -> bytes | None:
+            if next(reads) == at:
+                erase(client, "orders", [(2,)], by="bo", reason="other")
+            return get(blob, key)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(MemBlob, "get", overtaken)
+            erase(client, "orders", [KEY], by="ann", reason="first")
+        assert verify(client, "orders", [KEY]) == ()
+        if next(reads) <= at:
+            return
+    raise AssertionError("there are more reads than expected")
