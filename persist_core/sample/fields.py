@@ -24,10 +24,16 @@ from persist_core.sources.feed import Feed
 from persist_core.sources.input_file import InputFile
 
 SAMPLED_RECORDS = 1_000
+BEFORE = "BI_"  # before the name of a column, its value before an update; the prefix of DMS's manual
 NEW = "fields that are not in `columns`"
 MISSING = "columns whose field is missing"
 TABLES = "records of several tables: equal keys overwrite each other, and a truncate of one deletes the rows of all"
 UNMARKED = "unwrapped records lack the field that marks deletes, which are lost without it"
+
+
+def added_prefix(config: CollectionConfig) -> str | None:
+    """The beginning of the names that the format adds to rows: `__op` of unwrapped records, DMS's before images."""
+    return {"debezium": "__", "dms": BEFORE}.get(config.source.format.partition("-")[0])
 
 
 def named_fields(config: CollectionConfig) -> frozenset[str]:
@@ -133,9 +139,10 @@ class FeedFields:
 
     def _add_new(self, names: Iterable[str]) -> None:
         known = named_fields(self.config)
-        hides = self.config.source.format == "debezium-json"  # unwrapped records: __op, __deleted, ...
+        added = added_prefix(self.config)
         if self.config.source.rest is None:
-            self.new.update((name, None) for name in names if name not in known and not (hides and name[:2] == "__"))
+            found = (name for name in names if name not in known and not (added and name.startswith(added)))
+            self.new.update(dict.fromkeys(found))
 
     def _paths(self) -> list[tuple[str, tuple[str, ...]]]:
         columns = self.config.columns.items()

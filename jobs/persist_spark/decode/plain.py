@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from persist_core.config.collection import CollectionConfig, DeleteConfig
-from persist_core.sample.fields import named_fields
+from persist_core.sample.fields import BEFORE, named_fields
 from persist_core.schema import Column
 from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.exact import bounded, exact_decimal, is_number, number_order
@@ -163,9 +163,9 @@ def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
 
 
 def before_path(config: CollectionConfig, key: Field) -> Path:
-    """The path of a key column before an update: DMS's `add-before-image-columns`, with the prefix of its manual."""
+    """The path of a key column before an update, as DMS's `add-before-image-columns` makes it."""
     *outer, name = record_path(config, key.column)
-    return (*outer, f"BI_{name}")
+    return (*outer, f"{BEFORE}{name}")
 
 
 def _placed(config: CollectionConfig, name: str) -> Path:

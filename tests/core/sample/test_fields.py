@@ -51,7 +51,7 @@ ROW = {"id": 1, "address": {"city": "B", "zip": 1}, "x": None}
         ("debezium-json", {"schema": {}, "payload": {"op": "c", "after": ROW, "source": {}}}),
         ("debezium-json", {"key": {"id": 1}, "value": {"op": "c", "after": ROW, "source": {}}}),
         ("debezium-json", {**ROW, "__op": "c", "__deleted": "false"}),
-        ("dms-json", {"data": ROW, "metadata": {"operation": "insert", "record-type": "data"}}),
+        ("dms-json", {"data": {**ROW, "BI_id": 1}, "metadata": {"operation": "insert", "record-type": "data"}}),
     ],
 )
 def test_new_fields_are_found_in_the_row(tmp_path: Path, kind: str, line: Any) -> None:
