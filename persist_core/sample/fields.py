@@ -31,11 +31,6 @@ TABLES = "records of several tables: equal keys overwrite each other, and a trun
 UNMARKED = "unwrapped records lack the field that marks deletes, which are lost without it"
 
 
-def added_prefix(config: CollectionConfig) -> str | None:
-    """The beginning of the names that the format adds to rows: `__op` of unwrapped records, DMS's before images."""
-    return {"debezium": "__", "dms": BEFORE}.get(config.source.format.partition("-")[0])
-
-
 def named_fields(config: CollectionConfig) -> frozenset[str]:
     """The fields of a row, at its top, that something in the collection file names."""
     columns = {name: column.field for name, column in config.columns.items() if name != config.source.rest}
@@ -48,6 +43,12 @@ def named_fields(config: CollectionConfig) -> frozenset[str]:
     names = (name for name, field in columns.items() if not field)
     marks = {DMS_OP} if config.source.format in ("dms-csv", "dms-parquet") else set()
     return frozenset({*marks, *config.source.ignored, *names, *paths})
+
+
+def known_fields(config: CollectionConfig) -> frozenset[str]:
+    """`named_fields`, and those that DMS adds for what they held before an update."""
+    named = named_fields(config)
+    return named | {f"{BEFORE}{name}" for name in named} if config.source.format.startswith("dms-") else named
 
 
 def rows_of(config: CollectionConfig, files: Sequence[SampledFile]) -> list[RawRow]:
@@ -138,11 +139,10 @@ class FeedFields:
         return [f"{name} (perhaps the field {fields[name]!r})" if fields[name] else name for name in self.missing]
 
     def _add_new(self, names: Iterable[str]) -> None:
-        known = named_fields(self.config)
-        added = added_prefix(self.config)
+        known = known_fields(self.config)
+        hides = self.config.source.format == "debezium-json"  # unwrapped records: __op, __deleted, ...
         if self.config.source.rest is None:
-            found = (name for name in names if name not in known and not (added and name.startswith(added)))
-            self.new.update(dict.fromkeys(found))
+            self.new.update((name, None) for name in names if name not in known and not (hides and name[:2] == "__"))
 
     def _paths(self) -> list[tuple[str, tuple[str, ...]]]:
         columns = self.config.columns.items()

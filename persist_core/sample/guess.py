@@ -18,7 +18,8 @@ _UNITS: dict[Unit, int] = {"ms": 10**3, "us": 10**6, "ns": 10**9, "s": 1}
 _TIME_NAME = re.compile(r"(?:^|_)(?:ts|time|timestamp|date|at|on|created|updated|modified)(?:_|$)", re.IGNORECASE)
 _DATE = re.compile(r"(\d{4}-\d{2}-\d{2})Z?", re.ASCII)
 _TIMESTAMP = re.compile(
-    r"(\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2})(:\d{2})?(?:(?<=:\d\d:\d\d)\.\d{1,6}0*)?(?: ?(?:Z|UTC|[+-]\d{2}(?::?\d{2})?))?",
+    r"(\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2})(:\d{2})?(?:(?<=:\d\d:\d\d)\.\d{1,6}0*)?"
+    r"(?: ?(?:Z|UTC|[+-][01]\d(?::?[0-5]\d)?))?",
     re.ASCII,
 )
 _INTEGER = re.compile(r"-?(?:0|[1-9]\d{0,999})", re.ASCII)  # Python reads no longer ones than 4,300 digits

@@ -184,3 +184,31 @@ def test_an_update_with_its_key_before_it_deletes_the_old_row(feed: Feed, kind: 
         ("u", 2, "", "x"),
         ("d", 2, "", None),
     ]
+
+
+@pytest.mark.parametrize("kind", ["dms-csv", "dms-parquet", "dms-json"])
+@pytest.mark.parametrize("is_column", [True, False])
+def test_a_column_of_the_table_is_no_key_before_an_update(feed: Feed, kind: str, is_column: bool) -> None:
+    row = {"Op": "U", "id": 1, "name": "x", "BI_id": 7}
+    if kind == "dms-csv":
+        feed.write("20260102-1.csv", "\n".join(",".join(map(str, each)) for each in (row, row.values())))
+    elif kind == "dms-parquet":
+        pq.write_table(pa.Table.from_pylist([row]), feed.folder / "20260102-1.parquet")
+    else:
+        metadata = {"record-type": "data", "operation": "update", "timestamp": "2026-01-02T06:00:00Z"}
+        feed.write("1.jsonl", json.dumps({"data": row, "metadata": metadata}))
+    columns = {"id": "bigint", "name": "string"} | ({"BI_id": "bigint"} if is_column else {})
+    found = records(feed, kind, columns=columns, source={"ignored": [] if is_column else ["BI_id"]})
+    assert [(row[OP], row["id"], row.get("BI_id", 7)) for row in found] == [("u", 1, 7)]
+
+
+def test_an_update_in_a_full_load_deletes_nothing(feed: Feed) -> None:
+    feed.write("LOAD00000001.csv", "Op,id,name,BI_id\nU,1,a,7\n")
+    found = records(feed, "dms-csv", columns={"id": "bigint", "name": "string"})
+    assert [(row[OP], row["id"], row[ERR_KIND]) for row in found] == [("u", 1, "op")]
+
+
+def test_a_control_record_deletes_nothing(feed: Feed) -> None:
+    metadata = {"record-type": "control", "operation": "update"}
+    feed.write("1.jsonl", json.dumps({"data": {"id": 1}, "before-image": {"id": 7}, "metadata": metadata}))
+    assert [row[OP] for row in records(feed, "dms-json", columns={"id": "bigint", "name": "string"})] == ["s"]

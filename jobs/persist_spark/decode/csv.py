@@ -41,7 +41,7 @@ from persist_spark.decode.plain import (
     LOAD_OPS,
     MARKER,
     OPS,
-    before_path,
+    before_paths,
     check_op,
     free_paths,
     order_of,
@@ -222,8 +222,8 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
     marker = DMS_OP if is_dms else config.delete.column
     if marker is not None:
         wanted[MARKER] = marker
-    before = {f"b{key.raw}": ".".join(before_path(config, key)) for key in fields.keys}
-    has_before = is_dms and {DMS_OP, *before.values()} <= {*layout.names}
+    before = {f"b{key.raw}": ".".join(path) for key, path in before_paths(config, fields).items()}
+    has_before = is_dms and bool(before) and {DMS_OP, *before.values()} <= {*layout.names}
     null = null_text(config.source.format, config.source.null_value)
     texts = {field.raw for field in fields.all if field.column.type in ("string", "json")}
     texts |= {f"b{raw}" for raw in texts}

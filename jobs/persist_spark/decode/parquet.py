@@ -31,7 +31,7 @@ from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.files import BLOCK, BROKEN, LINE, NO_LINES, ROW, ReadableFile, all_found, by_store, placed
 from persist_spark.decode.json import MARK, Path
 from persist_spark.decode.parquet_types import SHOWN, cell, has_bad_text, read_type, stored_type
-from persist_spark.decode.plain import DMS_OP, MARKER, before_path, check_op, free_paths, named_path, order_of, row_op
+from persist_spark.decode.plain import DMS_OP, MARKER, before_paths, check_op, free_paths, named_path, order_of, row_op
 from persist_spark.decode.records import (
     FAULT,
     FAULT_KIND,
@@ -177,8 +177,8 @@ def parquet_records(
         tuple(_fitted(config, schema, field) for field in wanted.orders),
     )
     typed = {field.raw for field in fields.orders}
-    before = {key: before_path(config, key) for key in fields.keys}
-    has_before = marker == (DMS_OP,) and has_marker and all(_is_alike(config, schema, *each) for each in before.items())
+    before = before_paths(config, fields) if marker == (DMS_OP,) and has_marker else {}
+    has_before = bool(before) and all(_is_alike(config, schema, *each) for each in before.items())
     kind, message = _fault(config, schema, fields, [*free.values(), *([marker] if marker else [])])
     cells = {name: cell(F.col(f"c{index}"), kind) for index, (name, kind) in enumerate(schema.columns)}
     payload = [shown.alias(name) for name, shown in cells.items()]

@@ -114,10 +114,9 @@ def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     if is_auto:
         free[_AUTO.raw] = _TIMESTAMP
         fields = replace(fields, orders=(_AUTO,))
-    before = {
-        f"b{key.raw}": [("before-image", *paths[key.raw][1:]), ("data", *before_path(config, key))]
-        for key in fields.keys
-    }
+    before = {f"b{key.raw}": [("before-image", *paths[key.raw][1:])] for key in fields.keys}
+    for key, path in before_paths(config, fields).items():
+        before[f"b{key.raw}"].append(("data", *path))
     shape = Shape()
     shape.need_all([*paths.values(), *free.values(), _OPERATION, _RECORD_TYPE, *itertools.chain(*before.values())])
 
@@ -162,10 +161,15 @@ def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     )
 
 
-def before_path(config: CollectionConfig, key: Field) -> Path:
-    """The path of a key column before an update, as DMS's `add-before-image-columns` makes it."""
-    *outer, name = record_path(config, key.column)
-    return (*outer, f"{BEFORE}{name}")
+def before_paths(config: CollectionConfig, fields: Fields) -> dict[Field, Path]:
+    """The paths of the key before an update, as DMS's `add-before-image-columns` makes them.
+
+    Empty if the collection names one of them: then it is a column of the table.
+    """
+    paths = {key: record_path(config, key.column) for key in fields.keys}
+    found = {key: (*outer, f"{BEFORE}{name}") for key, (*outer, name) in paths.items()}
+    named = named_fields(config) | {".".join(record_path(config, each)) for each in config.collection_schema().columns}
+    return {} if named & {".".join(path) for path in found.values()} else found
 
 
 def _placed(config: CollectionConfig, name: str) -> Path:

@@ -181,12 +181,14 @@ def _with_deletes(raw: RawRecords, is_update: SparkColumn) -> RawRecords:
     keys = [field.raw for field in raw.fields.keys]
     before = [F.col(f"b{key}") for key in keys]
     is_moved = is_update & any_of([key.isNotNull() for key in before])
+    more = dict(raw.more or {})
+    op = more.get(RAW_OP, F.col(RAW_OP))
     is_moved &= ~F.struct(*before).eqNullSafe(F.struct(*[F.col(key).alias(f"b{key}") for key in keys]))
+    is_moved &= op == UPSERT  # not of a record whose operation is wrong where it stands, or of a control record
     both, one = F.array(F.lit(True), F.lit(False)), F.array(F.lit(False))
     frame = raw.frame.withColumn(_IS_GONE, F.explode(F.when(is_moved, both).otherwise(one)))
     own = {key: F.when(F.col(_IS_GONE), F.col(f"b{key}")).otherwise(F.col(key)) for key in keys}
-    more = dict(raw.more or {})
-    more[RAW_OP] = F.when(F.col(_IS_GONE), DELETE).otherwise(more.get(RAW_OP, F.col(RAW_OP)))
+    more[RAW_OP] = F.when(F.col(_IS_GONE), DELETE).otherwise(op)
     return replace(raw, frame=frame.withColumns(own), more=more)
 
 

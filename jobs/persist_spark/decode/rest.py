@@ -15,7 +15,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F
 
 from persist_core.config.collection import CollectionConfig
-from persist_core.sample.fields import added_prefix, named_fields
+from persist_core.sample.fields import known_fields
 from persist_spark.decode.encoding import Field
 from persist_spark.decode.json import MARK, Path, exact_numbers
 from persist_spark.decode.records import Fields, record_path
@@ -51,10 +51,10 @@ def rest_of_json(config: CollectionConfig, fields: Fields, row: SparkColumn) -> 
     field = rest_field(config, fields)
     if field is None:
         return {}
-    known = ", ".join(map(text_literal, sorted(named_fields(config))))
+    known = ", ".join(map(text_literal, sorted(known_fields(config))))
     is_rest = f"NOT array_contains(array({known}), name)"
-    if added := added_prefix(config):
-        is_rest = f"{is_rest} AND NOT startswith(name, '{added}')"
+    if config.source.format == "debezium-json":  # unwrapped records: __op, __deleted, ...
+        is_rest = f"{is_rest} AND NOT startswith(name, '__')"
     return {field.raw: rest_text(fields_in(row), is_rest)}
 
 
@@ -81,8 +81,8 @@ def rest_of_cells(
     field = rest_field(config, fields)
     if field is None:
         return {}
-    pieces, added = [], added_prefix(config)
-    names = sorted(name for name in cells.keys() - named_fields(config) if not (added and name.startswith(added)))
+    pieces = []
+    names = sorted(cells.keys() - known_fields(config))
     # One call for all flat cells beside each other, and one for each nested cell.
     for alone, run in itertools.groupby(names, lambda name: name if name in nested else None):
         text = cells_text(F.struct(*[cells[name].alias(name) for name in run]), keeps_null=alone is not None)

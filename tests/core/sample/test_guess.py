@@ -36,6 +36,7 @@ MS = 1_767_225_600_000  # 2026-01-01
         (["2026-01-31T10:00:00.123456+01:00", "1950-01-31 10:00Z"], False, ("timestamp", None)),
         (["2026-01-31T10:00:00.123456789Z"], False, ("string", None)),
         (["2026-01-31 10:00:00 Europe/Berlin"], False, ("string", None)),
+        (["2026-01-31T10:00:00+99:99"], False, ("string", None)),
         (["7", "8"], False, ("string", None)),
         (["7", "8"], True, ("bigint", None)),
         (["007", "8"], True, ("string", None)),
