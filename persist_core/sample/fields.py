@@ -46,7 +46,7 @@ def named_fields(config: CollectionConfig) -> frozenset[str]:
 
 
 def known_fields(config: CollectionConfig) -> frozenset[str]:
-    """`named_fields`, and those that DMS adds for what they held before an update."""
+    """`named_fields`, and the fields in which DMS gives what these held before an update."""
     named = named_fields(config)
     return named | {f"{BEFORE}{name}" for name in named} if config.source.format.startswith("dms-") else named
 
