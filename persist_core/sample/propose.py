@@ -20,7 +20,7 @@ from persist_core.config.path_pattern import S3, parse_pattern
 from persist_core.errors import InvalidInput
 from persist_core.location.open import OpenLocation
 from persist_core.sample.detect import Detected, detect, escaped, path_of, stated_types
-from persist_core.sample.fields import hints_of, named_fields, rows_of
+from persist_core.sample.fields import BEFORE, hints_of, named_fields, rows_of
 from persist_core.sample.files import DMS_OP, RawRow, raw_rows, take, value_at
 from persist_core.sample.guess import Guess, guess
 from persist_core.schema import MAX_COLUMNS, RESERVED_PREFIX, folded
@@ -33,7 +33,7 @@ from persist_core.sources.root import join
 MAX_RECORDS = 10_000
 _MARKERS = re.compile(r"(?:__)?(?:op|op_type|operation|change_type|deleted|is_deleted|_action)", re.IGNORECASE)
 _DELETES = ("d", "delete", "deleted", "del", "true", "1")
-_NOT_TAKEN = ("__", "BI_", ".", RESERVED_PREFIX)  # beginnings of names
+_NOT_TAKEN = ("__", BEFORE, ".", RESERVED_PREFIX)  # beginnings of names
 _SEQUENCES = re.compile(r"(?:^|_)(?:lsn|scn|seq|sequence|change_no|version|revision|offset|position)$", re.IGNORECASE)
 _CHANGED = re.compile(r"(?:^|[ _])(?:updated|modified|changed)(?:[ _](?:at|on|ts))?$", re.IGNORECASE)
 _IDS = tuple(re.compile(text, re.IGNORECASE) for text in (r"_?id", r".*[ _]id|.*Id", r".*uuid|.*key|.*code|.*[ _]no"))

@@ -223,7 +223,8 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
     if marker is not None:
         wanted[MARKER] = marker
     before = {f"b{key.raw}": ".".join(path) for key, path in before_paths(config, fields).items()}
-    has_before = is_dms and bool(before) and {DMS_OP, *before.values()} <= {*layout.names}
+    if not is_dms or not {DMS_OP, *before.values()} <= {*layout.names}:
+        before = {}
     null = null_text(config.source.format, config.source.null_value)
     texts = {field.raw for field in fields.all if field.column.type in ("string", "json")}
     texts |= {f"b{raw}" for raw in texts}
@@ -272,13 +273,13 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
             for raw, name in wanted.items()
         ],
         *[column.alias(raw) for raw, column in rest.items()],
-        *[F.when(fault.isNull(), text(raw, name)).alias(raw) for raw, name in before.items() if has_before],
+        *[F.when(fault.isNull(), text(raw, name)).alias(raw) for raw, name in before.items()],
         F.when(fault.isNotNull(), F.when(is_trusted, F.lit("value")).otherwise(F.lit("key"))).alias(FAULT_KIND),
         fault.alias(FAULT),
     )
     op = row_op(config, fields, has_marker=marker is not None and marker in at)
     encoding = Encoding.of(config, marked=False)
-    payload, is_update = _broken(layout, F.col(LINE)), F.col(MARKER) == "U" if has_before else None
+    payload, is_update = _broken(layout, F.col(LINE)), F.col(MARKER) == "U" if before else None
     return RawRecords(frame, fields, payload, encoding, order_of(config, fields), op, is_update=is_update)
 
 

@@ -178,7 +178,8 @@ def parquet_records(
     )
     typed = {field.raw for field in fields.orders}
     before = before_paths(config, fields) if marker == (DMS_OP,) and has_marker else {}
-    has_before = bool(before) and all(_is_alike(config, schema, *each) for each in before.items())
+    if not all(_is_alike(config, schema, *each) for each in before.items()):
+        before = {}
     kind, message = _fault(config, schema, fields, [*free.values(), *([marker] if marker else [])])
     cells = {name: cell(F.col(f"c{index}"), kind) for index, (name, kind) in enumerate(schema.columns)}
     payload = [shown.alias(name) for name, shown in cells.items()]
@@ -189,7 +190,7 @@ def parquet_records(
         *[rest.get(field.raw, _raw(config, schema, field)).alias(field.raw) for field in fields.all],
         *[_text(schema, path).alias(name) for name, path in free.items() if name not in typed],
         *[_raw(config, schema, field).alias(field.raw) for field in fields.orders],
-        *[_raw(config, schema, key, path).alias(f"b{key.raw}") for key, path in before.items() if has_before],
+        *[_raw(config, schema, key, path).alias(f"b{key.raw}") for key, path in before.items()],
         kind.alias(FAULT_KIND),
         message.alias(FAULT),
     )
@@ -200,7 +201,7 @@ def parquet_records(
         Encoding.of(config, marked=False),
         order_of(config, fields),
         {BROKEN: _is_broken(config, schema, fields), **row_op(config, fields, has_marker=has_marker)},
-        is_update=F.col(MARKER) == "U" if has_before else None,
+        is_update=F.col(MARKER) == "U" if before else None,
     )
 
 
