@@ -96,8 +96,8 @@ def test_a_run_that_has_minted_is_not_overtaken(dag: Any, client: PersistClient)
 
 @only_airflow_3
 def test_a_run_does_not_wait_for_its_own_tasks(dag: Any, client: PersistClient) -> None:
-    """Only mint was cleared: the write of the same dag run is up for a retry."""
-    run = DagRunDriver(dag, end_of(1), "cleared", staging=1, own_staging=1)
+    """Only mint was cleared: the write of the same dag run is up for a retry, and an earlier run waits for it."""
+    run = DagRunDriver(dag, end_of(1), "cleared", staging=1, own_staging=1, earlier_run="first")
     pause_ms(run, client)
     run.staging = 0
     assert run.run(MINT)["upper"] == end_ms(1)
