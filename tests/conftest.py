@@ -1,6 +1,7 @@
 """The shared parts of every test session: one seed, Hypothesis' profiles, and a closing list of the real parts it used.
 
 PERSIST_SEED=123      replays a session's random choices; without it CI takes a fixed seed, others a fresh one
+PERSIST_DRAW=...      which slow tests run (tests/sampling.py); without it CI takes the commit, others the seed
 PERSIST_PROFILE=...   how hard Hypothesis tries: `dev` (default), `ci` (default where CI is set), `nightly`
 """
 
@@ -11,7 +12,9 @@ import importlib.util
 import os
 import random
 import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -46,6 +49,7 @@ __all__ = [
 ]
 
 CI_SEED = 20261121  # a fixed seed: CI must not fail by chance on an unrelated change; nightly runs use new ones
+CHOICES = ("PERSIST_SEED", "PERSIST_DRAW")
 _EXAMPLES = {"dev": 50, "ci": 50, "nightly": 2_000}
 
 
@@ -57,6 +61,16 @@ def _choose_seed(profile: str) -> int:
         except ValueError:
             raise pytest.UsageError(f"PERSIST_SEED={given!r}: wanted an integer, as a session printed it") from None
     return CI_SEED if profile == "ci" else random.SystemRandom().getrandbits(32)
+
+
+def _choose_draw(profile: str, seed: int) -> str:
+    """What this session draws its slow tests by; CI by the commit, if there is a repository."""
+    if given := os.environ.get("PERSIST_DRAW"):
+        return given
+    if profile != "ci" or shutil.which("git") is None:
+        return str(seed)
+    commit = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
+    return subprocess.run(commit, capture_output=True, text=True, check=False).stdout.strip() or str(seed)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -78,6 +92,7 @@ def pytest_configure(config: pytest.Config) -> None:
     s3.own_environment()
     seed = _choose_seed(profile)
     os.environ["PERSIST_SEED"] = str(seed)  # child processes (jobs, schedulers) use the same seed
+    os.environ["PERSIST_DRAW"] = _choose_draw(profile, seed)
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(seed)
 
@@ -97,7 +112,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_report_header() -> str:
     """The line that makes a failure repeatable."""
-    return f"seed: PERSIST_SEED={os.environ['PERSIST_SEED']}, profile: {settings.get_current_profile_name()}"
+    choices = ", ".join(f"{name}={os.environ[name]}" for name in CHOICES)
+    return f"seed: {choices}, profile: {settings.get_current_profile_name()}"
 
 
 @pytest.hookimpl(trylast=True)  # after the choice by `-k` and `-m`
@@ -143,7 +159,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
     for line in two_processes.longest():
         terminalreporter.write_line(line)
     if exitstatus:
-        terminalreporter.write_line(f"replay the same random choices: PERSIST_SEED={os.environ['PERSIST_SEED']}")
+        choices = " ".join(f"{name}={os.environ[name]}" for name in CHOICES)
+        terminalreporter.write_line(f"replay the same random choices: {choices}")
 
 
 @pytest.fixture(scope="session")

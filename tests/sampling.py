@@ -1,10 +1,13 @@
-"""Which cases of a family of slow tests a session runs: all at night, else a few of them by the seed."""
+"""Which slow tests a session runs: all at night, else some of each family, and half of each file of Spark tests.
+
+CI draws by the commit, so that each test has its turn; PERSIST_DRAW makes the choice of another session.
+"""
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import pytest
@@ -20,8 +23,10 @@ FAMILIES = {
     "stories": 3,
     "commands": 2,
     "kills of commands": 2,
-    "histories in Python": 4,
+    "histories in Python": 2,
     "kills by a scheduler": 1,
+    "make up": 1,
+    "pages": 1,
     "kills of tasks": 1,
     "own backfills": 1,
     "dag runs": 2,
@@ -53,6 +58,10 @@ FAMILIES = {
 }
 
 
+# Of the other tests of each file here, a session of several files runs half.
+HALVED = ("tests/spark/", "tests/core/cli/test_run")
+
+
 def is_long() -> bool:
     """True at night. Unknown until pytest has loaded the profile, which is after it has imported conftest.py."""
     return settings.get_current_profile_name() == "nightly"
@@ -66,23 +75,28 @@ def sample(cases: Iterable[_Case], count: int, family: str) -> list[_Case]:
     known = list(cases)
     if is_long():
         return known
-    chosen = random.Random(f"{os.environ.get('PERSIST_SEED')}/{family}").sample(range(len(known)), count)
+    chosen = random.Random(f"{os.environ.get('PERSIST_DRAW')}/{family}").sample(range(len(known)), count)
     return [known[number] for number in sorted(chosen)]
 
 
-def leave_out(items: Iterable[pytest.Item]) -> None:
-    """Skip the slow tests of each family in `FAMILIES` that the seed does not draw.
+def leave_out(items: Sequence[pytest.Item]) -> None:
+    """Skip the slow tests that this session does not draw, of each family in `FAMILIES` and each file in `HALVED`.
 
     A test is drawn with all its parameters, and among what this session has collected and does not skip for another
     reason: alone, it always runs.
     """
     families: dict[str, dict[str, list[pytest.Item]]] = {}
+    halved = HALVED if len({item.path for item in items}) > 1 else ()
     for item in items:
         is_skipped = any(mark.args[0] is True for mark in item.iter_markers("skipif"))
-        if (mark := item.get_closest_marker("family")) and not is_skipped:
-            families.setdefault(mark.args[0], {}).setdefault(item.nodeid.partition("[")[0], []).append(item)
+        mark = item.get_closest_marker("family")
+        if not is_skipped and (mark or item.nodeid.startswith(halved)):
+            test, _, _ = item.nodeid.partition("[")
+            family = mark.args[0] if mark else test.partition("::")[0]
+            families.setdefault(family, {}).setdefault(test, []).append(item)
     for family, tests in families.items():
-        drawn = sample(tests, min(FAMILIES[family], len(tests)), family)
-        skip = pytest.mark.skip(reason=f"not drawn by this seed of {family} (PERSIST_PROFILE=nightly)")
+        count = FAMILIES[family] if family in FAMILIES else (len(tests) + 1) // 2
+        drawn = sample(tests, min(count, len(tests)), family)
+        skip = pytest.mark.skip(reason=f"not drawn by this session of {family} (PERSIST_PROFILE=nightly)")
         for item in (item for test in tests if test not in drawn for item in tests[test]):
             item.add_marker(skip)

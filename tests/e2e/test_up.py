@@ -115,23 +115,34 @@ def embedded(root: Path, *arguments: str) -> tuple[int, str]:
 
 
 def test_up_serves_the_ui_and_reads_dag_files_on_loopback_alone(up: Up) -> None:
-    """And while it runs, its triggerer and its scheduler do what `operation` and `view_chain` list."""
     airflow = up.airflow
     check_what_is_paused(airflow, up.printed)
     check_ui(airflow)
     check_dag_files(airflow)
-    api = view_chain.api_of(airflow)
-    for dag_id in (operation.STARTER, *view_chain.DAG_IDS):
-        api.pause(dag_id, is_paused=False)
-    with open_location(airflow.location) as opened:
-        client = PersistClient(opened)
-        operation.check(airflow, client, up.slack, up.statsd)
-        api.pause("persist_watch", is_paused=True)
-        view_chain.check(airflow, client, up.root / "feed" / "chain")
     assert airflow.wait_until_healthy() == {}
     for pid in (process.pid for process in airflow.kept.all()):
         assert listens_at(pid) <= {"127.0.0.1"}, (pid, listens_at(pid))
     assert (airflow.home / "simple_auth_manager_passwords.json.generated").exists()
+
+
+@pytest.mark.family("make up")
+def test_its_triggerer_and_its_scheduler_work(up: Up) -> None:
+    """What `operation` lists."""
+    api = view_chain.api_of(up.airflow)
+    api.pause(operation.STARTER, is_paused=False)
+    with open_location(up.airflow.location) as opened:
+        operation.check(up.airflow, PersistClient(opened), up.slack, up.statsd)
+    api.pause("persist_watch", is_paused=True)
+
+
+@pytest.mark.family("make up")
+def test_views_start_each_other(up: Up) -> None:
+    """What `view_chain` lists."""
+    api = view_chain.api_of(up.airflow)
+    for dag_id in view_chain.DAG_IDS:
+        api.pause(dag_id, is_paused=False)
+    with open_location(up.airflow.location) as opened:
+        view_chain.check(up.airflow, PersistClient(opened), up.root / "feed" / "chain")
 
 
 @pytest.mark.timeout(4 * 3600)
@@ -142,7 +153,7 @@ def test_days_of_23_and_25_hours(up: Up) -> None:
         clocks.check(up.airflow, PersistClient(opened))
 
 
-@pytest.mark.family("kills by a scheduler")
+@pytest.mark.family("make up")
 def test_up_survives_backfills_and_kill_9(up: Up) -> None:
     """Beside all that runs there; at the end `down` stops it."""
     airflow = up.airflow

@@ -1,0 +1,62 @@
+"""Which slow tests a session runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sampling import leave_out
+
+
+class Item:
+    """As much of a collected test as the choice looks at."""
+
+    def __init__(self, nodeid: str, family: str | None = None) -> None:
+        self.nodeid = nodeid
+        self.path = Path(nodeid.partition("::")[0])
+        self.marks = [pytest.mark.family(family).mark] if family else []
+        self.is_left_out = False
+
+    def get_closest_marker(self, name: str) -> Any:
+        return next(self.iter_markers(name), None)
+
+    def iter_markers(self, name: str) -> Any:
+        return (mark for mark in self.marks if mark.name == name)
+
+    def add_marker(self, mark: Any) -> None:
+        self.is_left_out = mark.name == "skip"
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, draw: str, *items: Item) -> list[str]:
+    """The ids of the items that a session draws."""
+    monkeypatch.setattr("tests.sampling.is_long", lambda: False)
+    monkeypatch.setenv("PERSIST_DRAW", draw)
+    leave_out(list(items))  # type: ignore[arg-type]
+    return [item.nodeid for item in items if not item.is_left_out]
+
+
+def spark_tests() -> list[Item]:
+    return [Item(f"tests/spark/test_a.py::test_{name}") for name in "vwxyz"]
+
+
+def test_half_of_a_file_of_spark_tests_and_all_of_one_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = Item("tests/core/test_b.py::test_b")
+    found = drawn(monkeypatch, "commit", *spark_tests(), fast)
+    assert (len(found), found[-1]) == (4, fast.nodeid)
+    assert found == drawn(monkeypatch, "commit", *spark_tests(), fast), "each process of a session chooses the same"
+    assert len(drawn(monkeypatch, "commit", *spark_tests())) == 5
+
+
+def test_a_test_is_drawn_with_all_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    items = [Item(f"tests/core/test_b.py::test_{name}[{case}]", "clocks") for name in "ab" for case in range(3)]
+    found = drawn(monkeypatch, "commit", *items)
+    assert len(found) == 3
+    assert len({nodeid.partition("[")[0] for nodeid in found}) == 1
+
+
+def test_each_test_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = Item("tests/core/test_b.py::test_b")
+    found = {nodeid for draw in range(20) for nodeid in drawn(monkeypatch, f"{draw}", *spark_tests(), fast)}
+    assert len(found) == 6
