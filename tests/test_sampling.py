@@ -1,4 +1,4 @@
-"""Which slow tests a session runs."""
+"""The choice of slow tests that a session runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch, draw: str, *items: Item) -> list[str]
     """The ids of the items that a session draws."""
     monkeypatch.setattr("tests.sampling.is_long", lambda: False)
     monkeypatch.setenv("PERSIST_DRAW", draw)
-    leave_out(list(items))  # type: ignore[arg-type]
+    given: Any = list(items)  # they have as much of a test as is looked at
+    leave_out(given)
     return [item.nodeid for item in items if not item.is_left_out]
 
 
@@ -41,7 +42,7 @@ def spark_tests() -> list[Item]:
     return [Item(f"tests/spark/test_a.py::test_{name}") for name in "vwxyz"]
 
 
-def test_half_of_a_file_of_spark_tests_and_all_of_one_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_of_each_file_and_all_of_a_file_named_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = Item("tests/core/test_b.py::test_b")
     found = drawn(monkeypatch, "commit", *spark_tests(), fast)
     assert (len(found), found[-1]) == (4, fast.nodeid)
