@@ -14,7 +14,7 @@ from persist_core.config.collection import Format
 from persist_core.config.column import Unit
 from persist_core.errors import InvalidInput
 from persist_core.sample.csv_records import csv_rows
-from persist_core.sample.files import CODECS, DMS_OP, SampledFile, is_flat, messages, payload_of, without_key
+from persist_core.sample.files import CODECS, DMS_OP, DMS_OPS, SampledFile, is_flat, messages, payload_of, without_key
 from persist_core.sample.guess import Guess
 
 _DATES = tuple(
@@ -33,6 +33,7 @@ _DATE = "\0"  # in place of a date
 _OPS = ("c", "u", "d", "r", "t", "m")
 _NAME = re.compile(r"[^\W\d][\w .$()/%#&+-]*")
 _NOT_CSV = re.compile(r"\s*[\[{<]|.*[\0-\x08\r]")  # an array, an object over several lines, XML, bytes, CR as line end
+_NAMED_BY_DMS = ", one with the name of a full load of DMS"
 _SHOWN_CHARS = 80  # of a first line, in an error
 _CONNECT: dict[str, str] = {
     "boolean": "boolean",
@@ -145,11 +146,13 @@ class Detected:
 
 def detect(files: Sequence[SampledFile], format: Format | None) -> Detected:
     """The format of a sample that has records; `format` if it is known. Raises `InvalidInput` for another one."""
-    table = next((each.table for each in files if each.table is not None), None)
+    tables = [each.table for each in files if each.table is not None]
+    is_loaded = any(each.is_full_load for each in files)
     lines = [line for each in files for line in each.lines if line.strip()]
-    if table is not None:
-        is_dms = table.column_names[:1] == [DMS_OP]
-        found = Detected("dms-parquet" if is_dms else "parquet", f"Parquet files{', with a first column Op' * is_dms}")
+    if tables:
+        is_dms = any(table.column_names[:1] == [DMS_OP] for table in tables)
+        told = ", with a first column Op" if is_dms else _NAMED_BY_DMS * is_loaded
+        found = Detected("dms-parquet" if is_dms or is_loaded else "parquet", f"Parquet files{told}")
     elif sample := list(messages(lines[:100])):
         found = _of_json(sample)
     else:
@@ -159,7 +162,7 @@ def detect(files: Sequence[SampledFile], format: Format | None) -> Detected:
                 f"--from: found neither JSON lines, nor CSV, nor Parquet, but {texts[0][:_SHOWN_CHARS]!r}; write each"
                 " JSON object on a line of its own (jq -c), end lines in LF or CRLF, or say --format"
             )
-        found = _of_csv(texts)
+        found = _of_csv(texts, is_loaded=is_loaded)
     if format is None or format == found.format:
         return found
     return Detected(format, "as --format says", found.delimiter, found.header)
@@ -178,15 +181,17 @@ def _of_json(sample: Sequence[Mapping[str, Any]]) -> Detected:
     return Detected("json", "one JSON object a line")
 
 
-def _of_csv(lines: Sequence[str]) -> Detected:
+def _of_csv(lines: Sequence[str], *, is_loaded: bool) -> Detected:
     first = lines[0] if lines else ""
     delimiter = max(",;\t|", key=re.sub('"[^"]*"', "", first).count)
     rows = list(csv_rows(lines, delimiter))
     names = rows[0] if rows else []
     named = names[1:] if names[:1] == [""] else names  # the index of pandas has no name
-    header = all(map(_NAME.fullmatch, named)) and len({*names}) == len(names) > 0 and names[0] not in ("I", "U", "D")
-    is_dms = names[:1] == [DMS_OP] if header else {row[0] for row in rows if row} <= {"I", "U", "D"}
+    header = all(map(_NAME.fullmatch, named)) and len({*names}) == len(names) > 0 and names[0] not in DMS_OPS
+    is_dms = names[:1] == [DMS_OP] if header else {row[0] for row in rows if row} <= {*DMS_OPS}
     told = "a header line" if header else "no header line"
+    if is_loaded and not is_dms:
+        return Detected("dms-csv", f"CSV{_NAMED_BY_DMS}; {told}", delimiter, header)
     if is_dms:
         return Detected("dms-csv", f"CSV with an operation (I, U, D) first; {told}", delimiter, header)
     return Detected("csv", f"no JSON and no Parquet; {told}", delimiter, header)

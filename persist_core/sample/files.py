@@ -52,6 +52,11 @@ class SampledFile:
         return sum(map(len, self.lines)) if self.table is None else int(self.table.nbytes)
 
     @property
+    def is_full_load(self) -> bool:
+        """True if its name is one that DMS gives to a file of a full load."""
+        return re.match(FULL_LOAD, self.file.path.rpartition("/")[2]) is not None
+
+    @property
     def records(self) -> int:
         """The number of lines that are not blank, without the header, or rows."""
         lines = sum(bool(line.strip()) for line in self.lines)
@@ -159,7 +164,9 @@ def _write(path: Path, lines: Sequence[bytes]) -> None:
                 stream.write(b"".join(lines))
 
 
-DMS_OP = "Op"
+DMS_OP, DMS_OPS = "Op", ("I", "U", "D")
+# The kinds of DMS's files, by their names: `LOAD0000000A.csv` is of a full load, any other one holds changes.
+FULL_LOAD = r"^LOAD[0-9A-F]+\."  # a name, also as a natural-sort key
 _NO_MESSAGE = ("op", "__op", "__deleted", "payload", "before", "after")  # fields of what a Debezium message holds
 
 
@@ -265,8 +272,15 @@ def _csv(
     texts = [line.decode("utf-8-sig", "replace").removesuffix("\r") for line in whole if line.strip()]
     rows = list(csv_rows(texts, delimiter))
     header, rows = (rows[0], rows[1:]) if names is None and rows else (list(names or ()), rows)
+    if names is not None and header[:1] == [DMS_OP] and rows and not has_op(rows[0], len(header) - 1):
+        header = header[1:]
     found = (dict(zip(header, (None if value in nulls else value for value in row), strict=False)) for row in rows)
     return [RawRow(row, row) for row in found]
+
+
+def has_op(first: Sequence[str], columns: int) -> bool:
+    """True if the first line of a DMS file without a header line starts with the operation."""
+    return len(first) > columns and first[0] in DMS_OPS
 
 
 def value_at(row: Mapping[str, Any], path: Sequence[str]) -> Any:

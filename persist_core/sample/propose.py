@@ -19,9 +19,10 @@ from persist_core.config.collection import NEVER_KEYS, PLAIN_FORMATS, Collection
 from persist_core.config.path_pattern import S3, parse_pattern
 from persist_core.errors import InvalidInput
 from persist_core.location.open import OpenLocation
+from persist_core.sample.csv_records import csv_rows
 from persist_core.sample.detect import Detected, detect, escaped, path_of, stated_types
 from persist_core.sample.fields import BEFORE, hints_of, named_fields, rows_of
-from persist_core.sample.files import DMS_OP, RawRow, raw_rows, take, value_at
+from persist_core.sample.files import DMS_OP, RawRow, SampledFile, has_op, raw_rows, take, value_at
 from persist_core.sample.guess import Guess, guess
 from persist_core.schema import MAX_COLUMNS, RESERVED_PREFIX, folded
 from persist_core.sources.feed import Feed, Wanted
@@ -184,13 +185,15 @@ def _relative(pattern: str, folder: Path | None) -> str:
     return pattern if relative.startswith("../../../") else relative
 
 
-def _names(detected: Detected, found: Sequence[Any]) -> list[str] | None:
+def _names(detected: Detected, found: Sequence[SampledFile]) -> list[str] | None:
     if detected.header or not detected.format.endswith("csv"):
         return None
-    first = next(line for each in found for line in each.lines if line.strip())
-    count = first.count(detected.delimiter.encode()) + 1
+    lines = [line for each in found for line in [line for line in each.lines if line.strip()][:1]]
+    texts = [line.decode("utf-8-sig", "replace").rstrip("\r\n") for line in lines]
+    firsts = [next(csv_rows([text], detected.delimiter)) for text in texts]
     is_dms = detected.format == "dms-csv"
-    return [DMS_OP] * is_dms + [f"column_{number + 1}" for number in range(count - is_dms)]
+    count = max(len(row) - has_op(row, 1) for row in firsts) if is_dms else len(firsts[0])
+    return [DMS_OP] * is_dms + [f"column_{number + 1}" for number in range(count)]
 
 
 def _feed(detected: Detected, raw: Sequence[RawRow]) -> _Feed:

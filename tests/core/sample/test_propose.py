@@ -188,6 +188,33 @@ def test_dms_files(header: bool, place: Path, capsys: pytest.CaptureFixture[str]
     assert config.key == names[:1]
 
 
+@pytest.mark.parametrize("has_changes", [False, True])
+@pytest.mark.parametrize("op", ["", "I,"])
+def test_a_full_load_of_dms_may_lack_the_operation(
+    op: str, has_changes: bool, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By default its files have neither a header line nor the operation, and files of changes have the latter."""
+    lines(place / "feed" / "LOAD00000001.csv", f"{op}1,lamp,2026-01-01 10:00:00", f"{op}2,desk,2026-01-01 10:00:00")
+    if has_changes:
+        changes = ("U,1,lamp,2026-01-01 10:00:01", "D,2,desk,2026-01-01 10:00:02")
+        lines(place / "feed" / "20260101-100000001.csv", *changes)
+    config, _ = proposed(capsys, "feed/*.csv")
+    assert (config.source.format, config.source.header) == ("dms-csv", False)
+    types = {"column_1": "bigint", "column_2": "string", "column_3": "timestamp"}
+    assert {name: each.type for name, each in config.columns.items()} == types
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_full_load_of_dms_is_known_by_its_name(suffix: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As plain CSV or Parquet, the changes that follow would not say deletes."""
+    file = place / "feed" / f"LOAD0000000A.{suffix}"
+    if suffix == "csv":
+        lines(file, "id,name", "1,lamp")
+    else:
+        pq.write_table(pa.table({"id": [1], "name": ["lamp"]}), file)
+    assert proposed(capsys, "feed/*")[0].source.format == f"dms-{suffix}"
+
+
 FLAT = {"id": 1, "price": "AMg=", "__op": "c", "__lsn": 5, "__deleted": "false"}
 ENVELOPE = {"op": "c", "before": None, "after": {"id": 1, "price": "AMg="}, "source": {"lsn": 5}}
 
