@@ -62,7 +62,8 @@ _PARAMETER = re.compile(r"-?\d{1,9}", re.ASCII)
 def path_of(paths: Sequence[str], globs: Sequence[str] = ()) -> str:
     """A `source.path` for these absolute paths: dates as `{date:...}`, what differs as `*`.
 
-    So is a folder that the `globs` by which they were found leave open: another one may come tomorrow.
+    So is a folder that the `globs` by which they were found leave open: another one may come tomorrow. Globs with `**`
+    are absolute.
     """
     below = len("/".join(_shared([path.split("/")[:-1] for path in paths])))
     dated, text = _dated(paths, below) or _dated(paths, 0) or (list(paths), "")
@@ -78,6 +79,10 @@ def path_of(paths: Sequence[str], globs: Sequence[str] = ()) -> str:
         is_open = _left_open(globs, split[0], text.count("/"))
         levels = zip(zip(*folders, strict=True), is_open, strict=True)
         same = [escaped(each[0]) if len({*each}) == 1 and not may else _differing(each) for each, may in levels]
+    depths = [parts.index("**") - text.count("/") for parts in (glob.split("/") for glob in globs) if "**" in parts]
+    if depths:
+        dated_to = max((at + 1 for at, part in enumerate(same) if _DATE in part), default=0)
+        same = [*same[: max(min(depths), dated_to)], "**"]
     names = [parts[-1] for parts in split]
     return "/".join([*same, _differing(names)]).replace(_DATE, f"{{date:{text}}}")
 

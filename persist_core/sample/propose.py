@@ -112,7 +112,8 @@ def found_by(globs: Sequence[str], location: OpenLocation, connection: str | Non
             found[path] = InputFile(path, path, *facts, etag=each.etag)
     if not found:
         raise InvalidInput(f"--from: found no file for {globs[0]}; expected the path of a file, or a glob in quotes")
-    return FoundFiles(feeds[0], sorted(found.values(), key=lambda each: each.order), connection, globs)
+    absolute = [each if each.startswith(S3) else os.path.normpath(Path.cwd() / each) for each in globs]
+    return FoundFiles(feeds[0], sorted(found.values(), key=lambda each: each.order), connection, absolute)
 
 
 def propose(given: FoundFiles, *, folder: Path | None, format: Format | None = None) -> str:
