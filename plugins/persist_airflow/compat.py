@@ -66,14 +66,19 @@ def interval_schedule(cron: str | None, timezone: str = UTC_ZONE) -> Any:
     """A DAG's `schedule` whose runs have real data intervals, in `timezone`; `None` stays manual.
 
     On 3.x a bare cron string means an empty interval (start == end), so the timetable is given by name. Raises
-    `ConfigError` for a cron expression that Airflow refuses.
+    `ConfigError` for a cron expression that Airflow refuses, or that names no date: such a DAG never runs.
     """
     if cron is None:
         return None
     module = "airflow.sdk" if AIRFLOW_V_3_0_PLUS else "airflow.timetables.interval"
     timetable = importlib.import_module(module).CronDataIntervalTimetable(cron, timezone=timezone)
+    dates: Any = importlib.import_module("croniter")  # it has no types
     try:
         timetable.validate()
+        if not cron.startswith("@"):
+            dates.croniter(cron).get_next()
+    except dates.CroniterBadDateError:
+        raise ConfigError(f'schedule: found {cron!r}, which names no date; write "0 6 * * *", @daily or null') from None
     except AirflowException as error:
         raise ConfigError(f'schedule: found {error}; write "0 6 * * *", @daily or null') from None
     return timetable
