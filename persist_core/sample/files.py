@@ -167,6 +167,10 @@ def _write(path: Path, lines: Sequence[bytes]) -> None:
 DMS_OP, DMS_OPS = "Op", ("I", "U", "D")
 # The kinds of DMS's files, by their names: `LOAD0000000A.csv` is of a full load, any other one holds changes.
 FULL_LOAD = r"^LOAD[0-9A-F]+\."  # a name, also as a natural-sort key
+DOCUMENT = (
+    "after is a text, not an object: flatten MongoDB's documents with ExtractNewDocumentState, and set capture.mode:"
+    " change_streams_update_full"
+)
 _NO_MESSAGE = ("op", "__op", "__deleted", "payload", "before", "after")  # fields of what a Debezium message holds
 
 

@@ -22,7 +22,17 @@ from persist_core.location.open import OpenLocation
 from persist_core.sample.csv_records import csv_rows
 from persist_core.sample.detect import Detected, detect, escaped, path_of, stated_types
 from persist_core.sample.fields import BEFORE, hints_of, named_fields, rows_of
-from persist_core.sample.files import DMS_OP, RawRow, SampledFile, has_op, raw_rows, take, value_at
+from persist_core.sample.files import (
+    DMS_OP,
+    DOCUMENT,
+    RawRow,
+    SampledFile,
+    has_op,
+    payload_of,
+    raw_rows,
+    take,
+    value_at,
+)
 from persist_core.sample.guess import Guess, guess
 from persist_core.schema import MAX_COLUMNS, RESERVED_PREFIX, folded
 from persist_core.sources.feed import Feed, Wanted
@@ -234,7 +244,11 @@ def _feed(detected: Detected, raw: Sequence[RawRow]) -> _Feed:
     if order is None and is_plain:
         order = next((each for each in columns if _CHANGED.search(each.name) and _grows(each)), None)
     if not any(each.can_be_key for each in columns):
-        raise InvalidInput(f"--from: found no field that could be a key in {len(raw)} records of {detected.format}")
+        is_document = any(isinstance(payload_of(each.message).get("after"), str) for each in raw)
+        raise InvalidInput(
+            f"--from: found no field that could be a key in {len(raw)} records of {detected.format}"
+            f"{f': {DOCUMENT}' if is_debezium and is_document else ''}"
+        )
     return _Feed(detected, raw, columns, others, marker, order)
 
 
@@ -243,7 +257,9 @@ def _grows(column: _Column) -> bool:
 
 
 def _asked(found: Guess, values: Sequence[Any]) -> Guess:
-    """The guess, with a question if texts may be the decimals of Debezium."""
+    """The guess, with a question if texts may be the decimals of Debezium; its decimals that say their own scale."""
+    if all(value is None or (isinstance(value, Mapping) and {*value} == {"scale", "value"}) for value in values):
+        return Guess("decimal(38,9)", "numbers that say their own scale")
     texts = [value for value in values if isinstance(value, str)]
     share = sum(_BASE64.fullmatch(text) is not None for text in texts) / max(len(texts), 1)
     if found.type != "string" or share < _MOST or not any(text.endswith("=") for text in texts):

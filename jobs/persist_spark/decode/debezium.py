@@ -31,6 +31,7 @@ from pyspark.sql import types as T
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.order import AUTO_ORDERS, BESIDE
 from persist_core.errors import InvalidInput
+from persist_core.sample.files import DOCUMENT
 from persist_core.schema import Column, decimal_of
 from persist_spark.decode.debezium_order import FLAT_FIELDS, SOURCE_FIELDS, UNORDERED, auto_order, with_order_texts
 from persist_spark.decode.encoding import Encoding, Field
@@ -79,10 +80,6 @@ _NO_MESSAGE = rf'(?:{_FACT},\s*+)*+"(?:key|value){_NULL},\s*+(?:{_FACT},\s*+)*+"
 _TOMBSTONE = rf'^\s*+(?:null|\{{\s*+(?:(?:"schema{_NULL},\s*+)?+"payload{_NULL}|{_NO_MESSAGE})\}})\s*+$'
 _HEARTBEAT = rf'(?:^|"payload"\s*+:)\s*+\{{\s*+"ts_ms"\s*+:\s*+"?{MARK}?\d++"?\s*+\}}\s*+\}}?\s*+$'
 _TEXT_AFTER = r'"after"\s*:\s*"'
-_DOCUMENT = (
-    "after is a text, not an object: flatten MongoDB's documents with ExtractNewDocumentState, and set capture.mode:"
-    " change_streams_update_full"
-)
 _NO_ROW = "' but after holds no row; in unwrapped records leave add.fields.prefix at its default, __"
 NOT_DEBEZIUM = (
     "neither a Debezium envelope (op) nor an unwrapped record (__op, __deleted); for plain rows set format: json"
@@ -349,7 +346,7 @@ def _faults() -> tuple[SparkColumn, SparkColumn]:
             F.lit("op"),
             F.concat(F.lit("__deleted is "), shown_text("__deleted"), F.lit("; expected true or false")),
         ),
-        (_is_envelope() & F.col("odd") & F.col("text").rlike(_TEXT_AFTER), F.lit("value"), F.lit(_DOCUMENT)),
+        (_is_envelope() & F.col("odd") & F.col("text").rlike(_TEXT_AFTER), F.lit("value"), F.lit(DOCUMENT)),
         (F.col("odd"), F.lit("value"), F.lit(ODD_JSON)),
         (
             F.col("op").isin(*_UPSERTS) & F.col("after").isNull(),

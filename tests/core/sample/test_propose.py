@@ -234,6 +234,26 @@ def test_debezium_as_it_is_landed(value: Any, place: Path, capsys: pytest.Captur
         assert "\nkey: id #" in text
 
 
+def test_a_debezium_number_with_its_own_scale_is_one(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As Oracle's NUMBER comes without a schema: it may be the key."""
+    one, two = ({"ID": {"scale": 0, "value": text}, "NAME": "lamp"} for text in ("AQ==", "Ag=="))
+    other = {"SIZE": {"scale": 2, "value": "BNI="}}
+    lines(place / "feed" / "a.jsonl", {**ENVELOPE, "after": {**one, **other}}, {**ENVELOPE, "after": two})
+    config, _ = proposed(capsys, "feed/a.jsonl")
+    assert config.key == ("ID",)
+    assert [config.columns[name].type for name in ("ID", "NAME", "SIZE")] == [
+        "decimal(38,9)",
+        "string",
+        "decimal(38,9)",
+    ]
+
+
+def test_a_document_of_mongodb_is_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines(place / "feed" / "a.jsonl", {**ENVELOPE, "after": '{"_id": 1}'})
+    assert run_command(["init", "--from", "feed/a.jsonl"]) != 0
+    assert "flatten MongoDB's documents with ExtractNewDocumentState" in capsys.readouterr().err
+
+
 LINE_KEY = {"order_id": 1, "line": 2}
 
 
