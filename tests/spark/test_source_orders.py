@@ -128,11 +128,15 @@ def test_the_order_of_each_connector(spark: SparkSession, tmp_path: Path) -> Non
     lines += ['{"id": 7, "name": "flat", "__op": "u", "__deleted": "false", "__lsn": 5}']
     lines += ['{"id": 6, "name": "flat", "__op": "r", "__deleted": "false", "__source_lsn": 4}']
     lines += ['{"id": 8, "name": "flat", "__op": "r", "__deleted": "false", "__sequence": "[null,\\"6\\"]"}']
+    flat_mariadb = {"name": "mariadb flat", "__connector": "mariadb", "__file": "m.001000", "__pos": 5}
+    lines += [json.dumps({"id": 0, **flat_mariadb, "__op": "r", "__gtid": None})]
+    lines += [json.dumps({"id": 1, **flat_mariadb, "__op": "u", "__gtid": "0-1-9"})]
     lines += ['{"id": 99, "name": "nowhere", "__op": "r", "__deleted": "false"}']
     found = Feed(spark, tmp_path / "in").lines("debezium-json", lines[::-1], COLUMNS, order="auto")
     for name, log in LOGS.items():
         assert [row["id"] for row in found if row["name"] == name] == [*range(len(log))], name
     assert [row["id"] for row in found if row["name"] == "flat"] == [6, 7, 8]
+    assert [row["id"] for row in found if row["name"] == "mariadb flat"] == [0, 1], "its snapshot has no GTID"
     errs = [row for row in found if row[ERR_KIND]]
     assert [row[ERR_KIND] for row in errs] == [MISSING_ORDER] * (len(NO_PLACE) + 1)
     assert all(row[BAD_KEY].startswith(MISSING_ORDER.encode()) for row in errs)
