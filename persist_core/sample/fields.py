@@ -10,6 +10,7 @@ changes are of one table, and whether deletes are marked.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,9 @@ NEW = "fields that are not in `columns`"
 MISSING = "columns whose field is missing"
 TABLES = "records of several tables: equal keys overwrite each other, and a truncate of one deletes the rows of all"
 UNMARKED = "unwrapped records lack the field that marks deletes, which are lost without it"
+UNNAMED = "unwrapped records of MariaDB lack the field that names the connector: a snapshot may win over later changes"
+_CONNECTORS = ("__connector", "__source_connector")
+_GTID = re.compile(r"\d+-\d+-\d+", re.ASCII)  # MariaDB's
 
 
 def named_fields(config: CollectionConfig) -> frozenset[str]:
@@ -79,6 +83,7 @@ class FeedFields:
     missing: dict[str, None] = field(default_factory=dict)
     tables: dict[str, None] = field(default_factory=dict)
     unmarked: dict[str, None] = field(default_factory=dict)
+    unnamed: dict[str, None] = field(default_factory=dict)
 
     def see(
         self,
@@ -112,6 +117,9 @@ class FeedFields:
             is_marked = any("__deleted" in row or row.get("__op") == "d" for row in flat)
             if flat and self.config.order.by != "position" and not is_marked:
                 self.unmarked["__deleted"] = None
+            lacking = (row for row in flat if not any(name in row for name in _CONNECTORS))
+            if self.config.order.by == "auto" and any(_GTID.fullmatch(str(row.get("__gtid"))) for row in lacking):
+                self.unnamed["__connector"] = None
         whole = [each for each in rows if _is_whole(each)]
         if whole and self.config.source.missing_field == "fail":
             gone = (name for name, path in self._paths() if not any(_has(each.row, path) for each in whole))
@@ -120,7 +128,13 @@ class FeedFields:
     def warnings(self) -> tuple[BatchWarning, ...]:
         """The findings, for the run's report. Raises `FeedChanged` if the collection file says `fail` for one."""
         source, tables = self.config.source, self.tables if len(self.tables) > 1 else {}
-        found = {NEW: self.new, MISSING: self._named_alike(), TABLES: tables, UNMARKED: self.unmarked}
+        found = {
+            NEW: self.new,
+            MISSING: self._named_alike(),
+            TABLES: tables,
+            UNMARKED: self.unmarked,
+            UNNAMED: self.unnamed,
+        }
         fatal = {NEW: source.on_new_field == "fail", MISSING: source.missing_field == "fail"}
         warned = tuple(BatchWarning(name, 0, _shown([*names])) for name, names in found.items() if names)
         failed = [each.counted for each in warned if fatal.get(each.name)]

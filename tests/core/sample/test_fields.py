@@ -18,7 +18,7 @@ from persist_core.contents.stats import MAX_NAMES, BatchWarning
 from persist_core.errors import FeedChanged
 from persist_core.exact import exact_rows, timestamp_text
 from persist_core.location.mem import MemBlob
-from persist_core.sample.fields import MISSING, NEW, TABLES, UNMARKED, FeedFields, named_fields
+from persist_core.sample.fields import MISSING, NEW, TABLES, UNMARKED, UNNAMED, FeedFields, named_fields
 from persist_core.sources.feed import LocalFeed
 from persist_core.sources.files import FileSource
 
@@ -120,6 +120,16 @@ def test_unwrapped_records_that_mark_no_deletes_are_a_warning(tmp_path: Path) ->
     assert found_in(config, tmp_path, put, delete).warnings() == ()
     by_tombstones = config_of(tmp_path, "debezium-json", order="position")
     assert found_in(by_tombstones, tmp_path, put).warnings() == ()
+
+
+def test_unwrapped_records_of_mariadb_name_their_connector(tmp_path: Path) -> None:
+    put = {"id": 1, "__op": "u", "__deleted": "false", "__gtid": "0-1-9"}
+    config = config_of(tmp_path, "debezium-json")
+    assert found_in(config, tmp_path, put).warnings() == (BatchWarning(UNNAMED, 0, ("__connector",)),)
+    of_mysql = {**put, "__gtid": "3e11fa47-71ca-11e1-9e33-c80aa9429562:5"}
+    assert found_in(config, tmp_path, {**put, "__connector": "mariadb"}, of_mysql).warnings() == ()
+    by_position = config_of(tmp_path, "debezium-json", order="position")
+    assert found_in(by_position, tmp_path, put).warnings() == ()
 
 
 @given(st.binary(max_size=60) | st.sampled_from([b'{"id": 1e9999999999999999999}', b"PAR1", b"\x1f\x8b"]))
