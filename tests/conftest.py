@@ -64,7 +64,7 @@ def _choose_seed(profile: str) -> int:
 
 
 def _choose_draw(profile: str, seed: int) -> str:
-    """What this session draws its slow tests by; CI by the commit, if there is a repository."""
+    """The text by which this session draws its slow tests: in CI the commit, if there is a repository."""
     if given := os.environ.get("PERSIST_DRAW"):
         return given
     if profile != "ci" or shutil.which("git") is None:

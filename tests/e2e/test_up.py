@@ -127,7 +127,7 @@ def test_up_serves_the_ui_and_reads_dag_files_on_loopback_alone(up: Up) -> None:
 
 @pytest.mark.family("make up")
 def test_its_triggerer_and_its_scheduler_work(up: Up) -> None:
-    """What `operation` lists."""
+    """See `operation`."""
     api = view_chain.api_of(up.airflow)
     api.pause(operation.STARTER, is_paused=False)
     with open_location(up.airflow.location) as opened:
@@ -137,7 +137,7 @@ def test_its_triggerer_and_its_scheduler_work(up: Up) -> None:
 
 @pytest.mark.family("make up")
 def test_views_start_each_other(up: Up) -> None:
-    """What `view_chain` lists."""
+    """See `view_chain`."""
     api = view_chain.api_of(up.airflow)
     for dag_id in view_chain.DAG_IDS:
         api.pause(dag_id, is_paused=False)
