@@ -29,7 +29,7 @@ CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
 BLOB_TRIES = 5  # per request, by botocore's "standard" mode: exponential backoff with jitter, at most 20 s each
 READ_TRIES = 3  # for an answer that broke off half way
-UNSUPPORTED = (400, 405, 501)  # statuses by which servers say that they do not know a request
+_UNSUPPORTED = (400, 405, 501)  # statuses by which servers say that they do not know a request
 MAX_CONNECTIONS = 32  # of one client: more threads than that wait for a connection
 
 # By profile. Reading AWS's service descriptions takes most of the time that a new client takes.
@@ -230,6 +230,12 @@ def described(error: Exception) -> str:
     return f"{type(cause).__name__}: {cause}"
 
 
+def is_unsupported(error: Exception) -> bool:
+    """True if the server does not know such a request. An error with a remedy has another cause: S3 answers 400 to
+    credentials that have expired, too."""
+    return status_of(error) in _UNSUPPORTED and not _remedy(error)
+
+
 def own_credentials(settings: S3Settings) -> Any:
     """The keys that the settings hold, or lead to by a profile, as botocore's `ReadOnlyCredentials`; `None` for the
     default chain."""
@@ -338,6 +344,8 @@ _REMEDIES = {
     "InvalidToken": "; check the credentials",
     "ExpiredToken": "; renew the credentials",
     "RequestTimeTooSkewed": "; correct this machine's clock",
+    "KMS.NotFoundException": "; correct kms_key, or the key in the bucket's default encryption",
+    "KMS.DisabledException": "; enable the KMS key",
 }
 
 

@@ -11,7 +11,15 @@ from urllib.parse import urlsplit
 from persist_core.clock import Clock
 from persist_core.errors import Determinate
 from persist_core.location.finding import Finding, Grade, clock_offset, grade_if
-from persist_core.location.s3.client import UNSUPPORTED, S3Client, Verdict, described, failures, status_of, verdict_on
+from persist_core.location.s3.client import (
+    S3Client,
+    Verdict,
+    described,
+    failures,
+    is_unsupported,
+    status_of,
+    verdict_on,
+)
 
 # Storage classes whose objects have to be restored, in hours, before they can be read.
 _ARCHIVES = {"GLACIER", "DEEP_ARCHIVE"}
@@ -48,7 +56,7 @@ def _setting(client: S3Client, check: str, call: str, judge: Callable[[Any], Ite
     except failures() as error:
         if verdict_on(error) is Verdict.ABSENT:
             found = {}
-        elif status_of(error) in UNSUPPORTED:
+        elif is_unsupported(error):
             yield Finding(check, Grade.OK, f"this server has no such setting ({described(error)})")
             return
         elif status_of(error) == 403:

@@ -19,7 +19,7 @@ from typing import Any
 
 from persist_core.errors import Determinate, StorageError, UnfitStore
 from persist_core.ids import Ids, is_leftover, time_of_uuid7
-from persist_core.location.s3.client import UNSUPPORTED, S3Client, Verdict, described, failures, status_of, verdict_on
+from persist_core.location.s3.client import S3Client, Verdict, described, failures, is_unsupported, verdict_on
 from persist_core.location.s3.uri import S3Settings
 
 PROBE_FOLDER = "=probe"  # beside the logs; no key's folder is called so
@@ -135,7 +135,7 @@ def _put(client: S3Client, name: str, body: Any) -> Exception | None:
 
 def _refusal(client: S3Client, error: Exception) -> Exception:
     """The error for a request that could not be made, or that the server does not support."""
-    if status_of(error) in UNSUPPORTED:
+    if is_unsupported(error):
         return _unfit(client.settings, f"a conditional write was refused ({described(error)})")
     return client.determinate("probe: conditional write", error)
 

@@ -159,11 +159,19 @@ def test_a_probe_without_an_answer_is_no_verdict(server: Server) -> None:
     again.close()
 
 
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (Answer(403), "403 AccessDenied.*grant the rights"),
+        (Answer(400, code="ExpiredToken"), "400 ExpiredToken.*renew the credentials"),
+        (Answer(400, code="KMS.NotFoundException"), "400 KMS.NotFoundException.*correct kms_key"),
+    ],
+)
 @pytest.mark.parametrize("server", ["always"], indirect=True)
-def test_a_probe_that_lacks_rights_says_so(server: Server) -> None:
+def test_a_probe_that_lacks_rights_says_so(server: Server, answer: Answer, says: str) -> None:
     consensus = consensus_on(server)
-    Wire(consensus).script("PutObject", *[Answer(403)] * 100)
-    with pytest.raises(Determinate, match=r"403 AccessDenied.*grant the rights"):
+    Wire(consensus).script("PutObject", *[answer] * 100)
+    with pytest.raises(Determinate, match=says):
         consensus.compare_and_set("k", None, NEW)
     consensus.close()
 
