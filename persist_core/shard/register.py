@@ -62,7 +62,7 @@ class Register:
                 return answer
             self._back_off(round_number)
         raise Determinate(
-            f"{what}: lost {MAX_ROUNDS} races in a row in {self.uri}; nothing was changed. Reduce the number of"
+            f"{what}: lost {MAX_ROUNDS} races in a row in {self.uri}; this call changed nothing. Reduce the number of"
             " concurrent writers, or try again"
         )
 

@@ -274,8 +274,8 @@ class FileBlob:
                     os.fsync(parent)
                 return
         raise Determinate(
-            f"{self.uri}: set of {key!r}: its directory vanished {MAX_RENAME_ATTEMPTS} times; nothing was changed; "
-            "find out which other program removes directories there"
+            f"{self.uri}: set of {key!r}: its directory vanished {MAX_RENAME_ATTEMPTS} times; this call changed "
+            "nothing; find out which other program removes directories there"
         )
 
     def _prune(self, directories: list[str]) -> None:
@@ -348,7 +348,7 @@ class FileBlob:
                 raise InvalidName(f"blob key {key!r}: {self.uri}: {error.strerror}; choose a shorter name") from None
             if harmless is None or error.errno in harmless:
                 raise Determinate(
-                    f"{self.uri}: {action} of {key!r}: {error.strerror}; nothing was changed; "
+                    f"{self.uri}: {action} of {key!r}: {error.strerror}; this call changed nothing; "
                     "check the folder, its rights and its free space"
                 ) from error
             raise Indeterminate(

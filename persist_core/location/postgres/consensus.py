@@ -257,7 +257,8 @@ class PostgresConsensus:
                     "the server's certificate must name the URI's host; set sslrootcert=FILE in the URI to "
                     "the certificate of the authority that signed it"
                 )
-            raise Determinate(f"{self.uri}: {action}: no connection: {error}; nothing was changed; {remedy}") from error
+            message = f"{self.uri}: {action}: no connection: {error}; this call changed nothing; {remedy}"
+            raise Determinate(message) from error
 
     def _create(self, action: str) -> None:
         """Create the table, and its schema if it is missing. Another process may do so at the same time."""
@@ -270,7 +271,7 @@ class PostgresConsensus:
             if isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
                 raise Determinate(
                     f"{self.uri}: {action}: table {self._address.qualified} does not exist, and this user may not "
-                    f"create it ({_said(error.__cause__)}); nothing was changed; an administrator has to run the "
+                    f"create it ({_said(error.__cause__)}); this call changed nothing; an administrator has to run the "
                     "statements in docs/locations.md once"
                 ) from error
             if not isinstance(error.__cause__, _CREATED_MEANWHILE):
@@ -301,7 +302,7 @@ class PostgresConsensus:
         if code in _CORRUPT:
             return Corruption(f"{where}: {said}; stop writing and restore the database from a copy")
         if isinstance(error, _NOT_THERE):
-            return _NotThere(f"{where}: table {self._address.qualified} does not exist; nothing was changed")
+            return _NotThere(f"{where}: table {self._address.qualified} does not exist; this call changed nothing")
         if isinstance(error, _NOT_OURS):
             return InvalidUri(
                 f"{where}: table {self._address.qualified} does not have the columns that this release expects "
@@ -310,7 +311,7 @@ class PostgresConsensus:
             )
         if not writes or _did_nothing(error):
             remedy = _REMEDIES.get(code, "try again, or check the server's log")
-            return Determinate(f"{where}: {said} ({code or 'no SQLSTATE'}); nothing was changed; {remedy}")
+            return Determinate(f"{where}: {said} ({code or 'no SQLSTATE'}); this call changed nothing; {remedy}")
         return Indeterminate(
             f"{where}: {said} ({code or 'no SQLSTATE'}): it may or may not have happened; read the head to find out"
         )

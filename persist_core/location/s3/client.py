@@ -132,7 +132,8 @@ class S3Client:
 
     def determinate(self, action: str, error: Exception) -> StorageError:
         """The error of a request that changed nothing: one that only reads, or one whose verdict proves it."""
-        return Determinate(f"{self.settings.uri}: {action}: {described(error)}; nothing was changed{_remedy(error)}")
+        found = f"{self.settings.uri}: {action}: {described(error)}"
+        return Determinate(f"{found}; this call changed nothing{_remedy(error)}")
 
     def indeterminate(self, action: str, error: Exception) -> StorageError:
         """The error of a request that may have changed something."""

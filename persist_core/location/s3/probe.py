@@ -80,7 +80,7 @@ def probe(client: S3Client, root: str, ids: Ids) -> None:
         if inconclusive == MAX_INCONCLUSIVE:
             raise Determinate(
                 f"{client.settings.uri}: could not determine whether this S3 server honors If-None-Match:"
-                f" {MAX_INCONCLUSIVE} races ended in errors of the network or the server; nothing was changed;"
+                f" {MAX_INCONCLUSIVE} races ended in errors of the network or the server; this call changed nothing;"
                 " try again"
             )
     _delete_leftovers(client, f"{root}{PROBE_FOLDER}/", time_of_uuid7(ids.uuid7()) or 0)

@@ -248,10 +248,11 @@ class SqliteConsensus:
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_ROLLBACK:
                 return Determinate(
                     f"{self.uri}: {action}: a process was killed while it committed, and this user may not undo what it"
-                    " left; nothing was changed; run any command, such as `persist shards`, as a user who may write"
+                    " left; this call changed nothing; run any command (`persist shards`) as a user who may write"
                 )
         return Determinate(
-            f"{self.uri}: {action}: {error}; nothing was changed; check the folder, its permissions and free space"
+            f"{self.uri}: {action}: {error}; this call changed nothing; check the folder, its permissions and free"
+            " space"
         )
 
     def _write_error(self, error: sqlite3.Error, action: str) -> PersistError:
@@ -265,7 +266,7 @@ class SqliteConsensus:
     def _busy_message(self, action: str) -> str:
         return (
             f"{self.uri}: {action}: another process held the database's lock for more than {self._busy_timeout_s:g} s; "
-            "nothing was changed; try again, or look for a suspended process that has the file open"
+            "this call changed nothing; try again, or look for a suspended process that has the file open"
         )
 
 

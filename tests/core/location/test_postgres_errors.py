@@ -94,7 +94,7 @@ def test_a_statement_that_takes_too_long_is_determinate(
     postgres_store: PostgresStore, other_client: OtherClient
 ) -> None:
     fill(postgres_store.consensus, "k", [ONE])
-    too_long = r"\(57014\); nothing was changed; .*longer than statement_timeout_ms"
+    too_long = r"\(57014\); this call changed nothing; .*longer than statement_timeout_ms"
     with closing(open_consensus(postgres_store.uri(statement_timeout_ms=200))) as impatient:
         other_client.run("SELECT FROM consensus WHERE key = 'k' FOR UPDATE")
         with pytest.raises(Determinate, match=too_long):

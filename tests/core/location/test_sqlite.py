@@ -127,7 +127,7 @@ def test_a_damaged_file_is_corruption(consensus: SqliteConsensus, path: Path) ->
 def test_a_path_that_can_hold_no_database_is_determinate(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     for consensus in (SqliteConsensus(tmp_path / "file" / "c.db"), SqliteConsensus(tmp_path)):
-        with pytest.raises(Determinate, match="nothing was changed"):
+        with pytest.raises(Determinate, match="this call changed nothing"):
             consensus.compare_and_set("k", None, ONE)
     with pytest.raises(Determinate):
         SqliteConsensus(tmp_path).head("k")
@@ -165,7 +165,7 @@ def test_a_lock_held_by_another_is_determinate(impatient: SqliteConsensus, path:
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         for call in (lambda: impatient.head("k"), lambda: impatient.truncate("k", 1)):
-            with pytest.raises(Determinate, match=r"lock for more than 0\.05 s; nothing was changed"):
+            with pytest.raises(Determinate, match=r"lock for more than 0\.05 s; this call changed nothing"):
                 call()
         with pytest.raises(Determinate, match="lock"):
             impatient.compare_and_set("k", 1, TWO)
