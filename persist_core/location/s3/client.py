@@ -293,11 +293,24 @@ def _make_client(settings: S3Settings, tries: int) -> Any:
             )
     except (BotoCoreError, ValueError) as error:  # an unknown profile, an endpoint that is not a URL
         raise InvalidUri(f"{settings.uri}: cannot create an S3 client: {error}") from error
+    client.meta.events.register("before-parse.s3", _check_is_whole)
     if settings.kms_key is not None:  # S3 decrypts by itself, and refuses a read with these headers
         key = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": settings.kms_key}
         for write in ("PutObject", "CreateMultipartUpload"):
             client.meta.events.register(f"before-parameter-build.s3.{write}", lambda params, **_: params.update(key))
     return client
+
+
+def _check_is_whole(operation_model: Any, response_dict: Mapping[str, Any], **_: Any) -> None:
+    """Raise for an answer that was cut within its head or right behind it. Python takes it for one without a body, and
+    botocore takes a listing without a body for an empty one."""
+    from botocore.exceptions import ResponseStreamingError
+
+    head, body = response_dict["headers"], response_dict["body"]
+    length, has_body = head.get("content-length", ""), operation_model.http["method"] != "HEAD"
+    is_cut = not length.isdigit() or (has_body and body == b"" and int(length) > 0)
+    if response_dict["status_code"] in (200, 206) and is_cut and head.get("transfer-encoding", "").lower() != "chunked":
+        raise ResponseStreamingError(error="the answer was cut, or does not say its length")
 
 
 def _verdict_on_answer(status: int, code: str) -> Verdict:

@@ -73,7 +73,7 @@ class RefusedObjects:
 
     def __call__(self, request: Any) -> AWSResponse:
         body = f"<DeleteResult><Error><Key>k</Key><Code>{self.code}</Code></Error></DeleteResult>".encode()
-        return AWSResponse(request.url, 200, {"content-type": "application/xml"}, _Raw(body))
+        return AWSResponse(request.url, 200, {"content-length": str(len(body))}, _Raw(body))
 
 
 def timed_out(*, is_processed: bool) -> Lost:

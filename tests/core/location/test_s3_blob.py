@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from persist_core.errors import Determinate, Indeterminate, InvalidName
+from persist_core.errors import Determinate, Indeterminate, InvalidName, StorageError
 from persist_core.location import S3Blob, VersionedData, open_blob, open_consensus
 from persist_core.location.s3.client import BLOB_TRIES
 from tests.core.location.s3_wire import Answer, Lost, Wire, timed_out
@@ -96,6 +98,52 @@ def test_a_body_that_is_cut_is_read_again(versitygw: S3Server, monkeypatch: pyte
         else:
             assert cut_blob.get(key) == (None if part == "no such key" else data)
         assert proxy.injected[Fate.CUT_IN_RESPONSE] == 1
+
+
+class CutHead(BaseHTTPRequestHandler):
+    """Answers each request with `head`, which does not end."""
+
+    head = b""
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.wfile.write(b"HTTP/1.1 200 OK\r\n" + self.head)
+
+    do_HEAD = do_PUT = do_DELETE = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """No caller reads it."""
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"Date: today\r\n",
+        b"Content-Length: ",
+        b"Transfer-Encoding: chu",
+        b"Content-Length: 5\r\n",
+    ],
+)
+def test_an_answer_that_is_cut_in_its_head_is_an_error(monkeypatch: pytest.MonkeyPatch, head: bytes) -> None:
+    """A listing would be empty, a value too."""
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0)
+    handler = type("Cut", (CutHead,), {"head": head})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        uri = f"s3://bucket/p?endpoint=http://127.0.0.1:{server.server_port}"
+        with closing(open_blob(uri)) as blob, closing(open_consensus(uri)) as consensus:
+            calls: list[Callable[[], object]] = [
+                lambda: list(blob.list_keys_and_metadata("")),
+                lambda: blob.get("k"),
+                lambda: blob.delete("k"),
+                lambda: blob.set("k", b"v"),
+                lambda: consensus.head("k"),
+            ]
+            for call in calls:
+                with pytest.raises(StorageError):
+                    call()
+        server.shutdown()
 
 
 def test_trouble_that_stays_is_told_as_what_it_is(blob: S3Blob) -> None:
