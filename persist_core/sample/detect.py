@@ -67,24 +67,49 @@ def path_of(paths: Sequence[str], globs: Sequence[str] = ()) -> str:
     """
     below = len("/".join(_shared([path.split("/")[:-1] for path in paths])))
     dated, text = _dated(paths, below) or _dated(paths, 0) or (list(paths), "")
-    split = [path.split("/") for path in dated]
-    folders = [parts[:-1] for parts in split]
-    if len({len(parts) for parts in folders}) > 1:
-        common = _shared(folders)
-        if text and _DATE not in "".join(common):
-            dated, text, split = list(paths), "", [path.split("/") for path in paths]
-            common = _shared([parts[:-1] for parts in split])
-        same = [*map(escaped, common), "**"]
-    else:
-        is_open = _left_open(globs, split[0], text.count("/"))
-        levels = zip(zip(*folders, strict=True), is_open, strict=True)
-        same = [escaped(each[0]) if len({*each}) == 1 and not may else _differing(each) for each, may in levels]
-    depths = [parts.index("**") - text.count("/") for parts in (glob.split("/") for glob in globs) if "**" in parts]
-    if depths:
-        dated_to = max((at + 1 for at, part in enumerate(same) if _DATE in part), default=0)
-        same = [*same[: max(min(depths), dated_to)], "**"]
-    names = [parts[-1] for parts in split]
-    return "/".join([*same, _differing(names)]).replace(_DATE, f"{{date:{text}}}")
+    folders = _folders(dated, text, globs)
+    if folders is None:
+        dated, text = list(paths), ""
+        folders = _folders(dated, text, globs) or []
+    names = [path.rpartition("/")[2] for path in dated]
+    return "/".join([*folders, _differing(names)]).replace(_DATE, f"{{date:{text}}}")
+
+
+def _folders(dated: Sequence[str], text: str, globs: Sequence[str]) -> list[str] | None:
+    """The parts of a `source.path` before the name of a file; `None` if they have no place for the date."""
+    split = [path.split("/")[:-1] for path in dated]
+    deep = [parts for parts in (glob.split("/") for glob in globs) if "**" in parts]
+    if deep:
+        return _deep_folders(split, text, deep, rest=("**",) if len(deep) < len(globs) else None)
+    if len({len(parts) for parts in split}) > 1:
+        common = _shared(split)
+        return None if text and _DATE not in "".join(common) else [*map(escaped, common), "**"]
+    is_open = _left_open(globs, dated[0].split("/"), text.count("/"))
+    return [_level(each, is_open=may) for each, may in zip(zip(*split, strict=True), is_open, strict=True)]
+
+
+def _deep_folders(
+    split: Sequence[Sequence[str]], text: str, deep: Sequence[Sequence[str]], rest: Sequence[str] | None
+) -> list[str] | None:
+    """As `_folders`, found by the globs `deep`: their own parts from `**` on, or `rest` in place of these."""
+    at = min(parts.index("**") for parts in deep)
+    rests = {tuple(parts[parts.index("**") : -1]) for parts in deep}
+    rest = rest or (rests.pop() if len(rests) == 1 else ("**",))
+    days = {next((place for place, part in enumerate(parts) if _DATE in part), -1) for parts in split}
+    day, more = max(days), text.count("/")
+    begin = max(at - (more if -1 < day < at else 0), day + 1)
+    if len(days) > 1 or day > at or min(map(len, split)) - begin < sum(part != "**" for part in rest):
+        if text and day != -1:
+            return None
+        begin = at
+    closed = [parts[: parts.index("**")] for parts in deep]
+    places = (place + (more if -1 < day < place else 0) for place in range(begin))
+    is_open = [any(has_magic("".join(parts[place : place + 1])) for parts in closed) for place in places]
+    return [*(_level(each, is_open=may) for each, may in zip(zip(*split, strict=False), is_open, strict=False)), *rest]
+
+
+def _level(parts: Sequence[str], *, is_open: bool) -> str:
+    return escaped(parts[0]) if len({*parts}) == 1 and not is_open else _differing(parts)
 
 
 def _left_open(globs: Sequence[str], parts: Sequence[str], more: int) -> list[bool]:

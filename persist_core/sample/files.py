@@ -54,7 +54,7 @@ class SampledFile:
     @property
     def is_full_load(self) -> bool:
         """True if its name is one that DMS gives to a file of a full load."""
-        return re.match(FULL_LOAD, self.file.path.rpartition("/")[2]) is not None
+        return _FULL_LOAD.match(self.file.path.rpartition("/")[2]) is not None
 
     @property
     def records(self) -> int:
@@ -165,8 +165,7 @@ def _write(path: Path, lines: Sequence[bytes]) -> None:
 
 
 DMS_OP, DMS_OPS = "Op", ("I", "U", "D")
-# The kinds of DMS's files, by their names: `LOAD0000000A.csv` is of a full load, any other one holds changes.
-FULL_LOAD = r"^LOAD[0-9A-F]+\."  # a name, also as a natural-sort key
+_FULL_LOAD = re.compile(r"LOAD[0-9A-F]{8}\.")
 DOCUMENT = (
     "after is a text, not an object: flatten MongoDB's documents with ExtractNewDocumentState, and set capture.mode:"
     " change_streams_update_full"

@@ -258,9 +258,10 @@ def _grows(column: _Column) -> bool:
 
 def _asked(found: Guess, values: Sequence[Any]) -> Guess:
     """The guess, with a question if texts may be the decimals of Debezium; its decimals that say their own scale."""
-    if all(value is None or (isinstance(value, Mapping) and {*value} == {"scale", "value"}) for value in values):
+    known = [value for value in values if value is not None]
+    if known and all(isinstance(value, Mapping) and {*value} == {"scale", "value"} for value in known):
         return Guess("decimal(38,9)", "numbers that say their own scale")
-    texts = [value for value in values if isinstance(value, str)]
+    texts = [value for value in known if isinstance(value, str)]
     share = sum(_BASE64.fullmatch(text) is not None for text in texts) / max(len(texts), 1)
     if found.type != "string" or share < _MOST or not any(text.endswith("=") for text in texts):
         return found

@@ -112,9 +112,9 @@ def run_ahead(context: Context, append: str, staging: Sequence[str]) -> str | No
     """Why another dag run of this DAG takes its turn first, in words; `None` if none does.
 
     `append` is the task that ends a turn, `staging` are the tasks of a run that has begun its own. An earlier dag run
-    goes first unless its append has ended or this one has begun, and so does any that is staging. Earlier runs that
-    only wait to be started do not count: they may be waiting for this one. 2.11 starts no more dag runs than the DAG
-    allows, 3.x does so for backfills.
+    goes first unless its append has ended, or it waits for this one, which has begun. So does any that is staging.
+    Earlier runs that only wait to be started do not count: they may be waiting for this one. 2.11 starts no more dag
+    runs than the DAG allows, 3.x does so for backfills.
     """
     if not AIRFLOW_V_3_0_PLUS:
         return None
@@ -123,11 +123,12 @@ def run_ahead(context: Context, append: str, staging: Sequence[str]) -> str | No
     # The own tasks have begun if only mint was cleared. They are counted last: until mint ends, no other can begin.
     all_begun = ti.get_ti_count(**begun)
     own_begun = ti.get_ti_count(**begun, run_ids=[context["run_id"]])
-    # An earlier run that has not minted waits for this one if it has begun: two that wait for each other would stay.
-    earlier = None if own_begun else ti.get_previous_dagrun(state="running")
+    earlier = ti.get_previous_dagrun(state="running")
     if earlier is not None:
-        states = ti.get_task_states(dag_id=ti.dag_id, task_ids=[append], run_ids=[earlier.run_id])
-        if states.get(earlier.run_id, {}).get(append) not in _ENDED:
+        states = ti.get_task_states(dag_id=ti.dag_id, task_ids=list(staging), run_ids=[earlier.run_id])
+        of_earlier = states.get(earlier.run_id, {})
+        waits_for_us = own_begun and not any(of_earlier.values())
+        if of_earlier.get(append) not in _ENDED and not waits_for_us:
             return f"dag run {earlier.run_id} is earlier and still running"
     return "another dag run is writing its batch" if all_begun > own_begun else None
 

@@ -100,6 +100,9 @@ def test_a_run_does_not_wait_for_its_own_tasks(dag: Any, client: PersistClient) 
     run = DagRunDriver(dag, end_of(1), "cleared", staging=1, own_staging=1, earlier_run="first")
     pause_ms(run, client)
     run.staging = 0
+    run.append_states = {"first": "running"}
+    pause_ms(run, client)
+    run.append_states = {}
     assert run.run(MINT)["upper"] == end_ms(1)
 
 

@@ -33,10 +33,9 @@ from pyspark.sql import functions as F
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.sample.csv_records import csv_rows, null_text, open_field, whole_records
-from persist_core.sample.files import FULL_LOAD
 from persist_core.sources.input_file import InputFile
 from persist_spark.decode.encoding import Encoding
-from persist_spark.decode.files import LINE, Copies, ReadableFile, files_with
+from persist_spark.decode.files import FULL_LOAD, LINE, Copies, ReadableFile, files_with
 from persist_spark.decode.plain import (
     DMS_OP,
     LOAD_OPS,

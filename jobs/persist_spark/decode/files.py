@@ -34,7 +34,7 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.errors import InvalidInput, SourceChanged, StorageError
 from persist_core.keys import input_copy
 from persist_core.location.blob import Blob, FileTaker
-from persist_core.sample.files import CODECS, FULL_LOAD
+from persist_core.sample.files import CODECS
 from persist_core.sources.input_file import InputFile
 from persist_spark import s3a
 from persist_spark.compat import READS_ZSTD_TEXT, is_valid_utf8
@@ -72,6 +72,8 @@ INPUT_OPTIONS = {
 # Where the platform has set a length, Hadoop silently passes over longer lines. Ours are found before.
 _ALL_LINES = {"lineSep": "\n", "mapreduce.input.linerecordreader.line.maxlength": str(2**31 - 1)}
 _URI_PLAIN = frozenset("_-!.~'()*/;:@&=+$,")  # what java.net.URI does not escape in a path, besides letters and digits
+# The kinds of DMS's files, by their names: `LOAD0000000A.csv` is of a full load, any other one holds changes.
+FULL_LOAD = r"^LOAD[0-9A-F]+\."  # a name, also as a natural-sort key
 _FACTS = {FILE: T.StringType(), DATE_MS: T.LongType(), NAME: T.StringType()}
 _PLACE = {BLOCK: T.LongType(), ROW: T.LongType(), BROKEN: T.BooleanType()}
 NO_LINES = struct_of({LINE: T.StringType(), **_FACTS, **_PLACE})

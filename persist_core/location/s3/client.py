@@ -304,13 +304,23 @@ def _make_client(settings: S3Settings, tries: int) -> Any:
 def _check_is_whole(operation_model: Any, response_dict: Mapping[str, Any], **_: Any) -> None:
     """Raise for an answer that was cut within its head or right behind it. Python takes it for one without a body, and
     botocore takes a listing without a body for an empty one."""
+    head, body = response_dict["headers"], response_dict["body"]
+    length = head.get("content-length", "")
+    if operation_model.name == "HeadObject":
+        is_cut = not ("etag" in head and "last-modified" in head and length.isdigit())
+    else:
+        is_chunked = head.get("transfer-encoding", "").lower() == "chunked"
+        is_cut = not is_chunked and (not length.isdigit() or (body == b"" and int(length) > 0))
+    if response_dict["status_code"] in (200, 206) and is_cut:
+        raise cut_answer()
+
+
+def cut_answer() -> Exception:
+    """The error of an answer that is not whole, one of `failures`."""
     from botocore.exceptions import ResponseStreamingError
 
-    head, body = response_dict["headers"], response_dict["body"]
-    length, has_body = head.get("content-length", ""), operation_model.http["method"] != "HEAD"
-    is_cut = not length.isdigit() or (has_body and body == b"" and int(length) > 0)
-    if response_dict["status_code"] in (200, 206) and is_cut and head.get("transfer-encoding", "").lower() != "chunked":
-        raise ResponseStreamingError(error="the answer was cut, or does not say its length")
+    found: Exception = ResponseStreamingError(error="the answer was cut, or does not say its length")
+    return found
 
 
 def _verdict_on_answer(status: int, code: str) -> Verdict:

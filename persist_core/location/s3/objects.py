@@ -18,7 +18,7 @@ from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
 from persist_core.location.blob import RangeFile
-from persist_core.location.s3.client import BLOB_TRIES, S3Client, Verdict, failures, verdict_on
+from persist_core.location.s3.client import BLOB_TRIES, S3Client, Verdict, cut_answer, failures, verdict_on
 from persist_core.location.s3.uri import S3Settings
 
 _BUFFER_BYTES = 4 << 20  # of one request, if a reader asks for less
@@ -102,7 +102,10 @@ def _take_entries(response_dict: dict[str, Any], customized_response_dict: dict[
     body = response_dict["body"]
     if response_dict["status_code"] != 200:
         return
-    root = ElementTree.fromstring(body)
+    try:
+        root = ElementTree.fromstring(body)
+    except ElementTree.ParseError as error:
+        raise cut_answer() from error
     space = root.tag.removesuffix("ListBucketResult")
     is_quoted = root.findtext(f"{space}EncodingType") == "url"
     found = []

@@ -248,7 +248,7 @@ class SqliteConsensus:
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_ROLLBACK:
                 return Determinate(
                     f"{self.uri}: {action}: a process was killed while it committed, and this user may not undo what it"
-                    " left; this call changed nothing; run any command (`persist shards`) as a user who may write"
+                    " left; this call changed nothing; run a command such as `persist shards` as a user who may write"
                 )
         return Determinate(
             f"{self.uri}: {action}: {error}; this call changed nothing; check the folder, its permissions and free"

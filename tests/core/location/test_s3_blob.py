@@ -10,8 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from persist_core.errors import Determinate, Indeterminate, InvalidName, StorageError
-from persist_core.location import S3Blob, VersionedData, open_blob, open_consensus
+from persist_core.location import S3Blob, VersionedData, open_blob, open_consensus, s3_settings
 from persist_core.location.s3.client import BLOB_TRIES
+from persist_core.location.s3.objects import S3Objects
 from tests.core.location.s3_wire import Answer, Lost, Wire, timed_out
 from tests.servers.proxy import Fate, FaultyProxy, ScriptedInjections
 from tests.servers.s3 import S3Server
@@ -132,13 +133,18 @@ def test_an_answer_that_is_cut_in_its_head_is_an_error(monkeypatch: pytest.Monke
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever).start()
         uri = f"s3://bucket/p?endpoint=http://127.0.0.1:{server.server_port}"
-        with closing(open_blob(uri)) as blob, closing(open_consensus(uri)) as consensus:
+        settings = s3_settings(uri)
+        assert settings is not None
+        objects = S3Objects(settings)
+        with closing(open_blob(uri)) as blob, closing(open_consensus(uri)) as consensus, closing(objects):
             calls: list[Callable[[], object]] = [
                 lambda: list(blob.list_keys_and_metadata("")),
                 lambda: blob.get("k"),
                 lambda: blob.delete("k"),
                 lambda: blob.set("k", b"v"),
                 lambda: consensus.head("k"),
+                lambda: list(objects.listed("")),
+                lambda: objects.looked_at("k"),
             ]
             for call in calls:
                 with pytest.raises(StorageError):

@@ -9,9 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from persist_core.cli.main import run_command
 from persist_core.config.collection import CollectionConfig, load_collection
+from persist_core.config.path_pattern import parse_pattern
 from persist_core.sample.detect import path_of, stated_types
 
 ROOT = Path(__file__).parents[3]
@@ -78,7 +81,13 @@ def test_the_path_of_files(paths: list[str], expected: str) -> None:
         (["/f/a/b.csv"], "/f/**/*.csv", "/f/**/*.csv"),
         (["/f/LOAD00000001.csv"], "/f/**/*.csv", "/f/**/*.csv"),
         (["/f/a/1.csv", "/f/a/b/2.csv"], "/f/**/*.csv", "/f/**/*.csv"),
-        (["/f/2026/01/02/eu/a.csv"], "/f/**", "/f/{date:%Y/%m/%d}/**/*.csv"),
+        (["/f/2026/01/02/eu/a.csv"], "/f/**/*", "/f/{date:%Y/%m/%d}/**/*.csv"),
+        (["/f/2026/01/02.csv"], "/f/**/*.csv", "/f/**/{date:%Y/%m/%d}.csv"),
+        (["s3://b/f/2026/01/02.csv"], "s3://b/f/**/*.csv", "s3://b/f/**/{date:%Y/%m/%d}.csv"),
+        (["/f/public/orders/a.csv"], "/f/**/orders/*.csv", "/f/**/orders/*.csv"),
+        (["/f/2026-01-01/orders/a.csv"], "/f/**/orders/*.csv", "/f/{date:%Y-%m-%d}/**/orders/*.csv"),
+        (["/f/x/a/b.csv"], "/f/*/**/*.csv", "/f/*/**/*.csv"),
+        (["/f/region=eu/2026-01-01/a.csv"], "/f/**/*.csv", "/f/**/*.csv"),
         (["/f/2026/01/02/eu/a.csv"], "/f/2026/01/02/**/*", "/f/{date:%Y/%m/%d}/**/*.csv"),
         (["/f/2026/01/02/eu/a.csv"], "/f/2026/*/*/*/*", "/f/{date:%Y/%m/%d}/*/*.csv"),
         (["/f/g/2026/01/02.csv"], "/f/g/*/*/*", "/f/g/{date:%Y/%m/%d}.csv"),
@@ -88,6 +97,25 @@ def test_the_path_of_files(paths: list[str], expected: str) -> None:
 )
 def test_what_may_differ_tomorrow_stays_open(paths: list[str], glob: str, expected: str) -> None:
     assert path_of(paths, [glob]) == expected
+
+
+_PARTS = st.sampled_from(["a", "orders", "region=eu", "2026-01-01", "2026-01-02", "2026", "01", "02"])
+
+
+@given(st.lists(_PARTS, max_size=5), st.integers(0, 5), st.integers(0, 5), st.lists(st.lists(_PARTS, max_size=2)))
+def test_a_proposed_path_has_each_file_and_its_date(
+    folders: list[str], begin: int, end: int, middles: list[list[str]]
+) -> None:
+    """Of a glob with `**`, wherever dates lie."""
+    first, last = sorted((begin, end))
+    glob = "/".join(["/f", *folders[:first], "**", *folders[last:], "*.csv"])
+    between = [folders[first:last], *middles]
+    paths = sorted({"/".join(["/f", *folders[:first], *each, *folders[last:], "a.csv"]) for each in between})
+    found = parse_pattern(path_of(paths, [glob]), "/")
+    for path in paths:
+        below = path.removeprefix(found.root.rstrip("/") + "/")
+        assert found.loose.fullmatch(below)
+        assert found.date_format is None or found.date_ms(below) is not None
 
 
 def test_changes_in_json(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,11 +269,8 @@ def test_a_debezium_number_with_its_own_scale_is_one(place: Path, capsys: pytest
     lines(place / "feed" / "a.jsonl", {**ENVELOPE, "after": {**one, **other}}, {**ENVELOPE, "after": two})
     config, _ = proposed(capsys, "feed/a.jsonl")
     assert config.key == ("ID",)
-    assert [config.columns[name].type for name in ("ID", "NAME", "SIZE")] == [
-        "decimal(38,9)",
-        "string",
-        "decimal(38,9)",
-    ]
+    types = [config.columns[name].type for name in ("ID", "NAME", "SIZE")]
+    assert types == ["decimal(38,9)", "string", "decimal(38,9)"]
 
 
 def test_a_document_of_mongodb_is_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -267,10 +292,16 @@ def test_the_key_is_the_one_of_the_messages(key: Any, place: Path, capsys: pytes
 
 
 def test_an_unwrapped_record_has_the_types_of_its_schema(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fields = [{**DECIMAL, "field": "price", "parameters": {"scale": "2"}}, {"field": "id", "type": "int32"}]
-    lines(place / "feed" / "a.jsonl", {"schema": {"fields": fields}, "payload": FLAT})
-    config, _ = proposed(capsys, "feed/a.jsonl")
-    assert {name: each.type for name, each in config.columns.items()} == {"price": "decimal(38,2)", "id": "int"}
+    """Also a column without a value in the sample."""
+    others = [{"field": "id", "type": "int32"}, {"field": "note", "type": "string"}]
+    fields = [{**DECIMAL, "field": "price", "parameters": {"scale": "2"}}, *others]
+    lines(place / "feed" / "a.jsonl", {"schema": {"fields": fields}, "payload": {**FLAT, "note": None}})
+    columns = proposed(capsys, "feed/a.jsonl")[0].columns
+    assert {name: each.type for name, each in columns.items()} == {
+        "price": "decimal(38,2)",
+        "id": "int",
+        "note": "string",
+    }
 
 
 @pytest.mark.parametrize("first", ["Op", "id"])
