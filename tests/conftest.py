@@ -49,7 +49,6 @@ __all__ = [
 ]
 
 CI_SEED = 20261121  # a fixed seed: CI must not fail by chance on an unrelated change; nightly runs use new ones
-CHOICES = ("PERSIST_SEED", "PERSIST_DRAW")
 _EXAMPLES = {"dev": 50, "ci": 50, "nightly": 2_000}
 
 
@@ -71,6 +70,10 @@ def _choose_draw(profile: str, seed: int) -> str:
         return str(seed)
     commit = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
     return subprocess.run(commit, capture_output=True, text=True, check=False).stdout.strip() or str(seed)
+
+
+def _choices() -> str:
+    return " ".join(f"{name}={os.environ[name]}" for name in ("PERSIST_SEED", "PERSIST_DRAW"))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -112,8 +115,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_report_header() -> str:
     """The line that makes a failure repeatable."""
-    choices = ", ".join(f"{name}={os.environ[name]}" for name in CHOICES)
-    return f"seed: {choices}, profile: {settings.get_current_profile_name()}"
+    return f"seed: {_choices()}, profile: {settings.get_current_profile_name()}"
 
 
 @pytest.hookimpl(trylast=True)  # after the choice by `-k` and `-m`
@@ -159,8 +161,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
     for line in two_processes.longest():
         terminalreporter.write_line(line)
     if exitstatus:
-        choices = " ".join(f"{name}={os.environ[name]}" for name in CHOICES)
-        terminalreporter.write_line(f"replay the same random choices: {choices}")
+        terminalreporter.write_line(f"replay the same random choices: {_choices()}")
 
 
 @pytest.fixture(scope="session")

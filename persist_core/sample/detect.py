@@ -78,9 +78,8 @@ def path_of(paths: Sequence[str], globs: Sequence[str] = ()) -> str:
 def _folders(dated: Sequence[str], text: str, globs: Sequence[str]) -> list[str] | None:
     """The parts of a `source.path` before the name of a file; `None` if they have no place for the date."""
     split = [path.split("/")[:-1] for path in dated]
-    deep = [parts for parts in (glob.split("/") for glob in globs) if "**" in parts]
-    if deep:
-        return _deep_folders(split, text, deep, rest=("**",) if len(deep) < len(globs) else None)
+    if any("**" in glob.split("/") for glob in globs):
+        return _deep_folders(split, text, [glob.split("/") for glob in globs])
     if len({len(parts) for parts in split}) > 1:
         common = _shared(split)
         return None if text and _DATE not in "".join(common) else [*map(escaped, common), "**"]
@@ -88,20 +87,18 @@ def _folders(dated: Sequence[str], text: str, globs: Sequence[str]) -> list[str]
     return [_level(each, is_open=may) for each, may in zip(zip(*split, strict=True), is_open, strict=True)]
 
 
-def _deep_folders(
-    split: Sequence[Sequence[str]], text: str, deep: Sequence[Sequence[str]], rest: Sequence[str] | None
-) -> list[str] | None:
-    """As `_folders`, found by the globs `deep`: their own parts from `**` on, or `rest` in place of these."""
+def _deep_folders(split: Sequence[Sequence[str]], text: str, globs: Sequence[Sequence[str]]) -> list[str] | None:
+    """As `_folders`, found by globs with `**`: the parts from there on are the globs' own, if these agree."""
+    deep = [parts for parts in globs if "**" in parts]
     at = min(parts.index("**") for parts in deep)
-    rests = {tuple(parts[parts.index("**") : -1]) for parts in deep}
-    rest = rest or (rests.pop() if len(rests) == 1 else ("**",))
+    rests = {tuple(parts[parts.index("**") : -1]) if parts in deep else ("**",) for parts in globs}
+    rest = rests.pop() if len(rests) == 1 else ("**",)
     days = {next((place for place, part in enumerate(parts) if _DATE in part), -1) for parts in split}
     day, more = max(days), text.count("/")
     begin = max(at - (more if -1 < day < at else 0), day + 1)
-    if len(days) > 1 or day > at or min(map(len, split)) - begin < sum(part != "**" for part in rest):
-        if text and day != -1:
-            return None
-        begin = at
+    is_short = min(map(len, split)) - begin < sum(part != "**" for part in rest)
+    if day != -1 and (len(days) > 1 or day > at or is_short):
+        return None
     closed = [parts[: parts.index("**")] for parts in deep]
     places = (place + (more if -1 < day < place else 0) for place in range(begin))
     is_open = [any(has_magic("".join(parts[place : place + 1])) for parts in closed) for place in places]

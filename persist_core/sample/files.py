@@ -165,7 +165,7 @@ def _write(path: Path, lines: Sequence[bytes]) -> None:
 
 
 DMS_OP, DMS_OPS = "Op", ("I", "U", "D")
-_FULL_LOAD = re.compile(r"LOAD[0-9A-F]{8}\.")
+_FULL_LOAD = re.compile(r"LOAD[0-9A-F]{8}\.")  # as DMS numbers them; a name with fewer digits may be another's
 DOCUMENT = (
     "after is a text, not an object: flatten MongoDB's documents with ExtractNewDocumentState, and set capture.mode:"
     " change_streams_update_full"

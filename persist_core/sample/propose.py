@@ -199,8 +199,8 @@ def _relative(pattern: str, folder: Path | None) -> str:
 def _names(detected: Detected, found: Sequence[SampledFile]) -> list[str] | None:
     if detected.header or not detected.format.endswith("csv"):
         return None
-    lines = [line for each in found for line in [line for line in each.lines if line.strip()][:1]]
-    texts = [line.decode("utf-8-sig", "replace").rstrip("\r\n") for line in lines]
+    lines = (next(filter(bytes.strip, each.lines), b"") for each in found)
+    texts = [line.decode("utf-8-sig", "replace").rstrip("\r\n") for line in lines if line]
     firsts = [next(csv_rows([text], detected.delimiter)) for text in texts]
     is_dms = detected.format == "dms-csv"
     count = max(len(row) - has_op(row, 1) for row in firsts) if is_dms else len(firsts[0])

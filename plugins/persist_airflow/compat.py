@@ -120,17 +120,17 @@ def run_ahead(context: Context, append: str, staging: Sequence[str]) -> str | No
         return None
     ti: Any = context["ti"]
     begun = {"dag_id": ti.dag_id, "task_ids": list(staging), "states": list(_BEGUN)}
-    # The own tasks have begun if only mint was cleared. They are counted last: until mint ends, no other can begin.
-    all_begun = ti.get_ti_count(**begun)
-    own_begun = ti.get_ti_count(**begun, run_ids=[context["run_id"]])
+    own = {**begun, "run_ids": [context["run_id"]]}  # they have begun if only mint was cleared
     earlier = ti.get_previous_dagrun(state="running")
     if earlier is not None:
         states = ti.get_task_states(dag_id=ti.dag_id, task_ids=list(staging), run_ids=[earlier.run_id])
         of_earlier = states.get(earlier.run_id, {})
-        waits_for_us = own_begun and not any(of_earlier.values())
-        if of_earlier.get(append) not in _ENDED and not waits_for_us:
+        if of_earlier.get(append) not in _ENDED and (any(of_earlier.values()) or not ti.get_ti_count(**own)):
             return f"dag run {earlier.run_id} is earlier and still running"
-    return "another dag run is writing its batch" if all_begun > own_begun else None
+    # The own tasks are counted last: until mint ends, no other can begin.
+    if ti.get_ti_count(**begun) > ti.get_ti_count(**own):
+        return "another dag run is writing its batch"
+    return None
 
 
 def tasks_of_run(context: Context) -> set[str]:

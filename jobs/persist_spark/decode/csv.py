@@ -33,20 +33,11 @@ from pyspark.sql import functions as F
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.sample.csv_records import csv_rows, null_text, open_field, whole_records
+from persist_core.sample.files import DMS_OP, DMS_OPS
 from persist_core.sources.input_file import InputFile
 from persist_spark.decode.encoding import Encoding
 from persist_spark.decode.files import FULL_LOAD, LINE, Copies, ReadableFile, files_with
-from persist_spark.decode.plain import (
-    DMS_OP,
-    LOAD_OPS,
-    MARKER,
-    OPS,
-    before_paths,
-    check_op,
-    free_paths,
-    order_of,
-    row_op,
-)
+from persist_spark.decode.plain import LOAD_OPS, MARKER, before_paths, check_op, free_paths, order_of, row_op
 from persist_spark.decode.records import FAULT, FAULT_KIND, RawRecords, fields_of, line_columns
 from persist_spark.decode.rest import read_paths, rest_of_cells
 from persist_spark.decode.unread import of_each, text_without
@@ -206,7 +197,7 @@ def _positional_names(config: CollectionConfig, file: InputFile, first: tuple[st
     columns = [column.field or name for name, column in config.columns.items()]
     if any(name.isdigit() for name in columns):
         return tuple(str(index + 1) for index in range(len(first)))
-    ops = LOAD_OPS if re.match(FULL_LOAD, Path(file.relative).name) else OPS
+    ops = LOAD_OPS if re.match(FULL_LOAD, Path(file.relative).name) else DMS_OPS
     has_op = config.source.format == "dms-csv" and len(first) > len(columns) and first[0] in ops
     names = [DMS_OP, *columns] if has_op else columns
     extra = [f"{_UNNAMED}{index}" for index in range(len(names), len(first))]  # fields without a column of that name

@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core.config.collection import CollectionConfig
+from persist_core.sample.files import DMS_OP
 from persist_core.schema import Column
 from persist_core.sources.feed import Feed
 from persist_core.sources.input_file import InputFile
@@ -31,7 +32,7 @@ from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.files import BLOCK, BROKEN, LINE, NO_LINES, ROW, ReadableFile, all_found, by_store, placed
 from persist_spark.decode.json import MARK, Path
 from persist_spark.decode.parquet_types import SHOWN, cell, has_bad_text, read_type, stored_type
-from persist_spark.decode.plain import DMS_OP, MARKER, before_paths, check_op, free_paths, named_path, order_of, row_op
+from persist_spark.decode.plain import MARKER, before_paths, check_op, free_paths, named_path, order_of, row_op
 from persist_spark.decode.records import (
     FAULT,
     FAULT_KIND,

@@ -22,6 +22,7 @@ from pyspark.sql import functions as F
 
 from persist_core.config.collection import CollectionConfig, DeleteConfig
 from persist_core.sample.fields import BEFORE, named_fields
+from persist_core.sample.files import DMS_OP, DMS_OPS
 from persist_core.schema import Column
 from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.exact import bounded, exact_decimal, is_number, number_order
@@ -62,8 +63,7 @@ NOT_JSON = f"the line is not one JSON object{_OR_DEEP}"
 NONCHARACTER = "the line holds a noncharacter, U+FDD0 or U+FDD1, as it is or escaped"
 ODD_JSON = f"a field holds another kind of JSON value than the object expected{_OR_DEEP}"
 MARKER = "marker"  # text of the field that marks a row as an upsert or a delete
-DMS_OP = "Op"
-OPS, LOAD_OPS = ("I", "U", "D"), ("I",)  # of changes; of the rows of a full load, which may have none
+LOAD_OPS = ("I",)  # of the rows of a full load, which may have none
 _BITS = {"true": "1", "false": "0"}
 _USUAL = {"0", "1", *_BITS}
 _NO_NUMBERS = ("nan", "infinity", "-infinity", "inf", "-inf")  # of doubles: equal to no value that is configured
@@ -295,7 +295,7 @@ def _op_and_fault(
     if is_of_dms(config):
         expected = F.when(is_full_load(), "I, as the file's name is one of a full load").otherwise("I, U or D")
         wrong = F.concat(F.lit(f"{DMS_OP} is '"), F.coalesce(marker, F.lit("")), F.lit("'; expected "), expected)
-        known = marker.isin(*LOAD_OPS) | (marker.isin(*OPS) & ~is_full_load())
+        known = marker.isin(*LOAD_OPS) | (marker.isin(*DMS_OPS) & ~is_full_load())
         known = F.coalesce(known, F.lit(not has_marker))  # without the column the file is a full load
         return F.when(known, F.when(marker == "D", DELETE).otherwise(UPSERT)), F.when(~known, wrong)
     if config.delete.column is not None:
