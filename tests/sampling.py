@@ -1,4 +1,4 @@
-"""Which slow tests a session runs: all at night, else some of each family, and half of each file of Spark tests.
+"""Which slow tests a session runs: all at night, else some of each family, and a quarter of each slow file.
 
 CI draws by the commit, so that each test has its turn; PERSIST_DRAW makes the choice of another session.
 """
@@ -17,49 +17,27 @@ _Case = TypeVar("_Case")
 
 # How many tests of each family of slow tests that overlap a session runs. A test names its family in a mark.
 FAMILIES = {
-    "whole days": 1,
-    "oracles": 2,
-    "sizes": 2,
-    "stories": 3,
-    "commands": 2,
-    "kills of commands": 2,
-    "histories in Python": 2,
-    "kills by a scheduler": 1,
-    "make up": 1,
-    "pages": 1,
-    "kills of tasks": 1,
+    "days of a source": 1,
+    "schedulers": 2,
     "own backfills": 1,
-    "dag runs": 2,
-    "jobs in a server": 2,
-    "clusters": 1,
-    "bundled feed": 1,
-    "own Sparks": 1,
-    "platforms": 1,
-    "truncates": 1,
-    "values that were not sent": 1,
-    "log order": 2,
-    "orders": 2,
-    "histories": 1,
-    "restarted numbers": 1,
-    "erasures": 1,
-    "corrections": 1,
-    "rows in two ways": 2,
-    "few keys": 1,
-    "plans": 2,
-    "files of state": 2,
-    "bad files": 2,
-    "merges by jobs": 1,
-    "kills of merges": 1,
-    "Parquet's times": 1,
-    "decoders": 4,
-    "versions": 2,
-    "damage": 2,
-    "clocks": 1,
+    "tasks": 2,
+    "Sparks": 1,
+    "histories in Spark": 6,
+    "histories in Python": 2,
+    "commands": 4,
+    "sizes": 3,
+    "decoders": 5,
+    "merges": 2,
 }
-
-
-# Of the other tests of each file here, a session of several files runs half.
-HALVED = ("tests/spark/", "tests/core/cli/test_run")
+# Of the other tests of each file here, a session of several files runs one of four.
+SLOW_FILES = (
+    "tests/spark/",
+    "tests/core/cli/test_run",
+    "tests/airflow/page/test_browser",
+    "tests/airflow/page/test_look",
+    "tests/airflow/page/test_refresh",
+)
+_ONE_OF = 4
 
 
 def is_long() -> bool:
@@ -80,22 +58,22 @@ def sample(cases: Iterable[_Case], count: int, family: str) -> list[_Case]:
 
 
 def leave_out(items: Sequence[pytest.Item]) -> None:
-    """Skip the slow tests that this session does not draw, of each family in `FAMILIES` and each file in `HALVED`.
+    """Skip the slow tests that this session does not draw, of each family in `FAMILIES` and each file in `SLOW_FILES`.
 
     A test is drawn with all its parameters, and among what this session has collected and does not skip for another
     reason: alone, it always runs.
     """
     families: dict[str, dict[str, list[pytest.Item]]] = {}
-    halved = HALVED if len({item.path for item in items}) > 1 else ()
+    slow = SLOW_FILES if len({item.path for item in items}) > 1 else ()
     for item in items:
         is_skipped = any(mark.args[0] is True for mark in item.iter_markers("skipif"))
         mark = item.get_closest_marker("family")
-        if not is_skipped and (mark or item.nodeid.startswith(halved)):
+        if not is_skipped and (mark or item.nodeid.startswith(slow)):
             test, _, _ = item.nodeid.partition("[")
             family = mark.args[0] if mark else test.partition("::")[0]
             families.setdefault(family, {}).setdefault(test, []).append(item)
     for family, tests in families.items():
-        count = (len(tests) + 1) // 2 if family.startswith(HALVED) else FAMILIES[family]
+        count = -(-len(tests) // _ONE_OF) if family.startswith(SLOW_FILES) else FAMILIES[family]
         drawn = sample(tests, min(count, len(tests)), family)
         skip = pytest.mark.skip(reason=f"not drawn by this session of {family} (PERSIST_PROFILE=nightly)")
         for item in (item for test in tests if test not in drawn for item in tests[test]):

@@ -56,7 +56,7 @@ def run_console(text: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]
     return outputs
 
 
-@pytest.mark.family("pages")
+@pytest.mark.family("commands")
 @pytest.mark.parametrize("section", SECTIONS)
 def test_getting_started(section: str, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = GUIDE.partition(f"### {section}\n")[2]
@@ -69,7 +69,7 @@ def test_getting_started(section: str, project: Path, capsys: pytest.CaptureFixt
     assert any("snapshot" in command for command in run_console(text, capsys))
 
 
-@pytest.mark.family("pages")
+@pytest.mark.family("commands")
 def test_a_new_project_runs_as_its_readme_says(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outputs = run_console((project / "README.md").read_text(), capsys)
     assert len(outputs) == 5

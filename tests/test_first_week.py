@@ -45,7 +45,7 @@ def run(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     return printed.out
 
 
-@pytest.mark.family("pages")
+@pytest.mark.family("commands")
 @pytest.mark.skipif(shutil.which("sed") is None, reason="the page uses sed")
 def test_the_commands_of_the_first_week(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, connect_server: ConnectServer

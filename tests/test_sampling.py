@@ -42,16 +42,16 @@ def spark_tests() -> list[Item]:
     return [Item(f"tests/spark/test_a.py::test_{name}") for name in "vwxyz"]
 
 
-def test_half_of_each_file_and_all_of_a_file_named_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quarter_of_each_file_and_all_of_a_file_named_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = Item("tests/core/test_b.py::test_b")
     found = drawn(monkeypatch, "commit", *spark_tests(), fast)
-    assert (len(found), found[-1]) == (4, fast.nodeid)
+    assert (len(found), found[-1]) == (3, fast.nodeid)
     assert found == drawn(monkeypatch, "commit", *spark_tests(), fast), "each process of a session chooses the same"
     assert len(drawn(monkeypatch, "commit", *spark_tests())) == 5
 
 
 def test_a_test_is_drawn_with_all_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    items = [Item(f"tests/core/test_b.py::test_{name}[{case}]", "clocks") for name in "ab" for case in range(3)]
+    items = [Item(f"tests/core/test_b.py::test_{name}[{case}]", "Sparks") for name in "ab" for case in range(3)]
     found = drawn(monkeypatch, "commit", *items)
     assert len(found) == 3
     assert len({nodeid.partition("[")[0] for nodeid in found}) == 1

@@ -294,7 +294,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.family("dag runs")
+@pytest.mark.family("tasks")
 def test_dag_runs_with_a_conf(tmp_path: Path, migrated: Path, location: PersistLocation, client: PersistClient) -> None:
     first, *_ = fill(client)
     dags = tmp_path / "dags"

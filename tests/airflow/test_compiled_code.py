@@ -24,7 +24,7 @@ from tests.servers.spark_connect import ConnectServer
 CODE = "org.apache.spark.sql.catalyst.expressions.codegen.CodeAndComment"
 
 
-@pytest.mark.family("jobs in a server")
+@pytest.mark.family("tasks")
 @pytest.mark.skipif(shutil.which("jcmd") is None, reason="jcmd is not on PATH: it comes with a JDK")
 def test_a_server_compiles_code_once_for_all_jobs(
     fruit: Fruit, client: PersistClient, location: PersistLocation, connect_server: ConnectServer
@@ -56,7 +56,7 @@ sys.exit(code)
 """
 
 
-@pytest.mark.family("jobs in a server")
+@pytest.mark.family("tasks")
 def test_a_server_analyzes_a_plan_once_before_it_runs(
     fruit: Fruit, client: PersistClient, location: PersistLocation, connect_server: ConnectServer
 ) -> None:

@@ -30,7 +30,7 @@ start_date: 2026-01-01
 
 
 @on_s3
-@pytest.mark.family("dag runs")
+@pytest.mark.family("tasks")
 def test_a_fill_in_a_server_leaves_a_fork_alone(
     fruit: Fruit, client: PersistClient, connect_server: ConnectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,7 +102,7 @@ def every_point() -> dict[str, list[str]]:
 
 
 @with_spark
-@pytest.mark.family("kills of tasks")
+@pytest.mark.family("tasks")
 def test_kills_at_every_point_change_nothing(
     fruit: Fruit, client: PersistClient, location: PersistLocation, tmp_path: Path
 ) -> None:
@@ -132,7 +132,7 @@ KILLS = [
 
 @with_spark
 @pytest.mark.parametrize("which", KILLS)
-@pytest.mark.family("kills of tasks")
+@pytest.mark.family("tasks")
 def test_kills_while_the_orders_of_deleted_keys_change(
     fruit: Fruit,
     client: PersistClient,
@@ -164,7 +164,7 @@ def test_kills_while_the_orders_of_deleted_keys_change(
     assert fsck(client, NAME).is_clean
 
 
-@pytest.mark.family("kills of tasks")
+@pytest.mark.family("tasks")
 @on_servers
 def test_kills_on_days_without_input_change_nothing(
     fruit: Fruit, client: PersistClient, location: PersistLocation, tmp_path: Path
@@ -183,7 +183,7 @@ def test_kills_on_days_without_input_change_nothing(
 
 
 @with_spark
-@pytest.mark.family("kills of tasks")
+@pytest.mark.family("tasks")
 @on_postgresql
 def test_kills_at_every_point_of_a_view_change_nothing(
     fruit: Fruit, views: Views, client: PersistClient, location: PersistLocation, tmp_path: Path
@@ -235,7 +235,7 @@ def test_kills_at_every_point_of_a_view_change_nothing(
         again.run("mint_batch_descriptions")
 
 
-@pytest.mark.family("kills of tasks")
+@pytest.mark.family("tasks")
 @on_sqlite_and_s3
 def test_kills_while_a_conflict_heals_change_nothing(
     fruit: Fruit, client: PersistClient, location: PersistLocation, tmp_path: Path
@@ -291,7 +291,7 @@ def _heal_in_a_worker(fruit: Fruit, folder: Path, location: PersistLocation, poi
 
 
 @with_spark
-@pytest.mark.family("kills of tasks")
+@pytest.mark.family("tasks")
 @on_postgresql
 def test_two_workers_over_the_same_days_at_once(
     fruit: Fruit, client: PersistClient, location: PersistLocation, tmp_path: Path

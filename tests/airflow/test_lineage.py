@@ -283,7 +283,7 @@ def test_the_check_of_events_finds_what_the_spec_does_not_allow() -> None:
         check_event({**event, "outputs": [{"name": "/x"}]})
 
 
-@pytest.mark.family("dag runs")
+@pytest.mark.family("tasks")
 def test_a_server_receives_the_events_of_real_task_runs(
     fruit: Fruit, migrated: Path, location: PersistLocation, client: PersistClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

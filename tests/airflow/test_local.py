@@ -328,7 +328,7 @@ def test_every_way_out_stops_what_was_started(tmp_path: Path, how: signal.Signal
     assert not (tmp_path / "processes.json").exists()
 
 
-@pytest.mark.family("own Sparks")
+@pytest.mark.family("Sparks")
 def test_a_local_server_without_memory_ends() -> None:
     """Otherwise a JVM goes on in a state that no one knows, and its keeper sees nothing."""
     with contextmanager(spark_connect.running)({"spark.driver.memory": "512m"}) as server:

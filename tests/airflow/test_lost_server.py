@@ -48,7 +48,7 @@ def killed(monkeypatch: pytest.MonkeyPatch, connect_server: ConnectServer) -> li
     return phases
 
 
-@pytest.mark.family("kills of tasks")
+@pytest.mark.family("tasks")
 def test_the_write_of_one_collection_commits_once(fruit: Fruit, client: PersistClient, killed: list[str]) -> None:
     fruit.write_days(range(1))
     assert DagRunDriver(build_upsert_dag(fruit.config()), end_of(0)).run_all()["result"] == "committed"
@@ -57,7 +57,7 @@ def test_the_write_of_one_collection_commits_once(fruit: Fruit, client: PersistC
     assert fsck(client, NAME).is_clean
 
 
-@pytest.mark.family("kills of tasks")
+@pytest.mark.family("tasks")
 def test_the_write_of_a_group_commits_each_once(
     client: PersistClient, killed: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -67,7 +67,7 @@ def rows(client: PersistClient, shard: str) -> int:
     return int(client.open_reader(shard).snapshot().num_rows)
 
 
-@pytest.mark.family("dag runs")
+@pytest.mark.family("tasks")
 def test_each_shard_with_debt_has_a_task_of_its_own(
     tmp_path: Path, migrated: Path, location: PersistLocation, client: PersistClient
 ) -> None:

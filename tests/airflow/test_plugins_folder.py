@@ -104,7 +104,7 @@ def test_the_folder_registers_the_plugin_once_and_nothing_else(
     assert found["strays"] == []
 
 
-@pytest.mark.family("dag runs")
+@pytest.mark.family("tasks")
 def test_commands_and_a_dag_run(fruit: Fruit, migrated: Path, location: PersistLocation, client: PersistClient) -> None:
     """The day has no input: what a Spark job imports depends on no folder of plugins."""
     assert "persist" in run(fruit.dags, migrated, location, "-m", "airflow", "plugins")

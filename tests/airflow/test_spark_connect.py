@@ -69,7 +69,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.airflow_2_11
-@pytest.mark.family("jobs in a server")
+@pytest.mark.family("tasks")
 def test_dag_runs_in_a_server_end_in_the_same_history(
     fruit: Fruit, client: PersistClient, server: ConnectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +82,7 @@ def test_dag_runs_in_a_server_end_in_the_same_history(
     assert fsck(client, NAME).is_clean
 
 
-@pytest.mark.family("jobs in a server")
+@pytest.mark.family("tasks")
 def test_persist_run_of_a_collection_and_a_view_in_a_server(
     fruit: Fruit, client: PersistClient, location: PersistLocation, server: ConnectServer
 ) -> None:
@@ -324,7 +324,7 @@ def test_a_job_in_the_tasks_process_keeps_its_environment(monkeypatch: pytest.Mo
     assert dict(os.environ) == before
 
 
-@pytest.mark.family("jobs in a server")
+@pytest.mark.family("tasks")
 def test_a_task_that_is_stopped_stops_its_job_in_the_server_too(server: ConnectServer) -> None:
     """As Airflow stops one: SIGTERM, whose handler raises in the main thread, while the server computes."""
     script = """

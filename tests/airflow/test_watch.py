@@ -321,7 +321,7 @@ print(json.dumps(states))
 """
 
 
-@pytest.mark.family("dag runs")
+@pytest.mark.family("tasks")
 def test_a_stale_shard_is_one_message_and_a_commit_one_more(
     tmp_path: Path, migrated: Path, location: PersistLocation, slack: HttpSink
 ) -> None:

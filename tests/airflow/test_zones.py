@@ -52,7 +52,7 @@ def intervals(timetable: Any, zone: str) -> Iterator[tuple[datetime, datetime]]:
 
 @pytest.mark.parametrize("zone", sample(["Europe/Berlin", "America/New_York"], 1, "a year of a zone"))
 @pytest.mark.parametrize("schedule", ["@daily", "@hourly"])
-@pytest.mark.family("clocks")
+@pytest.mark.family("tasks")
 def test_a_year_of_data_intervals_follows_the_clocks(fruit: Fruit, zone: str, schedule: str) -> None:
     dag, timetable = scheduled(fruit, zone, schedule)
     found = list(intervals(timetable, zone))

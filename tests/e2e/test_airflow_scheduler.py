@@ -84,7 +84,7 @@ def follow(airflow: LocalAirflow, *dag_ids: str, timeout_ms: int = 1_500_000) ->
         airflow.clock.sleep_ms(500)
 
 
-@pytest.mark.family("kills by a scheduler")
+@pytest.mark.family("schedulers")
 @on_postgresql
 def test_a_backfill_whose_starter_is_killed_and_another_one(airflow: LocalAirflow, client: PersistClient) -> None:
     """Two days by Airflow's command, with a starter that is killed as `make demo` may be; then a third day."""
@@ -153,7 +153,7 @@ def check_asset_events(airflow: LocalAirflow, client: PersistClient) -> None:
     assert links == len(extras)
 
 
-@pytest.mark.family("kills by a scheduler")
+@pytest.mark.family("schedulers")
 @on_s3
 def test_two_concurrent_backfills_whose_tasks_are_killed(
     airflow: LocalAirflow, client: PersistClient, tmp_path: Path

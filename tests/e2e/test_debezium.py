@@ -62,7 +62,7 @@ def world(request: pytest.FixtureRequest, consumer: Path, logical: PostgresServe
     found.engine.remove()
 
 
-@pytest.mark.family("whole days")
+@pytest.mark.family("days of a source")
 @pytest.mark.parametrize("world", sample(["full", "default"], 1, "replica identity"), indirect=True)
 def test_each_day_is_postgresqls(spark: SparkSession, world: World, tmp_path: Path, persist_seed: int) -> None:
     """In the order that a file has by default; a row keeps the values that are not sent."""

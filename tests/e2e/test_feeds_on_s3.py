@@ -176,7 +176,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.family("bundled feed")
+@pytest.mark.family("days of a source")
 def test_the_commands_of_the_page_run_and_show_no_secret(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """As they are written, in a shell, but for the address of the bucket; with Spark's event log, and a verbose log."""
     server = s3_server(request)

@@ -68,7 +68,7 @@ def test_paths_stay_different_as_text(raw: bytes, text: str) -> None:
     assert path_text(raw) == text
 
 
-@pytest.mark.family("histories")
+@pytest.mark.family("histories in Spark")
 def test_a_random_repository(spark: SparkSession, location: OpenLocation, random_repo: Path, tmp_path: Path,
                              persist_seed: int) -> None:  # fmt: skip
     done = replay(spark, location, random_repo, tmp_path / "work", batches=4, samples=40, seed=persist_seed)
@@ -80,7 +80,7 @@ def test_a_random_repository(spark: SparkSession, location: OpenLocation, random
     assert fsck(client, COLLECTION).is_clean
 
 
-@pytest.mark.family("whole days")
+@pytest.mark.family("days of a source")
 @on_postgresql
 def test_this_repository(spark: SparkSession, location: OpenLocation, tmp_path: Path, persist_seed: int) -> None:
     if subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, check=False).returncode:

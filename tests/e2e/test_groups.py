@@ -112,7 +112,7 @@ def events(airflow: LocalAirflow, name: str) -> int:
     return int(airflow.query(statement, uri)[0][0])
 
 
-@pytest.mark.family("kills by a scheduler")
+@pytest.mark.family("schedulers")
 def test_one_fails_and_one_dies_and_the_others_commit(
     airflow: LocalAirflow, client: PersistClient, tmp_path: Path
 ) -> None:
@@ -167,7 +167,7 @@ def on_the_page(airflow: LocalAirflow) -> dict[str, str]:
     return {name: each["last_run_state"] for name, each in facts.items()}
 
 
-@pytest.mark.family("whole days")
+@pytest.mark.family("days of a source")
 def test_a_batch_that_leaves_the_dag_fails_its_run(
     airflow: LocalAirflow, client: PersistClient, tmp_path: Path
 ) -> None:

@@ -109,7 +109,7 @@ def tls_server(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         yield made
 
 
-@pytest.mark.family("bundled feed")
+@pytest.mark.family("days of a source")
 def test_seven_days_on_s3_are_the_same_and_no_secret_shows(tls_server: S3Server, tmp_path: Path) -> None:
     """Both stores on S3, with keys in the URIs and nowhere else: neither log nor Spark's own record may repeat them.
 

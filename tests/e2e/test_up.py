@@ -114,6 +114,7 @@ def embedded(root: Path, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+@pytest.mark.family("schedulers")
 def test_up_serves_the_ui_and_reads_dag_files_on_loopback_alone(up: Up) -> None:
     airflow = up.airflow
     check_what_is_paused(airflow, up.printed)
@@ -125,7 +126,7 @@ def test_up_serves_the_ui_and_reads_dag_files_on_loopback_alone(up: Up) -> None:
     assert (airflow.home / "simple_auth_manager_passwords.json.generated").exists()
 
 
-@pytest.mark.family("make up")
+@pytest.mark.family("schedulers")
 def test_its_triggerer_and_its_scheduler_work(up: Up) -> None:
     """See `operation`."""
     api = view_chain.api_of(up.airflow)
@@ -135,7 +136,7 @@ def test_its_triggerer_and_its_scheduler_work(up: Up) -> None:
     api.pause("persist_watch", is_paused=True)
 
 
-@pytest.mark.family("make up")
+@pytest.mark.family("schedulers")
 def test_views_start_each_other(up: Up) -> None:
     """See `view_chain`."""
     api = view_chain.api_of(up.airflow)
@@ -146,14 +147,14 @@ def test_views_start_each_other(up: Up) -> None:
 
 
 @pytest.mark.timeout(4 * 3600)
-@pytest.mark.family("clocks")
+@pytest.mark.family("schedulers")
 def test_days_of_23_and_25_hours(up: Up) -> None:
     """A year at night: see `clocks`."""
     with open_location(up.airflow.location) as opened:
         clocks.check(up.airflow, PersistClient(opened))
 
 
-@pytest.mark.family("make up")
+@pytest.mark.family("schedulers")
 def test_up_survives_backfills_and_kill_9(up: Up) -> None:
     """Beside all that runs there; at the end `down` stops it."""
     airflow = up.airflow

@@ -71,7 +71,7 @@ BAD: dict[str, Callable[[], bytes]] = {
 }
 
 
-@pytest.mark.family("bad files")
+@pytest.mark.family("decoders")
 def test_one_commit_without_bad_files_of_each_kind_and_they_heal(spark: SparkSession, tmp_path: Path) -> None:
     things = Dying(tmp_path)
     for number in range(30):
@@ -117,7 +117,7 @@ def _packed(name: str, data: bytes) -> bytes:
     return PACKERS.get(Path(name).suffix, bytes)(data)
 
 
-@pytest.mark.family("bad files")
+@pytest.mark.family("decoders")
 def test_what_a_user_sees_of_one_bad_file_among_500(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -139,7 +139,7 @@ def test_what_a_user_sees_of_one_bad_file_among_500(
 
 
 @pytest.mark.parametrize("format_name", ["parquet", "csv"])
-@pytest.mark.family("bad files")
+@pytest.mark.family("decoders")
 def test_files_of_other_formats(spark: SparkSession, tmp_path: Path, format_name: str) -> None:
     things = Dying(tmp_path, source={"path": "in/*", "format": format_name})
     folder = tmp_path / "in"
@@ -232,7 +232,7 @@ def test_a_bad_file_beside_a_good_one_in_any_order(
     assert (things.names(), things.errors()) == (["n1", "n2", "n3", "n4"], [])
 
 
-@pytest.mark.family("bad files")
+@pytest.mark.family("decoders")
 def test_bad_files_of_three_kinds_cost_three_stagings(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

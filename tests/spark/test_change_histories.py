@@ -13,7 +13,7 @@ from tests.spark.change_histories import World
 PLAIN, BY_SPARK = (400, 60) if is_long() else (2, 1)
 
 
-@pytest.mark.family("oracles")
+@pytest.mark.family("histories in Spark")
 @pytest.mark.parametrize("number", range(PLAIN))
 def test_a_changing_table_is_the_oracles(
     number: int, tmp_path: Path, persist_seed: int, monkeypatch: pytest.MonkeyPatch
@@ -22,7 +22,7 @@ def test_a_changing_table_is_the_oracles(
 
 
 @pytest.mark.parametrize("number", range(BY_SPARK))
-@pytest.mark.family("histories")
+@pytest.mark.family("histories in Spark")
 def test_a_changing_table_written_by_spark_is_the_oracles(
     number: int, tmp_path: Path, persist_seed: int, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
 ) -> None:

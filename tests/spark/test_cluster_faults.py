@@ -19,7 +19,7 @@ from tests.servers.spark_cluster import CONF, HOSTS, REGISTERED, SparkCluster
 from tests.spark.fault_job import PARTITIONS
 from tests.spark.test_s3_cluster import ROOT, SPECULATION
 
-pytestmark = [pytest.mark.spark_cluster, pytest.mark.family("clusters")]
+pytestmark = [pytest.mark.spark_cluster, pytest.mark.family("Sparks")]
 FAULTS = ("task_dies", "executor_dies", "worker_dies", "straggler", "shuffle_lost", "replanned")
 TIMEOUT_S = 1800  # of all cases
 KINDS = ("", "truncate", "few keys", "hot key", "steps")

@@ -16,7 +16,7 @@ from tests.servers.spark_cluster import CONF, SparkCluster
 from tests.spark.s3_store import s3_server
 from tests.spark.test_s3_cluster import ROOT
 
-pytestmark = [pytest.mark.spark_cluster, pytest.mark.family("clusters")]
+pytestmark = [pytest.mark.spark_cluster, pytest.mark.family("Sparks")]
 TIMEOUT_S = 450
 # A driver whose temporary folder is its own: others see an empty one.
 _UNSHARE = [

@@ -86,7 +86,7 @@ def _flipped(data: bytes, at: int, bit: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
 
 
-@pytest.mark.family("damage")
+@pytest.mark.family("merges")
 def test_a_flipped_bit_in_a_page_is_an_error_and_never_data(shard: StagedShard, persist_seed: int) -> None:
     dice = random.Random(persist_seed)
     manifest = shard.commit([_record(key, f"name {key}", key) for key in range(300)], 10)
@@ -106,7 +106,7 @@ def test_a_flipped_bit_in_a_page_is_an_error_and_never_data(shard: StagedShard, 
     assert all(key.rpartition("/")[2] in message for message in messages)
 
 
-@pytest.mark.family("damage")
+@pytest.mark.family("merges")
 def test_a_damaged_part_fails_the_write_job_by_its_name(shard: StagedShard) -> None:
     manifest = shard.commit([_record(key, f"name {key}", key) for key in range(300)], 10)
     key, data = _insertions(shard, manifest)
@@ -132,7 +132,7 @@ def test_a_part_of_another_size_stops_a_read_before_it_begins(shard: StagedShard
             shard.write([_record(1, "new", 1)], shard.description(20))
 
 
-@pytest.mark.family("damage")
+@pytest.mark.family("merges")
 def test_a_damaged_stash_stops_the_batch_that_reads_it(shard: StagedShard) -> None:
     manifest = shard.commit([_record(key, "later", key, time=50) for key in range(50)], 10)
     (artifact, *_) = manifest.operators[STASH_OPERATOR].artifacts
@@ -179,7 +179,7 @@ def test_an_error_at_a_whole_part_stays_what_it_is(shard: StagedShard, monkeypat
         named.collect()
 
 
-@pytest.mark.family("damage")
+@pytest.mark.family("merges")
 def test_a_part_whose_list_is_gone_is_not_said_to_be_damaged(
     shard: StagedShard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,7 +207,7 @@ def test_a_small_shard_is_read_with_its_digests_verified(shard: StagedShard, mon
         snapshot(shard.spark, shard.location, SHARD)
 
 
-@pytest.mark.family("damage")
+@pytest.mark.family("merges")
 def test_a_file_that_gc_deleted_during_a_read_is_no_damage(shard: StagedShard) -> None:
     first = shard.commit([_record(key, "a", key) for key in range(20)], 10)
     shard.commit([_record(1, "b", 1)], 20)
@@ -256,7 +256,7 @@ def test_a_file_that_vanishes_while_spark_lists_is_missed(shard: StagedShard, mo
         snapshot(shard.spark, shard.location, SHARD)
 
 
-@pytest.mark.family("damage")
+@pytest.mark.family("merges")
 def test_a_folder_that_lost_files_is_not_read_as_before(shard: StagedShard) -> None:
     """To Spark reads of one path and equal options are one, in its cache and within a plan."""
     key, data = _insertions(shard, shard.commit([_record(key, "a", key) for key in range(20)], 10))
@@ -276,7 +276,7 @@ def test_a_folder_that_lost_files_is_not_read_as_before(shard: StagedShard) -> N
         old.groupBy("id").count().union(new.groupBy("id").count()).collect()
 
 
-@pytest.mark.family("damage")
+@pytest.mark.family("merges")
 def test_a_damaged_carried_file_is_found_without_its_manifest(shard: StagedShard) -> None:
     first = shard.commit([_record(key, "a", key) for key in range(20)], 10)
     part = next(part for part in first.parts if part.kind is PartKind.INSERTIONS)

@@ -45,7 +45,7 @@ def test_parquet_of_arrow_types_with_known_storage(feed: Feed) -> None:
 
 
 @pytest.mark.parametrize("unit", ["ms", "us"])
-@pytest.mark.family("Parquet's times")
+@pytest.mark.family("decoders")
 def test_a_parquet_time_beyond_the_range_is_one_err(feed: Feed, unit: str) -> None:
     """Milliseconds would overflow in Spark; the last microseconds are DuckDB's infinity, as the last days are."""
     counts = pa.array([1_767_323_045_678, 2**63 - 1, 1 - 2**63, None], pa.int64())
@@ -68,7 +68,7 @@ def test_a_parquet_time_beyond_the_range_is_one_err(feed: Feed, unit: str) -> No
         ]  # fmt: skip
 
 
-@pytest.mark.family("Parquet's times")
+@pytest.mark.family("decoders")
 def test_parquet_times_are_one_text_in_every_unit(feed: Feed) -> None:
     """In columns of text, in JSON and in payloads; local ones without `Z`."""
     for unit, more in (("s", "000000"), ("ms", "000000"), ("us", "000000"), ("ns", "000000000")):

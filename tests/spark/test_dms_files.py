@@ -127,7 +127,7 @@ def test_a_full_load_needs_no_value_in_an_order_field(feed: Feed, kind: str, fie
     assert all(message.startswith(f"order field '{next(iter(fields))}' is ") for message in errs)
 
 
-@pytest.mark.family("orders")
+@pytest.mark.family("histories in Spark")
 def test_a_full_load_comes_first_in_an_order_by_fields(spark: SparkSession, tmp_path: Path, persist_seed: int) -> None:
     """In any delivery, also if a row was deleted before its full load is read."""
     dice, wanted = random.Random(persist_seed), dict.fromkeys(range(6), "loaded")

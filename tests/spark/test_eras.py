@@ -92,7 +92,7 @@ def deliver(shard: Collection, text: str, eras: Eras, answer: Eras, **options: A
 
 @pytest.mark.parametrize("truncates", [False, True])
 @pytest.mark.parametrize("has_servers", [False, True])
-@pytest.mark.family("restarted numbers")
+@pytest.mark.family("histories in Spark")
 def test_the_newest_record_of_a_key_wins_in_any_delivery(
     own: SparkSession, tmp_path: Path, persist_seed: int, has_servers: bool, truncates: bool
 ) -> None:
@@ -146,7 +146,7 @@ def timed(own: SparkSession, tmp_path: Path) -> Collection:
 
 
 @pytest.mark.parametrize("order", sample(["auto", "log"], 1, "records of two servers that wait"))
-@pytest.mark.family("restarted numbers")
+@pytest.mark.family("histories in Spark")
 def test_records_that_wait_are_a_question_too(own: SparkSession, tmp_path: Path, persist_seed: int, order: str) -> None:
     shard = Collection(own, tmp_path, COLUMNS, "debezium-json", order=order, time={"field": "at"})
     apart, same = random.Random(persist_seed).sample([line(1, "old", OLD, 25), line(1, "new", NEW, 25)], 2)
@@ -163,7 +163,7 @@ def test_records_that_wait_are_a_question_too(own: SparkSession, tmp_path: Path,
     assert [(row["id"], row["name"]) for row in shard.rows()] == [(1, "new"), (2, "new"), (9, "z")]
 
 
-@pytest.mark.family("restarted numbers")
+@pytest.mark.family("histories in Spark")
 def test_what_waits_is_ranked_by_the_servers_of_now(timed: Collection) -> None:
     """The stored era of the older record is the one that the newer record has now."""
     timed.deliver({"f": line(1, "old", OLD, 35)}, eras=Eras(servers=("183", "184")))
@@ -182,7 +182,7 @@ DECLARED = [
 
 
 @pytest.mark.parametrize(("before", "after"), sample(DECLARED, 1, "erasures before a failover"))
-@pytest.mark.family("restarted numbers")
+@pytest.mark.family("histories in Spark")
 def test_a_record_of_the_next_run_is_new_consent(timed: Collection, before: Eras, after: Eras) -> None:
     timed.deliver({"f": "\n".join([line(4711, "old", OLD, 1), line(2, "kept", OLD, 1)])}, eras=before)
     erase(timed.shard.client, SHARD, [(4711,)], by="me", reason="asked")

@@ -100,7 +100,7 @@ class Story:
         return [*found, *(f"version {each.seqno}" for each in states if text.encode() in each.data)]
 
 
-@pytest.mark.family("erasures")
+@pytest.mark.family("histories in Spark")
 def test_late_records_do_not_bring_an_erased_key_back(
     tmp_path: Path,
     there: list[str],
@@ -140,7 +140,7 @@ def test_late_records_do_not_bring_an_erased_key_back(
     assert fsck(story.client, "people").is_clean
 
 
-@pytest.mark.family("erasures")
+@pytest.mark.family("histories in Spark")
 def test_views_are_named_and_built_again_without_the_key(
     tmp_path: Path,
     there: list[str],
@@ -253,7 +253,7 @@ def test_far_dates_are_erased_for_good(
     assert sorted(story.client.open_reader("people").snapshot()["name"].to_pylist()) == ["Bo", "new"]
 
 
-@pytest.mark.family("erasures")
+@pytest.mark.family("histories in Spark")
 def test_an_erasure_while_a_rebuild_begins(
     tmp_path: Path,
     there: list[str],
@@ -290,7 +290,7 @@ UNTIMED = {"email": ANN, "name": "Ann", "at": "no time"}
 
 
 @pytest.mark.parametrize("command", [["reprocess", "people", "--from", "1970-01-02"], ["rebuild", "people"]])
-@pytest.mark.family("erasures")
+@pytest.mark.family("histories in Spark")
 def test_neither_a_replay_nor_a_rebuild_brings_a_key_back(
     tmp_path: Path,
     there: list[str],
@@ -316,7 +316,7 @@ def test_neither_a_replay_nor_a_rebuild_brings_a_key_back(
     assert story.objects_with(ANN) == []
 
 
-@pytest.mark.family("erasures")
+@pytest.mark.family("histories in Spark")
 def test_the_stash_forgets_the_key_and_keeps_all_others(
     tmp_path: Path,
     there: list[str],
@@ -358,7 +358,7 @@ def test_keys_with_escapes_are_in_no_sample_and_no_error(
     assert story.rows() == [("bo@x", "Robert")]
 
 
-@pytest.mark.family("erasures")
+@pytest.mark.family("histories in Spark")
 def test_a_key_with_a_time_is_in_no_sample_after_a_merge(
     tmp_path: Path,
     there: list[str],

@@ -108,7 +108,7 @@ def test_a_stored_position_is_the_records_own(feed: Feed, monkeypatch: pytest.Mo
     assert places() == alone
 
 
-@pytest.mark.family("stories")
+@pytest.mark.family("commands")
 def test_a_late_record_has_its_position_and_its_bytes(spark: SparkSession, tmp_path: Path) -> None:
     collection = Collection(tmp_path)
     time = collection.config.time.model_copy(update={"late": "error"})
@@ -127,7 +127,7 @@ def where(collection: Collection, shard: str = "things") -> list[str | None]:
     return sorted(collection.client.open_reader(shard).errors()[ERR_POSITION].to_pylist())
 
 
-@pytest.mark.family("stories")
+@pytest.mark.family("commands")
 def test_positions_go_through_stash_restore_fork_and_merge(spark: SparkSession, tmp_path: Path) -> None:
     collection = Collection(tmp_path)
     client, columns = collection.client, collection.config.columns

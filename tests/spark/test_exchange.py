@@ -63,7 +63,7 @@ TWO_KEYS = CollectionSchema(
 )
 
 
-@pytest.mark.family("oracles")
+@pytest.mark.family("histories in Spark")
 @pytest.mark.parametrize(("order", "domain", "cuts"), sample(ORACLES, 2, "known ranges"))
 def test_batches_in_known_ranges_are_the_oracles(
     spark: SparkSession,

@@ -113,7 +113,7 @@ def test_a_damaged_index_of_pages_stops_a_small_batch(shard: StagedShard, persis
             shard.write([_record(3, "new", 1)], description)
 
 
-@pytest.mark.family("few keys")
+@pytest.mark.family("sizes")
 def test_files_merged_in_python_have_indexes_that_are_verified(shard: StagedShard) -> None:
     for upper in range(10, 90, 10):
         shard.commit([_record(key, f"name {upper}", key) for key in range(1000)], upper)
@@ -147,7 +147,7 @@ TYPES = [*[(name,) for name in KEYS], ("string", "bigint"), ("boolean", "date")]
 
 
 @pytest.mark.parametrize("types", sample(TYPES, 1, "few keys of types"))
-@pytest.mark.family("few keys")
+@pytest.mark.family("sizes")
 def test_few_keys_of_each_type_give_the_same_batch(
     spark: SparkSession,
     tmp_path: Path,
@@ -175,7 +175,7 @@ def test_few_keys_of_each_type_give_the_same_batch(
 
 
 @pytest.mark.parametrize("domain", [ONE_KEY_DOMAIN, MANY_KEYS_DOMAIN], ids=["one key", "many keys"])
-@pytest.mark.family("few keys")
+@pytest.mark.family("sizes")
 def test_to_look_for_stored_keys_changes_no_batch(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, persist_seed: int, domain: Domain
 ) -> None:

@@ -161,7 +161,7 @@ def without_object(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("there")
 @pytest.mark.parametrize("kind", sample(["json", "csv", "debezium-json", "parquet"], 1, "fill"))
-@pytest.mark.family("rows in two ways")
+@pytest.mark.family("decoders")
 def test_a_filled_row_is_what_the_decoder_makes(tmp_path: Path, kind: str) -> None:
     chance = random.Random(kind)
     source = {"path": str(tmp_path / "in" / "*"), "format": kind, "rest": "more"}

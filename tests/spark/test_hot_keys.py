@@ -39,7 +39,7 @@ HOT = [
 ]
 
 
-@pytest.mark.family("oracles")
+@pytest.mark.family("histories in Spark")
 @pytest.mark.usefixtures("all_are_hot")
 @pytest.mark.parametrize(("order", "domain"), sample(HOT, 2, "hot keys"))
 def test_batches_without_beaten_records_are_the_oracles(
@@ -53,7 +53,7 @@ def test_batches_without_beaten_records_are_the_oracles(
     check_collection(shard.updates)
 
 
-@pytest.mark.family("rows in two ways")
+@pytest.mark.family("decoders")
 def test_a_hot_key_of_a_large_batch_is_found(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,7 +91,7 @@ def test_a_late_record_gives_its_value_after_a_restore(spark: SparkSession, tmp_
         assert each.names() == {slot: row("three") for slot in (GIVEN, EQUAL, LOST)}
 
 
-@pytest.mark.family("truncates")
+@pytest.mark.family("histories in Spark")
 def test_a_deleted_row_below_a_truncate_takes_no_value(spark: SparkSession) -> None:
     """The order index leaves out its tombstone, so the newest entry of the slot says what the row once inherited."""
     domain = replace(INHERITING_DOMAIN, schema=replace(INHERITING_DOMAIN.schema, order=(Column("seq", "bigint"),)))

@@ -77,7 +77,7 @@ def a_driver(conf: dict[str, str], log: Path) -> Iterator[tuple[str, Callable[[s
             process.kill()
 
 
-@pytest.mark.family("own Sparks")
+@pytest.mark.family("Sparks")
 def test_only_who_has_the_secret_talks_to_the_driver_of_a_job(tmp_path: Path) -> None:
     ours = tuned_conf("local[1]", (), tmp_path)
     theirs = {name: ours[name] for name in ("spark.driver.host", "spark.driver.bindAddress")}
@@ -86,7 +86,7 @@ def test_only_who_has_the_secret_talks_to_the_driver_of_a_job(tmp_path: Path) ->
         assert ask(port) == "refused Py4JJavaError", (tmp_path / "theirs").read_text()[-2000:]
 
 
-@pytest.mark.family("own Sparks")
+@pytest.mark.family("Sparks")
 def test_files_of_spark_have_the_modes_that_the_umask_says(tmp_path: Path) -> None:
     """Hadoop has an umask of its own, and then the second user of a location may not write below `batches/`."""
     before = os.umask(0o007)

@@ -146,7 +146,7 @@ def test_a_truncate_of_a_large_shard_is_written_once(shard: StagedShard, plans: 
     assert [row["name"] for row in shard.snapshot()] == ["b"]
 
 
-@pytest.mark.family("truncates")
+@pytest.mark.family("histories in Spark")
 def test_a_truncate_in_a_large_batch_is_found_before_writing(
     shard: StagedShard, plans: _Plans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,7 +165,7 @@ def test_a_truncate_in_a_large_batch_is_found_before_writing(
     assert shard.snapshot() == []
 
 
-@pytest.mark.family("plans")
+@pytest.mark.family("sizes")
 def test_a_tie_in_a_large_shard_reads_its_slots_only(shard: StagedShard, plans: _Plans) -> None:
     shard.commit([_record(key, _ok("a"), key) for key in range(50)], 10)
     tied = [Record((4,), _ok(name), None, (None, "f", 0, 60)) for name in ("lesser", "most")]
@@ -178,7 +178,7 @@ def test_a_tie_in_a_large_shard_reads_its_slots_only(shard: StagedShard, plans: 
 
 
 @pytest.mark.parametrize("looks", sample([True, False], 1, "registers"))
-@pytest.mark.family("plans")
+@pytest.mark.family("sizes")
 def test_only_batches_that_meet_a_value_left_out_have_registers(
     spark: SparkSession, tmp_path: Path, plans: _Plans, monkeypatch: pytest.MonkeyPatch, looks: bool
 ) -> None:
@@ -218,7 +218,7 @@ def test_a_truncate_that_is_not_due_changes_no_plan(shard: StagedShard, plans: _
     assert shard.snapshot() == []
 
 
-@pytest.mark.family("plans")
+@pytest.mark.family("sizes")
 def test_keys_that_do_not_fit_a_broadcast_are_not_broadcast(
     shard: StagedShard, plans: _Plans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,7 +232,7 @@ def test_keys_that_do_not_fit_a_broadcast_are_not_broadcast(
     assert plans.keyed == [False, False, True, False]
 
 
-@pytest.mark.family("plans")
+@pytest.mark.family("sizes")
 def test_looking_up_only_the_batchs_slots_gives_the_same(shard: StagedShard, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = b"bad key"
     broken = Record(bad, Err("key", bad, b"p"), 1, (None, "f", 0, 30))
@@ -258,7 +258,7 @@ def test_looking_up_only_the_batchs_slots_gives_the_same(shard: StagedShard, mon
         assert keyed.counts == BatchCounts(insertions=3, retractions=2, err_retractions=1)
 
 
-@pytest.mark.family("plans")
+@pytest.mark.family("sizes")
 def test_a_look_up_opens_only_files_that_can_hold_the_keys(spark: SparkSession, tmp_path: Path) -> None:
     shard = StagedShard(spark, tmp_path / "location", ONE_KEY)
     for number in range(3):
@@ -277,7 +277,7 @@ def test_a_look_up_opens_only_files_that_can_hold_the_keys(spark: SparkSession, 
     assert opened == {Path(committed[number][1].parts[0].key).parts[-3] for number in (0, 2)}
 
 
-@pytest.mark.family("plans")
+@pytest.mark.family("sizes")
 def test_a_write_reads_only_lists_that_can_hold_its_keys(shard: StagedShard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(part_lists, "MAX_PARTS", 1)
     shard.commit([_record(key, _ok("a"), key) for key in range(30)], 10)

@@ -102,7 +102,7 @@ def test_a_view_notices_another_result_of_work_done_again(spark: SparkSession, t
     assert found == ["true", "true"]
 
 
-@pytest.mark.family("platforms")
+@pytest.mark.family("Sparks")
 def test_settings_that_changed_results_do_not(spark: SparkSession, tmp_path: Path) -> None:
     with platform(spark, CHANGED_RESULTS) as odd:
         work = done(odd, tmp_path / "odd")
@@ -110,7 +110,7 @@ def test_settings_that_changed_results_do_not(spark: SparkSession, tmp_path: Pat
         assert work.read(odd) == rows_of(oracle())
 
 
-@pytest.mark.family("platforms")
+@pytest.mark.family("Sparks")
 def test_a_platforms_parquet_writer_changes_no_file(spark: SparkSession, tmp_path: Path) -> None:
     def shapes(session: SparkSession, folder: Path) -> tuple[list[Any], int]:
         """The rows and encodings of each file by row group; and all bytes, which differ a little by times and ids."""

@@ -92,7 +92,7 @@ CHANGES = [order(1, 1), order(2, 2), order(4, 1), order(3, 1, "D"), order(5, 3, 
 
 
 @pytest.mark.parametrize("name", sample(["customers", "cities"], 1, "previews"))
-@pytest.mark.family("rows in two ways")
+@pytest.mark.family("decoders")
 def test_the_json_rows_a_preview_are_those_of_a_run(
     name: str, look: Look, spark: SparkSession, client: PersistClient
 ) -> None:

@@ -160,7 +160,7 @@ class Changes:
 @pytest.mark.usefixtures("there")
 @pytest.mark.parametrize("seed", range(1, 11) if is_long() else [0])
 @pytest.mark.parametrize("mode", sample(["log", "sequence", "debezium"], 1, "random fills"))
-@pytest.mark.family("histories")
+@pytest.mark.family("histories in Spark")
 def test_no_change_loses_a_field(tmp_path: Path, mode: str, seed: int) -> None:
     """The columns of a row and its `more` are together what its records said."""
     chance = random.Random(f"fill {mode} {seed or os.environ.get('PERSIST_SEED')}")
@@ -178,7 +178,7 @@ def test_no_change_loses_a_field(tmp_path: Path, mode: str, seed: int) -> None:
             raise AssertionError(f"{told}: {error}") from error
 
 
-@pytest.mark.family("stories")
+@pytest.mark.family("commands")
 @pytest.mark.usefixtures("there")
 def test_a_correction_does_not_take_a_fill_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It begins before the fill, and after the record of the row that was filled."""

@@ -46,7 +46,7 @@ def _spark_rows(frame: DataFrame) -> list[str]:
     return _rows(row.asDict() for row in frame.collect())
 
 
-@pytest.mark.family("rows in two ways")
+@pytest.mark.family("decoders")
 def test_reads_are_the_plain_readers(
     spark: SparkSession, tmp_path: Path, persist_seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

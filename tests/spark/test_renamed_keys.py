@@ -28,7 +28,7 @@ def define(table: Table, key: dict[str, Any], order: str) -> None:
     (table.folder / "t.yaml").write_text(yaml.safe_dump(body, sort_keys=False))
 
 
-@pytest.mark.family("stories")
+@pytest.mark.family("commands")
 @pytest.mark.usefixtures("there")
 @pytest.mark.parametrize("order", sample(["log", "sequence"], 1, "renamed keys"))
 def test_errs_heal_after_their_key_is_renamed(tmp_path: Path, order: str) -> None:

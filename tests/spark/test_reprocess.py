@@ -47,7 +47,7 @@ def tell(section: str, tmp_path: Path, there: list[str], capsys: pytest.CaptureF
     return client
 
 
-@pytest.mark.family("stories")
+@pytest.mark.family("commands")
 def test_the_story_of_a_feed_that_changes(tmp_path: Path, there: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     tell("The feed changes", tmp_path, there, capsys)
 
@@ -57,7 +57,7 @@ def test_the_story_of_a_wrong_key(tmp_path: Path, there: list[str], capsys: pyte
     assert client.state("orders").origin.generation == 2
 
 
-@pytest.mark.family("stories")
+@pytest.mark.family("commands")
 def test_the_story_of_a_wrong_file(tmp_path: Path, there: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     client = tell("Correct wrong data", tmp_path, there, capsys)
     newest = client.state("orders").newest_commit
@@ -78,7 +78,7 @@ time: {source: path, late: lift}
 """
 
 
-@pytest.mark.family("corrections")
+@pytest.mark.family("histories in Spark")
 def test_a_wrong_record_with_a_high_order_does_not_win(tmp_path: Path, there: list[str]) -> None:
     """Neither of a row nor of a delete, which is operator state."""
     (tmp_path / "things.yaml").write_text(SEQUENCE)
@@ -141,7 +141,7 @@ CHANGES = (
         *((BY_FIELD, each) for each in sample(CHANGES, 1, "changes of a midnight")),
     ],
 )
-@pytest.mark.family("corrections")
+@pytest.mark.family("histories in Spark")
 def test_the_day_that_is_not_over_is_left_to_its_run(
     tmp_path: Path, there: list[str], capsys: pytest.CaptureFixture[str], definition: str, changes: list[str]
 ) -> None:

@@ -123,7 +123,7 @@ def test_a_server_is_asked_once_about_a_text(
 
 
 @pytest.mark.parametrize("mode", sample(["log", "sequence"], 1, "row checks"))
-@pytest.mark.family("rows in two ways")
+@pytest.mark.family("decoders")
 def test_a_batch_is_what_plain_python_makes_of_it(spark: SparkSession, tmp_path: Path, mode: str) -> None:
     columns = {**COLUMNS, "n": "bigint"}
     things = things_with(tmp_path, CHECKS, columns=columns, order={"mode": mode, "by": ["n"]})
@@ -168,7 +168,7 @@ def _is_not_negative(row: Row) -> bool | None:
     return None if row["balance"] is None else row["balance"] >= 0
 
 
-@pytest.mark.family("rows in two ways")
+@pytest.mark.family("decoders")
 def test_omitted_values_are_checked_as_they_will_be(spark: SparkSession, tmp_path: Path) -> None:
     source = {"path": "in/*", "format": "json", "missing_field": "unchanged"}
     (tmp_path / "err").mkdir()

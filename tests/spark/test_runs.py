@@ -86,7 +86,7 @@ def held(client: PersistClient, manifest: BatchManifest, carried: Collection[str
 
 
 @pytest.mark.parametrize("schema", [KEYED, MULTISET], ids=["keyed", "multiset"])
-@pytest.mark.family("merges by jobs")
+@pytest.mark.family("merges")
 def test_a_job_merges_as_one_process_does(
     spark: SparkSession, tmp_path: Path, schema: CollectionSchema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +105,7 @@ def test_a_job_merges_as_one_process_does(
     assert not schema.key or any(each.merges for each in history.forks)
 
 
-@pytest.mark.family("merges by jobs")
+@pytest.mark.family("merges")
 def test_a_job_merges_in_steps_as_one_process_does(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +178,7 @@ def test_reads_are_right_at_every_time(spark: SparkSession, tmp_path: Path, sche
             assert rows_of(changed) == expected.changes(expected.errs, since, time)
 
 
-@pytest.mark.family("merges by jobs")
+@pytest.mark.family("merges")
 def test_commits_above_runs_are_those_of_a_shard_without(
     spark: SparkSession, tmp_path: Path, persist_seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from tests.servers.spark_cluster import CONF, SparkCluster
 from tests.spark.cluster_job import ROWS
 from tests.spark.s3_store import s3_server
 
-pytestmark = [pytest.mark.spark_cluster, pytest.mark.family("clusters")]
+pytestmark = [pytest.mark.spark_cluster, pytest.mark.family("Sparks")]
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = ("task_dies", "executor_dies", "straggler")
 JOB_TIMEOUT_S = 450

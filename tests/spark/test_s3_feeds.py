@@ -180,7 +180,7 @@ def test_an_object_that_changes_is_never_a_mixture(
     assert made.write(made.mint(20)) == expected
 
 
-@pytest.mark.family("corrections")
+@pytest.mark.family("histories in Spark")
 def test_objects_are_read_again_by_a_correction_and_a_rebuild(
     spark: SparkSession, bucket: Bucket, tmp_path: Path
 ) -> None:

@@ -65,7 +65,7 @@ def merge_all(shard: StagedShard) -> None:
     assert isinstance(replace_inputs(shard.client, staged, manifest_key(SHARD, attempt)), Replaced)
 
 
-@pytest.mark.family("versions")
+@pytest.mark.family("histories in Spark")
 def test_two_versions_read_right_merged_or_not(spark: SparkSession, tmp_path: Path) -> None:
     shard = StagedShard(spark, tmp_path, VERSION_1)
     two_versions.write_both(shard.client)
@@ -76,7 +76,7 @@ def test_two_versions_read_right_merged_or_not(spark: SparkSession, tmp_path: Pa
 
 
 @pytest.mark.parametrize("seed", [100, 101])
-@pytest.mark.family("versions")
+@pytest.mark.family("histories in Spark")
 def test_random_evolutions_read_in_spark_as_in_python(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     shard = StagedShard(spark, tmp_path, VERSION_1)
     evolving = Evolving(shard.client, Random(seed), "evolving")
@@ -124,7 +124,7 @@ VARIANTS = [(order, is_delta) for order in (None, (Column("seq", "bigint"),)) fo
 
 
 @pytest.mark.parametrize(("order", "is_delta"), sample(VARIANTS, 1, "older versions"))
-@pytest.mark.family("versions")
+@pytest.mark.family("histories in Spark")
 def test_a_batch_meets_what_an_older_version_left(
     spark: SparkSession, tmp_path: Path, order: tuple[Column, ...] | None, is_delta: bool
 ) -> None:
@@ -164,7 +164,7 @@ def test_a_batch_meets_what_an_older_version_left(
     assert {each.check for each in fsck(shard.client, SHARD).violations} <= {"manifest"}, "its deltas name no parent"
 
 
-@pytest.mark.family("versions")
+@pytest.mark.family("histories in Spark")
 def test_a_view_reads_inputs_and_itself_in_two_versions(spark: SparkSession, tmp_path: Path) -> None:
     shards = ViewShards(spark, tmp_path)
     two_versions.write_version_1(shards.client)

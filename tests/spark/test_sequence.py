@@ -102,7 +102,7 @@ def plain(spark: SparkSession, tmp_path: Path) -> Collection:
     return Collection(spark, tmp_path, COLUMNS, "json", order={**SEQUENCE, "keep_deleted": "all"}, delete=marked)
 
 
-@pytest.mark.family("orders")
+@pytest.mark.family("histories in Spark")
 def test_late_records_change_nothing_and_are_listed(plain: Collection, spark: SparkSession) -> None:
     first = plain.deliver({"a": "\n".join([put(1, 5, "new"), put(2, 6), put(2, 7, op="d"), put(3, "oops")])})
     assert first.counts.err_insertions == 1
@@ -138,7 +138,7 @@ def test_late_records_change_nothing_and_are_listed(plain: Collection, spark: Sp
     assert [row["by0"] for column in orders for row in column.to_pylist()] == [8]
 
 
-@pytest.mark.family("orders")
+@pytest.mark.family("histories in Spark")
 def test_a_record_without_an_order_is_an_err_of_its_own(plain: Collection) -> None:
     plain.deliver({"a": put(1, 5, "kept")})
     for name, lsn in (("b", None), ("c", "5x")):
@@ -160,7 +160,7 @@ def test_a_record_without_an_order_is_an_err_of_its_own(plain: Collection) -> No
     assert places == ["b, line 2", "c, line 1", "d, line 1"]
 
 
-@pytest.mark.family("stories")
+@pytest.mark.family("commands")
 def test_orders_are_typed_and_tombstones_repeat_their_delete(spark: SparkSession, tmp_path: Path) -> None:
     feed = Feed(spark, tmp_path / "feed")
     delete = {"before": {"id": 1}, "source": {"connector": "postgresql", "lsn": 12}, "op": "d"}
@@ -185,7 +185,7 @@ def test_orders_are_typed_and_tombstones_repeat_their_delete(spark: SparkSession
     assert row[ORDER]["by0"].isoformat().startswith("2024-01-01T00:00:01.5")
 
 
-@pytest.mark.family("orders")
+@pytest.mark.family("histories in Spark")
 def test_orders_of_any_year_are_forgotten(spark: SparkSession, tmp_path: Path) -> None:
     """The time of forgetting is a literal in the plan, of which PySpark makes other days and times, or none."""
     order = {"mode": "sequence", "by": {"day": "date", "at": "timestamp"}}
@@ -198,7 +198,7 @@ def test_orders_of_any_year_are_forgotten(spark: SparkSession, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("is_by_spark", [True, False], ids=["Spark", "this process"])
-@pytest.mark.family("orders")
+@pytest.mark.family("histories in Spark")
 def test_a_merge_keeps_orders(plain: Collection, spark: SparkSession, is_by_spark: bool) -> None:
     plain.deliver({"a": put(1, 5, "first")})
     plain.deliver({"b": "\n".join([put(1, 7, "newer"), put(2, None)])})

@@ -324,7 +324,7 @@ def drain_inheriting(spark: SparkSession, dice: random.Random, keep: int | None,
     assert is_shown or worlds == 1, "no err knows a part of its values: one world may have none"
 
 
-@pytest.mark.family("values that were not sent")
+@pytest.mark.family("histories in Spark")
 def test_values_that_were_not_sent_are_the_oracles(spark: SparkSession, dice: random.Random) -> None:
     drain_inheriting(spark, dice, 4, SHORT, 8)
 
@@ -378,7 +378,7 @@ def test_the_oracle_answers_the_same_for_any_order_of_its_input(domain: Domain, 
         memory = drained[0].orders or OrderMemory()
 
 
-@pytest.mark.family("orders")
+@pytest.mark.family("histories in Spark")
 def test_a_forgotten_tombstone_stays_forgotten(spark: SparkSession) -> None:
     shard = SequenceShard(spark, ONE_KEY_DOMAIN, 1)
     shard.drain([Record(A, TOMBSTONE, None, (9, "a", 0, 0)), Record(B, TOMBSTONE, None, (1, "a", 0, 1))], 0, 2)

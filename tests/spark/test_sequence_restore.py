@@ -122,7 +122,7 @@ def check_later(shards: Iterable[OrderedCollection]) -> None:
     assert found[0][0]["late"] == 2
 
 
-@pytest.mark.family("stories")
+@pytest.mark.family("commands")
 @pytest.mark.parametrize(
     ("full_every", "full_every_on_the_fork"),
     [

@@ -185,7 +185,7 @@ def test_ansi_mode_does_not_follow_the_environment(spark: SparkSession, tmp_path
         assert settings_of(own)["spark.sql.ansi.enabled"] == str(SPARK_VERSION >= (4, 0)).lower()
 
 
-@pytest.mark.family("platforms")
+@pytest.mark.family("Sparks")
 def test_code_for_many_collections_is_compiled_once(spark: SparkSession) -> None:
     own = spark.newSession()
     metrics: Any = own._jvm

@@ -118,7 +118,7 @@ def persist_run(things: Dying) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.family("own Sparks")
+@pytest.mark.family("Sparks")
 def test_a_file_that_kills_the_driver_is_set_aside_and_heals(spark: SparkSession, tmp_path: Path) -> None:
     things = Dying(tmp_path, limits={"max_record_bytes": 1 << 30})
     for number in (1, 2, 4):
@@ -233,7 +233,7 @@ def change(op: str, **row: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mode", sample(["log", "sequence"], 1, "killers"))
-@pytest.mark.family("truncates")
+@pytest.mark.family("histories in Spark")
 def test_no_truncate_removes_the_err_and_a_corrected_file_does(spark: SparkSession, tmp_path: Path, mode: str) -> None:
     order = {"mode": mode, "by": "auto"}
     things = Dying(tmp_path, source={"path": "in/*", "format": "debezium-json"}, delete={}, order=order)

@@ -189,7 +189,7 @@ def test_what_starts_the_numbers_again_is_found(spark: SparkSession, tmp_path: P
 ASKS: dict[str, Any] = {"eras": Eras(), "is_auto_order": True}
 
 
-@pytest.mark.family("restarted numbers")
+@pytest.mark.family("histories in Spark")
 def test_a_failover_of_mysql_is_a_question_with_an_answer(
     spark: SparkSession, tmp_path: Path, persist_seed: int
 ) -> None:
@@ -212,7 +212,7 @@ WAITING = ["old new", "old,new", "new,old"]  # in one batch, or in two
     ("order", "batches"),
     sample([(order, batches) for order in ("auto", "log") for batches in WAITING], 2, "waiting rivals"),
 )
-@pytest.mark.family("restarted numbers")
+@pytest.mark.family("histories in Spark")
 def test_records_that_wait_are_compared_like_due_ones(
     spark: SparkSession, tmp_path: Path, order: str, batches: str
 ) -> None:
@@ -238,7 +238,7 @@ def test_records_that_wait_are_compared_like_due_ones(
     assert [(row["id"], row["name"]) for row in shard.rows()] == [(1, "new"), (2, "z")]
 
 
-@pytest.mark.family("restarted numbers")
+@pytest.mark.family("histories in Spark")
 @pytest.mark.parametrize("order", sample(["auto", "log"], 1, "snapshots"))
 def test_an_incremental_snapshot_has_its_place(spark: SparkSession, tmp_path: Path, order: str) -> None:
     """As Debezium 3.4 sends it: `lsn` is null, and `sequence` holds the place at which the chunk was read."""
@@ -262,7 +262,7 @@ UNPLACED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # a change, and 
 }
 
 
-@pytest.mark.family("restarted numbers")
+@pytest.mark.family("histories in Spark")
 @pytest.mark.parametrize("name", sample([*UNPLACED], 1, "unplaced"))
 def test_a_snapshot_without_a_place_is_a_question(spark: SparkSession, tmp_path: Path, name: str) -> None:
     before, read = UNPLACED[name]
@@ -290,7 +290,7 @@ TRUNCATES = [  # the batches of a delivery: a row before the failover, a truncat
 
 
 @pytest.mark.parametrize(("name", "batches", "order"), sample(TRUNCATES, 1, "truncates"))
-@pytest.mark.family("restarted numbers")
+@pytest.mark.family("histories in Spark")
 def test_a_truncate_of_another_run_of_numbers_is_a_question(
     spark: SparkSession, tmp_path: Path, name: str, batches: list[str], order: str
 ) -> None:
@@ -339,7 +339,7 @@ def test_dms_changes_are_in_order_in_any_folders(spark: SparkSession, tmp_path: 
     assert {row["id"]: row["name"] for row in shard.rows()} == wanted
 
 
-@pytest.mark.family("restarted numbers")
+@pytest.mark.family("histories in Spark")
 def test_a_feed_that_says_no_place_is_a_question(spark: SparkSession, tmp_path: Path) -> None:
     shard = Collection(spark, tmp_path, COLUMNS, "debezium-json")
     lines = [change(1, "x", {"connector": "vitess", "vgtid": "[]"}), '{"id": 7, "__op": "u", "name": "flat"}']
@@ -360,7 +360,7 @@ ODD = {  # what is wrong with a record that says no place, though it is not the 
 }
 
 
-@pytest.mark.family("restarted numbers")
+@pytest.mark.family("histories in Spark")
 @pytest.mark.parametrize("name", sample([*ODD], 1, "odd records"))
 def test_another_reason_comes_before_the_question(spark: SparkSession, tmp_path: Path, name: str) -> None:
     odd, said = ODD[name]
@@ -373,7 +373,7 @@ def test_another_reason_comes_before_the_question(spark: SparkSession, tmp_path:
         shard.deliver({"a": "\n".join([json.dumps(odd), large])}, **ASKS, max_errors=("5%",))
 
 
-@pytest.mark.family("restarted numbers")
+@pytest.mark.family("histories in Spark")
 def test_a_failover_of_mariadb_is_right_in_any_delivery(spark: SparkSession, tmp_path: Path, persist_seed: int) -> None:
     dice, lines, wanted = random.Random(persist_seed), list[str](), dict[int, str]()
     for sequence in range(1, 41):

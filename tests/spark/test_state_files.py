@@ -64,7 +64,7 @@ class Feed:
 
 @pytest.mark.parametrize("schema", [LOG, SEQUENCE], ids=["log", "sequence"])
 @pytest.mark.parametrize("world", range(4 if is_long() else 1))
-@pytest.mark.family("files of state")
+@pytest.mark.family("sizes")
 def test_random_histories_with_carried_files_are_the_oracles(
     spark: SparkSession,
     tmp_path: Path,
@@ -116,7 +116,7 @@ def _waiting(shard: StagedShard, per_day: int, days: range) -> None:
     shard.commit([], shard.upper + DAY, may_stash=False)
 
 
-@pytest.mark.family("files of state")
+@pytest.mark.family("sizes")
 def test_a_batch_opens_only_stash_files_due_or_touched(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,7 +152,7 @@ def test_a_batch_opens_only_stash_files_due_or_touched(
     assert third.stats["stashed"] == 500
 
 
-@pytest.mark.family("files of state")
+@pytest.mark.family("sizes")
 def test_a_full_state_carries_large_files_over(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,7 +206,7 @@ def test_what_is_folded_is_bounded_by_what_came_since() -> None:
     assert to_fold((copy,)) == ((), (copy,)), "retention deletes it"
 
 
-@pytest.mark.family("files of state")
+@pytest.mark.family("sizes")
 def test_index_files_that_no_key_meets_stay_closed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,7 +282,7 @@ def test_an_input_much_larger_than_the_stash_is_not_kept(
 
 
 @pytest.mark.parametrize("is_delta", sample([True, False], 1, "flips in state"))
-@pytest.mark.family("files of state")
+@pytest.mark.family("sizes")
 def test_a_flipped_byte_of_operator_state_heals_from_a_copy(
     spark: SparkSession,
     tmp_path: Path,

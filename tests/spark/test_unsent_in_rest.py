@@ -32,7 +32,7 @@ def debezium(folder: Path, **more: Any) -> Table:
 
 
 @pytest.mark.usefixtures("there")
-@pytest.mark.family("values that were not sent")
+@pytest.mark.family("histories in Spark")
 def test_a_value_left_out_without_a_column_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = debezium(tmp_path)
     table.define({"n": "bigint"})
@@ -49,7 +49,7 @@ def test_a_value_left_out_without_a_column_is_a_warning(tmp_path: Path, capsys: 
 
 @pytest.mark.usefixtures("there")
 @pytest.mark.parametrize("case", sample(["log", "log stashed", "sequence", "sequence stashed"], 1, "in rest"))
-@pytest.mark.family("values that were not sent")
+@pytest.mark.family("histories in Spark")
 def test_a_later_record_inherits_what_rest_holds(tmp_path: Path, case: str) -> None:
     mode, waits = case.split()[0], case.endswith("stashed")
     order = {"mode": mode, "by": ["n"]} if mode == "sequence" else {"mode": mode}

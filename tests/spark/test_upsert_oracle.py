@@ -123,7 +123,7 @@ def test_random_history_is_the_oracles(spark: SparkSession, dice: random.Random,
     check_collection(shard.updates)
 
 
-@pytest.mark.family("values that were not sent")
+@pytest.mark.family("histories in Spark")
 def test_values_that_were_not_sent_are_the_oracles(spark: SparkSession, dice: random.Random) -> None:
     feed, shard = Feed(INHERITING_DOMAIN, dice, WORLDS, has_ties=is_long()), Shard(spark, INHERITING_DOMAIN)
     for number, (lower, upper) in enumerate(BATCHES):
@@ -136,7 +136,7 @@ def test_values_that_were_not_sent_are_the_oracles(spark: SparkSession, dice: ra
 
 @pytest.mark.parametrize("domain", [ONE_KEY_DOMAIN, WHOLE_DOMAIN], ids=["one key", "all sent"])
 @pytest.mark.parametrize("has_ties", [False, True])
-@pytest.mark.family("log order")
+@pytest.mark.family("histories in Spark")
 def test_first_batches_of_one_time_are_the_oracles(
     spark: SparkSession, dice: random.Random, domain: Domain, *, has_ties: bool
 ) -> None:
@@ -158,7 +158,7 @@ def test_a_first_batch_of_one_time_looks_at_no_row_before(spark: SparkSession, d
     assert (windows(has_times=False), windows(has_times=True)) == (1, 2)
 
 
-@pytest.mark.family("oracles")
+@pytest.mark.family("histories in Spark")
 def test_truncates_are_the_oracles(spark: SparkSession, dice: random.Random) -> None:
     feed, shard = Feed(ONE_KEY_DOMAIN, dice, WORLDS), Shard(spark, ONE_KEY_DOMAIN)
     for lower, upper, truncates in ((0, 3, 0), (3, 9, 3), (9, None, 1)):
@@ -167,7 +167,7 @@ def test_truncates_are_the_oracles(spark: SparkSession, dice: random.Random) -> 
     check_collection(shard.updates)
 
 
-@pytest.mark.family("log order")
+@pytest.mark.family("histories in Spark")
 def test_ties_are_the_oracles(spark: SparkSession, dice: random.Random) -> None:
     feed, shard = Feed(ONE_KEY_DOMAIN, dice, WORLDS, has_ties=True), Shard(spark, ONE_KEY_DOMAIN)
     outcomes = [
@@ -178,7 +178,7 @@ def test_ties_are_the_oracles(spark: SparkSession, dice: random.Random) -> None:
     assert all(each.is_thorough for each in outcomes if each.stats.order_ties)
 
 
-@pytest.mark.family("oracles")
+@pytest.mark.family("histories in Spark")
 @pytest.mark.parametrize(("late", "changed_ms"), [("error", 0), ("error", 1), ("lift", 1), ("persisted", 1)])
 def test_late_records_are_the_oracles(spark: SparkSession, dice: random.Random, late: Late, changed_ms: int) -> None:
     """`changed_ms`: so far changes have moved the upper; what is dated in between is not late."""
@@ -189,7 +189,7 @@ def test_late_records_are_the_oracles(spark: SparkSession, dice: random.Random, 
         assert (outcome.stats.already_persisted if late == "persisted" else outcome.stats.late_times) > 0
 
 
-@pytest.mark.family("log order")
+@pytest.mark.family("histories in Spark")
 def test_redelivered_records_count_once_for_each_key_and_time(spark: SparkSession, dice: random.Random) -> None:
     feed, shard = Feed(ONE_KEY_DOMAIN, dice, WORLDS), Shard(spark, ONE_KEY_DOMAIN)
     first = feed.records(PER_BATCH, 0, 3)
@@ -233,7 +233,7 @@ def _deliveries(feed: Feed, cuts: tuple[int, ...]) -> tuple[list[Record], list[l
     return records, batches
 
 
-@pytest.mark.family("log order")
+@pytest.mark.family("histories in Spark")
 def test_contents_do_not_depend_on_batches_order_or_repetition(spark: SparkSession, dice: random.Random) -> None:
     feed = Feed(ONE_KEY_DOMAIN, dice, WORLDS)
     records, batches = _deliveries(feed, (4, 7, 12))

@@ -87,7 +87,7 @@ def collection(tmp_path: Path) -> Collection:
     return Collection(tmp_path)
 
 
-@pytest.mark.family("stories")
+@pytest.mark.family("commands")
 def test_runs_end_to_end_and_the_stash_alone_is_input_enough(spark: SparkSession, collection: Collection) -> None:
     early = {"id": 1, "name": "early", "at": 5}
     collection.drop("a.jsonl", early, {"id": 1, "name": "tomorrow", "at": DAY_MS + 5}, "not json\n")
@@ -139,7 +139,7 @@ def test_outdated_description_stages_nothing(spark: SparkSession, collection: Co
     assert list(staged) == []
 
 
-@pytest.mark.family("stories")
+@pytest.mark.family("commands")
 def test_one_job_does_several_items_which_fail_alone(
     spark: SparkSession, collection: Collection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ def master(request: pytest.FixtureRequest) -> str:
 
 
 @on_postgresql
-@pytest.mark.family("bundled feed")
+@pytest.mark.family("days of a source")
 def test_the_bundled_feed_becomes_the_right_table_at_every_day(
     tmp_path: Path,
     consensus_uri: str,

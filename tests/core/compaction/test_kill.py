@@ -21,7 +21,7 @@ BATCHES = 7
 SECONDS = 120  # a bound on each process, which takes about one
 
 
-@pytest.mark.family("kills of merges")
+@pytest.mark.family("merges")
 def test_kill_9_at_every_write(tmp_path: Path) -> None:
     """The folder is copied for each process; all of them run side by side."""
     history, writes = whole_and_writes(tmp_path, merge)
@@ -45,7 +45,7 @@ def test_kill_9_at_every_write(tmp_path: Path) -> None:
         history.client.location.close()
 
 
-@pytest.mark.family("kills of merges")
+@pytest.mark.family("merges")
 def test_kill_9_in_a_step_and_between_steps(tmp_path: Path) -> None:
     history, writes = whole_and_writes(tmp_path, merge_in_steps, ids=12)
     ends = [number for number, name in enumerate(writes) if name == "compare_and_set"]

@@ -87,7 +87,7 @@ def _fork(lives: Lives) -> None:
         fork(lives.shard.client, SHARD, lives.old[0], "twin", writer="test")
 
 
-@pytest.mark.family("kills of commands")
+@pytest.mark.family("commands")
 @pytest.mark.parametrize(
     ("task", "has_stash"),
     [(_checkpoint, False), (_checkpoint, True), (_collect, True), (_restore, True), (_fork, True)],

@@ -97,7 +97,7 @@ def killed(feed: Path, stores: Path, records: dict[str, tuple[Record, ...]], kin
     do(shard, kind, dying(shard, [0], at, is_late=is_late, die=kill_process))
 
 
-@pytest.mark.family("kills of commands")
+@pytest.mark.family("commands")
 @pytest.mark.parametrize("kind", KINDS)
 def test_kill_9_at_any_call_is_ended_by_the_next_command(tmp_path: Path, kind: str) -> None:
     (feed := tmp_path / "feed").mkdir()
@@ -283,7 +283,7 @@ class World:
         self.check()
 
 
-@pytest.mark.family("kills of commands")
+@pytest.mark.family("commands")
 @pytest.mark.parametrize("number", range(HISTORIES))
 def test_kills_appends_and_commands_at_once_lose_nothing(number: int, tmp_path: Path, persist_seed: int) -> None:
     world = World(tmp_path, random.Random(persist_seed + number))

@@ -221,7 +221,7 @@ KILLS = [pytest.param(part, is_late, id=f"{part}-{'after' if is_late else 'befor
          for part in range(4) for is_late in (False, True)]  # fmt: skip
 
 
-@pytest.mark.family("kills of commands")
+@pytest.mark.family("commands")
 @pytest.mark.usefixtures("few_commits")
 @pytest.mark.parametrize(("part", "is_late"), sample(KILLS, 2, "kills of an erasure"))
 def test_the_same_command_completes_what_was_killed(part: int, is_late: bool) -> None:

@@ -118,7 +118,7 @@ def test_a_fill_is_one_commit_and_a_second_one_none(world: World) -> None:
     assert fsck(world.client, NAME).is_clean
 
 
-@pytest.mark.family("kills of commands")
+@pytest.mark.family("commands")
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_killed_fill_is_called_again(tmp_path: Path, is_late: bool) -> None:
     """At each call of a store."""

@@ -53,7 +53,7 @@ def generation(shard: Collection) -> int:
     return shard.client.state(SHARD).origin.generation
 
 
-@pytest.mark.family("kills of commands")
+@pytest.mark.family("commands")
 @pytest.mark.parametrize("is_back", [False, True], ids=["rebuild", "back"])
 @pytest.mark.parametrize("is_late", [False, True], ids=["before", "after"])
 def test_a_killed_rebuild_is_ended_by_the_next_call(tmp_path: Path, is_late: bool, is_back: bool) -> None:

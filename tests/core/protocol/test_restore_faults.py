@@ -72,7 +72,7 @@ def dies(shard: Collection, to: str, do: Callable[[PersistClient, str], object],
     return False
 
 
-@pytest.mark.family("kills of commands")
+@pytest.mark.family("commands")
 @pytest.mark.parametrize("is_late", [False, True], ids=["before", "after"])
 def test_a_restore_that_dies_anywhere_is_atomic(tmp_path: Path, is_late: bool) -> None:
     for at in range(1, MAX_CALLS):
@@ -95,7 +95,7 @@ def test_a_restore_that_dies_anywhere_is_atomic(tmp_path: Path, is_late: bool) -
     pytest.fail("the restore makes more calls than the test has patience for")
 
 
-@pytest.mark.family("kills of commands")
+@pytest.mark.family("commands")
 @pytest.mark.parametrize("is_late", [False, True], ids=["before", "after"])
 def test_a_fork_that_dies_anywhere_is_atomic(tmp_path: Path, is_late: bool) -> None:
     for at in range(1, MAX_CALLS):
