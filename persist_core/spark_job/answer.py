@@ -24,7 +24,7 @@ from persist_core.ids import time_of_uuid7
 from persist_core.keys import attempt_of, batches_prefix, check_key_name, failure_key
 from persist_core.location.blob import Blob
 from persist_core.sealed import Sealed
-from persist_core.spark_job.causes import ENVIRONMENT, STOPPED, Cause, find_cause
+from persist_core.spark_job.causes import NO_FILES_FAULT, STOPPED, Cause, find_cause
 from persist_core.spark_job.deaths import record_death
 from persist_core.spark_job.spec import JobSpec
 
@@ -93,8 +93,8 @@ def job_failure(
     """The error of an attempt that neither answered nor named an error of ours (`named_failure`).
 
     If the cause is known, the first and last lines state it. `cause` is from the job's log, `seen` is what the starter
-    saw. The job has died. That is recorded, unless its `exit_status` says that it was asked to end, the cause is the
-    environment, or the job had other items too (not `is_alone`).
+    saw. The job has died. That is recorded, unless its `exit_status` says that it was asked to end, no file can be the
+    cause, or the job had other items too (not `is_alone`).
     """
     description = spec.description
     what = f"The Spark job for {description.interval} of shard {description.shard} (attempt {spec.attempt})"
@@ -104,8 +104,8 @@ def job_failure(
         # Its message has the client's error, which looks like a wrong host or port.
         cause = None if found.error == ServerLost.kind else find_cause(found.message.splitlines()) or cause
         told = f"{what} failed; nothing was committed. {found.error}: {_cut(found.message)}"
-    is_environment = cause is not None and cause.what in ENVIRONMENT
-    if is_alone and not is_environment and exit_status not in STOPPED and spec.input_uris:
+    is_no_files_fault = cause is not None and cause.what in NO_FILES_FAULT
+    if is_alone and not is_no_files_fault and exit_status not in STOPPED and spec.input_uris:
         with suppress(StorageError):  # the failure counts
             record_death(client.blob, spec)
             told = f"{told.rstrip()}\nThe next try reads the files apart, to find out if one of them is the cause"

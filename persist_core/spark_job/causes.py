@@ -22,20 +22,30 @@ NO_PYTHON = "Python is missing where Spark runs its tasks"
 OTHER_PYTHON = "Python where Spark runs its tasks is another version"
 NO_PACKAGE, NO_JARS = "a Python package is missing where Spark runs its tasks", "the jars for S3 are missing"
 NO_USER = "the user that Spark runs as has no name"
+NO_SCRATCH = "Spark cannot write to its own folder"
+FULL_DISK, OPEN_FILES = "the disk is full", "too many files are open"
 # Whatever the items are.
-ENVIRONMENT = (NO_JAVA, OLD_JAVA, NO_MASTER, NO_USER, NO_PYTHON, OTHER_PYTHON, NO_PACKAGE, NO_JARS)
+ENVIRONMENT = (NO_JAVA, OLD_JAVA, NO_MASTER, NO_USER, NO_SCRATCH, NO_PYTHON, OTHER_PYTHON, NO_PACKAGE, NO_JARS)
+
+# No file is what is wrong. Other items may still end well.
+NO_FILES_FAULT = (*ENVIRONMENT, FULL_DISK, OPEN_FILES)
 
 # What happened, what a log says then, and what to do. The first one found is the cause of the later ones.
 KNOWN = (
     (
-        "the disk is full",
+        FULL_DISK,
         r"No space left on device|Disk quota exceeded|File too large",
         "make room where Spark writes (spark.local.dir, the folder of the blobs), or give the job less input",
     ),
     (
-        "too many files are open",
+        OPEN_FILES,
         r"Too many open files",
         "raise the limit of open files where Spark runs (ulimit -n) to 4096 or more",
+    ),
+    (
+        NO_SCRATCH,
+        r"Failed to create any local dir|Failed to get a temp directory under|exited with code 53\b",
+        "make room there, and let its user write: SPARK_LOCAL_DIRS, else spark.local.dir, else /tmp",
     ),
     (
         NO_JAVA,

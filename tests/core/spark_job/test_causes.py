@@ -14,6 +14,8 @@ NOISE = ["26/01/02 WARN TaskSetManager: Lost task 0.0", "\tat java.base/java.lan
     [
         ("java.io.IOException: No space left on device", "the disk is full"),
         ("java.io.FileNotFoundException: /tmp/blockmgr-1/0c (Too many open files)", "too many files are open"),
+        ("26/01/02 ERROR DiskBlockManager: Failed to create any local dir.", "Spark cannot write to its own folder"),
+        ("java.io.IOException: Failed to get a temp directory under [/a].", "Spark cannot write to its own folder"),
         ("JAVA_HOME is not set", "there is no Java"),
         ("java.lang.UnsupportedClassVersionError: org/apache/spark/launcher/Main", "this Java is too old"),
         ("ERROR StandaloneSchedulerBackend: Application has been killed. Reason: All masters are unresponsive! Giving"

@@ -86,7 +86,7 @@ def test_a_job_without_an_answer_has_died(blob: Listed) -> None:
     assert found(blob, begin=3) == [], "a batch was committed meanwhile"
 
 
-@pytest.mark.parametrize("why", ["stopped", "own error", "a merge"])
+@pytest.mark.parametrize("why", ["stopped", "own error", "a merge", "a full disk"])
 def test_other_ends_are_no_deaths(blob: Listed, why: str) -> None:
     client, job = PersistClient(OpenLocation(blob, MemConsensus())), spec(1)
     if why == "a merge":
@@ -95,6 +95,8 @@ def test_other_ends_are_no_deaths(blob: Listed, why: str) -> None:
     with stored(blob, job):
         if why == "own error":
             record_failure(blob, job, SourceChanged.kind, "the file changed")
+        if why == "a full disk":
+            record_failure(blob, job, "unexpected", "Py4JJavaError: java.io.IOException: No space left on device")
         status = STOPPED[0] if why == "stopped" else 137
         failure = named_failure(client, job) or job_failure(client, job, "seen", exit_status=status)
     assert "reads the files apart" not in str(failure)
