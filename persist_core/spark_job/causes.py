@@ -23,9 +23,12 @@ OTHER_PYTHON = "Python where Spark runs its tasks is another version"
 NO_PACKAGE, NO_JARS = "a Python package is missing where Spark runs its tasks", "the jars for S3 are missing"
 NO_USER = "the user that Spark runs as has no name"
 NO_SCRATCH = "Spark cannot write to its own folder"
+NO_BLOBS = "Spark cannot write to the folder of the blobs"
 FULL_DISK, OPEN_FILES = "the disk is full", "too many files are open"
 # Whatever the items are.
-ENVIRONMENT = (NO_JAVA, OLD_JAVA, NO_MASTER, NO_USER, NO_SCRATCH, NO_PYTHON, OTHER_PYTHON, NO_PACKAGE, NO_JARS)
+ENVIRONMENT = (
+    NO_JAVA, OLD_JAVA, NO_MASTER, NO_USER, NO_SCRATCH, NO_BLOBS, NO_PYTHON, OTHER_PYTHON, NO_PACKAGE, NO_JARS
+)  # fmt: skip
 
 # No file is what is wrong. Other items may still end well.
 NO_FILES_FAULT = (*ENVIRONMENT, FULL_DISK, OPEN_FILES)
@@ -46,6 +49,11 @@ KNOWN = (
         NO_SCRATCH,
         r"Failed to create any local dir|Failed to get a temp directory under|exited with code 53\b",
         "make room there, and let its user write: SPARK_LOCAL_DIRS, else spark.local.dir, else /tmp",
+    ),
+    (
+        NO_BLOBS,
+        r"Mkdirs failed to create",
+        "driver and executors need it under the same path, with room in it, and their user has to be able to write",
     ),
     (
         NO_JAVA,

@@ -16,6 +16,8 @@ NOISE = ["26/01/02 WARN TaskSetManager: Lost task 0.0", "\tat java.base/java.lan
         ("java.io.FileNotFoundException: /tmp/blockmgr-1/0c (Too many open files)", "too many files are open"),
         ("26/01/02 ERROR DiskBlockManager: Failed to create any local dir.", "Spark cannot write to its own folder"),
         ("java.io.IOException: Failed to get a temp directory under [/a].", "Spark cannot write to its own folder"),
+        ("Caused by: java.io.IOException: Mkdirs failed to create file:/blobs/t/batches/x (exists=false, cwd=file:/)",
+         "Spark cannot write to the folder of the blobs"),
         ("JAVA_HOME is not set", "there is no Java"),
         ("java.lang.UnsupportedClassVersionError: org/apache/spark/launcher/Main", "this Java is too old"),
         ("ERROR StandaloneSchedulerBackend: Application has been killed. Reason: All masters are unresponsive! Giving"
