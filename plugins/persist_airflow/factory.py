@@ -13,7 +13,6 @@ views and views of views chain by themselves. Parsing touches no store and no ne
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -273,8 +272,9 @@ def _dags(
         except ConfigError as error:  # a schedule that Airflow refuses
             file = next(file for file in config_files(folder) if file.stem == config.name)
             wrong.append(ConfigError(f"{file}: {error}"))
-    stand_ins = [_WrongFile(_named_file(error, folder), str(error), prefix) for error in wrong]
-    return {dag.dag_id: dag for dag in (*dags, *stand_ins)}
+    for number, each in enumerate(wrong):  # a name of the file may be too long for an id, or like another's
+        dags.append(_WrongFile(f"{prefix}_wrong_file_{number}", _named_file(each, folder), str(each)))
+    return {dag.dag_id: dag for dag in dags}
 
 
 def _schedule(config: ShardConfig, persist_conn_id: str) -> Any:
@@ -385,10 +385,10 @@ def _named_file(error: ConfigError, folder: Path) -> Path:
 
 
 class _WrongFile(DAG):
-    """Stands for a wrong file, and leaves an import error under its path."""
+    """Stands for a wrong file, and leaves an import error under its path. No shard's DAG has an id like its own."""
 
-    def __init__(self, path: Path, message: str, prefix: str) -> None:
-        super().__init__(dag_id=f"{prefix}wrong_file__{re.sub(r'[^A-Za-z0-9_.-]', '_', path.name)}", schedule=None)
+    def __init__(self, dag_id: str, path: Path, message: str) -> None:
+        super().__init__(dag_id=dag_id, schedule=None)
         self.wrong_path = path
         self.wrong_message = message
 

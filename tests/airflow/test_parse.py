@@ -102,6 +102,13 @@ def test_a_wrong_file_is_an_import_error_of_its_own(fruit: Fruit) -> None:
     assert "'debezium-json'" in message
 
 
+def test_wrong_files_of_like_or_long_names_are_each_an_error(fruit: Fruit) -> None:
+    wrong = [fruit.write_collection(name, "key: id\n") for name in ("a b", "a%b", "x" * 240)]
+    bag = dag_bag(fruit.dags)
+    assert list(bag.dags) == ["persist_upsert__fruit"]
+    assert sorted(bag.import_errors) == sorted(map(str, wrong))
+
+
 @pytest.mark.parametrize("cron", ["61 25 * * *", "0 0 31 2 *"])
 def test_a_refused_schedule_is_an_import_error_of_its_file(cron: str, fruit: Fruit) -> None:
     """Airflow takes the second one, which names no date, and never makes a run."""
