@@ -91,8 +91,9 @@ def wait_for_server(url: str, timeout_s: float) -> None:
         channel.close()
     raise RunFailed(
         f"the Spark Connect server {address} did not answer for {timeout_s:.0f} s; nothing was committed. Check that it"
-        " runs, and the host and the port of the connection. For a server that needs longer, raise"
-        f" connect_timeout_s (an extra field of the connection) or {ENV_CONNECT_TIMEOUT}"
+        " runs, and the host and the port of the connection. With use_ssl, or a token and another host than localhost,"
+        " Spark's client speaks TLS: so must the server. For a server that needs longer, raise connect_timeout_s (an"
+        f" extra field of the connection) or {ENV_CONNECT_TIMEOUT}"
     )
 
 
