@@ -24,12 +24,12 @@ NO_PACKAGE, NO_JARS = "a Python package is missing where Spark runs its tasks", 
 NO_USER = "the user that Spark runs as has no name"
 NO_SCRATCH = "Spark cannot write to its own folder"
 NO_BLOBS = "Spark cannot write to the folder of the blobs"
+ODD_PATH = "Hadoop cannot read a path"
 FULL_DISK, OPEN_FILES = "the disk is full", "too many files are open"
 # Whatever the items are.
 ENVIRONMENT = (
-    NO_JAVA, OLD_JAVA, NO_MASTER, NO_USER, NO_SCRATCH, NO_BLOBS, NO_PYTHON, OTHER_PYTHON, NO_PACKAGE, NO_JARS
+    NO_JAVA, OLD_JAVA, NO_MASTER, NO_USER, NO_SCRATCH, NO_BLOBS, ODD_PATH, NO_PYTHON, OTHER_PYTHON, NO_PACKAGE, NO_JARS
 )  # fmt: skip
-
 # No file is what is wrong. Other items may still end well.
 NO_FILES_FAULT = (*ENVIRONMENT, FULL_DISK, OPEN_FILES)
 
@@ -116,6 +116,11 @@ KNOWN = (
         "Spark finds no file of this name, which is not ASCII",
         r"PATH_NOT_FOUND\] Path does not exist: [^\n]*[^\x00-\x7f]",
         "if the file is there, start Spark (or its server) in a locale of UTF-8: LC_ALL=C.UTF-8",
+    ),
+    (
+        ODD_PATH,
+        r"URISyntaxException: Relative path in absolute URI",
+        "it has both a colon and one of *?[]{}\\: rename the folder, and correct the location",
     ),
     (
         "the Spark Connect server does not answer",

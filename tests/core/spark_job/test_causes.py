@@ -41,6 +41,8 @@ NOISE = ["26/01/02 WARN TaskSetManager: Lost task 0.0", "\tat java.base/java.lan
         ("ModuleNotFoundError: No module named 'persist_spark'", "a Python package is missing"),
         ("AnalysisException: [PATH_NOT_FOUND] Path does not exist: file:/in/\u00e4.jsonl. SQLSTATE: 42K03",
          "Spark finds no file of this name"),
+        ("java.lang.IllegalArgumentException: java.net.URISyntaxException: Relative path in absolute URI: p:j",
+         "Hadoop cannot read a path"),
         ("_InactiveRpcError: status = StatusCode.UNAVAILABLE", "the Spark Connect server does not answer"),
     ],
 )  # fmt: skip
