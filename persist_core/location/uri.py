@@ -37,7 +37,8 @@ class LocationUri:
 def parse_uri(uri: str, role: str, schemes: Mapping[str, frozenset[str]]) -> LocationUri:
     """`uri` in its pieces. `role` names it in errors; `schemes`: the allowed ones, with the parameters each takes.
 
-    Raises `InvalidUri` for an unknown scheme or parameter, a parameter given twice, a fragment, bad encoding.
+    Raises `InvalidUri` for an unknown scheme or parameter, a parameter given twice, a fragment, a space at the end, bad
+    encoding.
     """
     text = redact_uri(uri)
     listed = ", ".join(f"{scheme}:" for scheme in sorted(schemes))
@@ -47,6 +48,8 @@ def parse_uri(uri: str, role: str, schemes: Mapping[str, frozenset[str]]) -> Loc
     scheme = scheme.lower()
     if scheme not in schemes:
         raise InvalidUri(f"{role} URI {text!r}: unknown scheme {scheme!r}; expected one of {listed}")
+    if rest != rest.rstrip():  # of an environment file, for example
+        raise InvalidUri(f"{role} URI {text!r} ends with white space; remove it, or write a space as %20")
     path, mark, query = rest.partition("?")
     if "#" in rest:
         raise InvalidUri(f"{role} URI {text!r} has a fragment; write '#' as %23")
