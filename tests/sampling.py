@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -38,6 +40,7 @@ SLOW_FILES = (
     "tests/airflow/page/test_refresh",
 )
 _ONE_OF = 4
+_TRUST = Path(__file__).parents[1] / "docs" / "trust.md"
 
 
 def is_long() -> bool:
@@ -61,15 +64,16 @@ def leave_out(items: Sequence[pytest.Item]) -> None:
     """Skip the slow tests that this session does not draw, of each family in `FAMILIES` and each file in `SLOW_FILES`.
 
     A test is drawn with all its parameters, and among what this session has collected and does not skip for another
-    reason: alone, it always runs.
+    reason: alone, it always runs. So does a test that docs/trust.md names.
     """
+    always = set(re.findall(r"tests/[\w/]+\.py::\w+", _TRUST.read_text()))
     families: dict[str, dict[str, list[pytest.Item]]] = {}
     slow = SLOW_FILES if len({item.path for item in items}) > 1 else ()
     for item in items:
+        test, _, _ = item.nodeid.partition("[")
         is_skipped = any(mark.args[0] is True for mark in item.iter_markers("skipif"))
         mark = item.get_closest_marker("family")
-        if not is_skipped and (mark or item.nodeid.startswith(slow)):
-            test, _, _ = item.nodeid.partition("[")
+        if test not in always and not is_skipped and (mark or item.nodeid.startswith(slow)):
             family = mark.args[0] if mark else test.partition("::")[0]
             families.setdefault(family, {}).setdefault(test, []).append(item)
     for family, tests in families.items():

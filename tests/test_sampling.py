@@ -57,6 +57,13 @@ def test_a_test_is_drawn_with_all_its_parameters(monkeypatch: pytest.MonkeyPatch
     assert len({nodeid.partition("[")[0] for nodeid in found}) == 1
 
 
+def test_what_shows_who_is_trusted_always_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    always = Item("tests/airflow/page/test_browser.py::test_hostile_content_stays_text")
+    others = [Item(f"tests/airflow/page/test_browser.py::test_{name}") for name in "vwxyz"]
+    for draw in range(9):
+        assert always.nodeid in drawn(monkeypatch, f"{draw}", always, *others, *spark_tests())
+
+
 def test_each_test_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = Item("tests/core/test_b.py::test_b")
     found = {nodeid for draw in range(20) for nodeid in drawn(monkeypatch, f"{draw}", *spark_tests(), fast)}

@@ -144,7 +144,7 @@ def start_date(text: str, zone: str) -> None:
     For the last years that a date can have Airflow fails to find the next run, and keeps nothing of the whole DAG file.
     """
     try:
-        if "-" not in text or parse_time(text, zone=zone) >= _TOO_LATE_MS:
+        if "-" not in text or parse_time(text, zone=zone) >= parse_time("9000-01-01", zone=zone):
             raise InvalidTime("a number, or too late")
     except InvalidTime:
         raise refuse(text, "an ISO date or datetime from 1970 to 8999", "for example 2026-01-31",
@@ -210,7 +210,6 @@ SPARK_CONF = (
     "spark.yarn.queue",
 )
 _SPARK_VALUE = re.compile(r"[A-Za-z0-9_.,:%-]{1,64}")
-_TOO_LATE_MS = parse_time("9000-01-01")  # for a start_date
 ALL_HISTORY = "all"
 _DURATIONS = "a number of weeks, days, hours or minutes"
 MAX_DURATION_MS = 1_000 * 366 * DAY_MS

@@ -48,7 +48,7 @@ def parse_uri(uri: str, role: str, schemes: Mapping[str, frozenset[str]]) -> Loc
     scheme = scheme.lower()
     if scheme not in schemes:
         raise InvalidUri(f"{role} URI {text!r}: unknown scheme {scheme!r}; expected one of {listed}")
-    if rest != rest.rstrip():  # of an environment file, for example
+    if rest != rest.rstrip(" \t\r\n"):  # of an environment file, for example
         raise InvalidUri(f"{role} URI {text!r} ends with white space; remove it, or write a space as %20")
     path, mark, query = rest.partition("?")
     if "#" in rest:

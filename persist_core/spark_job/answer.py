@@ -24,7 +24,7 @@ from persist_core.ids import time_of_uuid7
 from persist_core.keys import attempt_of, batches_prefix, check_key_name, failure_key
 from persist_core.location.blob import Blob
 from persist_core.sealed import Sealed
-from persist_core.spark_job.causes import NO_FILES_FAULT, STOPPED, Cause, find_cause
+from persist_core.spark_job.causes import KILLED, STOPPED, Cause, find_cause
 from persist_core.spark_job.deaths import record_death
 from persist_core.spark_job.spec import JobSpec
 
@@ -104,7 +104,7 @@ def job_failure(
         # Its message has the client's error, which looks like a wrong host or port.
         cause = None if found.error == ServerLost.kind else find_cause(found.message.splitlines()) or cause
         told = f"{what} failed; nothing was committed. {found.error}: {_cut(found.message)}"
-    is_no_files_fault = cause is not None and cause.what in NO_FILES_FAULT
+    is_no_files_fault = cause is not None and cause.is_no_files_fault() and exit_status not in KILLED
     if is_alone and not is_no_files_fault and exit_status not in STOPPED and spec.input_uris:
         with suppress(StorageError):  # the failure counts
             record_death(client.blob, spec)

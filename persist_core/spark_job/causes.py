@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 _MAX_LINE_CHARS = 20_000  # looked at in one line; Spark's messages may hold whole plans
 _MAX_SHOWN_CHARS = 240
-_KILLED = (137, -9)  # exit statuses of a process that the kernel or an orchestrator has killed
+KILLED = (137, -9)  # exit statuses of a process that the kernel or an orchestrator has killed
 STOPPED = (143, -15, 130, -2)  # of one that was asked to end: by SIGTERM, or SIGINT
 EXECUTOR_MEMORY, DRIVER_MEMORY = "an executor ran out of memory", "Spark has too little memory"
 NO_JAVA, OLD_JAVA, NO_MASTER = "there is no Java", "this Java is too old", "there is no such Spark master"
@@ -24,14 +24,11 @@ NO_PACKAGE, NO_JARS = "a Python package is missing where Spark runs its tasks", 
 NO_USER = "the user that Spark runs as has no name"
 NO_SCRATCH = "Spark cannot write to its own folder"
 NO_BLOBS = "Spark cannot write to the folder of the blobs"
-ODD_PATH = "Hadoop cannot read a path"
 FULL_DISK, OPEN_FILES = "the disk is full", "too many files are open"
 # Whatever the items are.
-ENVIRONMENT = (
-    NO_JAVA, OLD_JAVA, NO_MASTER, NO_USER, NO_SCRATCH, NO_BLOBS, ODD_PATH, NO_PYTHON, OTHER_PYTHON, NO_PACKAGE, NO_JARS
-)  # fmt: skip
-# No file is what is wrong. Other items may still end well.
-NO_FILES_FAULT = (*ENVIRONMENT, FULL_DISK, OPEN_FILES)
+ENVIRONMENT = (NO_JAVA, OLD_JAVA, NO_MASTER, NO_USER, NO_SCRATCH, NO_PYTHON, OTHER_PYTHON, NO_PACKAGE, NO_JARS)
+# No file is at fault. Other items may still end well.
+NO_FILES_FAULT = (*ENVIRONMENT, NO_BLOBS, FULL_DISK, OPEN_FILES)
 
 # What happened, what a log says then, and what to do. The first one found is the cause of the later ones.
 KNOWN = (
@@ -48,12 +45,12 @@ KNOWN = (
     (
         NO_SCRATCH,
         r"Failed to create any local dir|Failed to get a temp directory under|exited with code 53\b",
-        "make room there, and let its user write: SPARK_LOCAL_DIRS, else spark.local.dir, else /tmp",
+        "make room in SPARK_LOCAL_DIRS, else spark.local.dir, else /tmp, and let Spark's user write there",
     ),
     (
         NO_BLOBS,
         r"Mkdirs failed to create",
-        "driver and executors need it under the same path, with room in it, and their user has to be able to write",
+        "driver and executors need that folder under the same path, with room in it, and a user who may write there",
     ),
     (
         NO_JAVA,
@@ -118,11 +115,6 @@ KNOWN = (
         "if the file is there, start Spark (or its server) in a locale of UTF-8: LC_ALL=C.UTF-8",
     ),
     (
-        ODD_PATH,
-        r"URISyntaxException: Relative path in absolute URI",
-        "it has both a colon and one of *?[]{}\\: rename the folder, and correct the location",
-    ),
-    (
         "the Spark Connect server does not answer",
         r"StatusCode\.UNAVAILABLE|StatusCode\.DEADLINE_EXCEEDED|failed to connect to all addresses",
         "check that it runs, and the host and the port of the connection",
@@ -133,15 +125,20 @@ _PATTERNS = [re.compile(pattern) for _, pattern, _ in KNOWN]
 
 @dataclass(frozen=True)
 class Cause:
-    """The cause: what happened, the line of the log that shows it (cut), and what to do."""
+    """The cause: what happened, the line of the log that shows it (cut), what to do, and all that the log names."""
 
     what: str
     line: str
     remedy: str
+    seen: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         said = f" ({self.line})" if self.line else ""
         return f"{self.what}{said}: {self.remedy}"
+
+    def is_no_files_fault(self) -> bool:
+        """True unless a file may be why memory was short. A log names what Spark has survived too."""
+        return bool(self.seen) and self.seen.issubset(NO_FILES_FAULT)
 
 
 class CauseFinder:
@@ -161,8 +158,8 @@ class CauseFinder:
         if self._found:
             number = min(self._found)
             what, _, remedy = KNOWN[number]
-            return Cause(what, self._found[number], remedy)
-        if exit_status in _KILLED:
+            return Cause(what, self._found[number], remedy, frozenset(KNOWN[each][0] for each in self._found))
+        if exit_status in KILLED:
             return Cause(
                 f"the job was killed with exit status {exit_status}, usually because the machine ran out of memory",
                 "",

@@ -13,6 +13,7 @@ views and views of views chain by themselves. Parsing touches no store and no ne
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -272,7 +273,8 @@ def _dags(
         except ConfigError as error:  # a schedule that Airflow refuses
             file = next(file for file in config_files(folder) if file.stem == config.name)
             wrong.append(ConfigError(f"{file}: {error}"))
-    for number, each in enumerate(wrong):  # a name of the file may be too long for an id, or like another's
+    for each in wrong:  # a name of a file may be too long for an id, or like another's
+        number = hashlib.sha256(str(each).encode()).hexdigest()[:16]
         dags.append(_WrongFile(f"{prefix}_wrong_file_{number}", _named_file(each, folder), str(each)))
     return {dag.dag_id: dag for dag in dags}
 

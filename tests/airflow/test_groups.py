@@ -353,7 +353,7 @@ def test_the_action_run_starts_the_groups_dag(
 def test_a_member_with_another_schedule_is_an_import_error(orchard: Orchard) -> None:
     orchard.write("kiwis", "schedule: '@hourly'\n")
     dags = build_dags(orchard.folder / "collections")
-    wrong: Any = dags.pop("persist_upsert___wrong_file_0")
+    wrong: Any = dags.pop(next(dag_id for dag_id in dags if dag_id.startswith("persist_upsert___wrong_file_")))
     message = wrong.wrong_message
     assert "kiwis.yaml: schedule: found '@hourly', expected '@daily' as in " in message
     assert "apples.yaml" in message

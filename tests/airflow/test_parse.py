@@ -107,6 +107,11 @@ def test_wrong_files_of_like_or_long_names_are_each_an_error(fruit: Fruit) -> No
     bag = dag_bag(fruit.dags)
     assert list(bag.dags) == ["persist_upsert__fruit"]
     assert sorted(bag.import_errors) == sorted(map(str, wrong))
+    other = fruit.dags / "others" / "collections"
+    other.mkdir(parents=True)
+    (other / "a b.yaml").write_text("key: id\n")
+    both = {*build_dags(fruit.dags / "collections"), *build_dags(other)}
+    assert len(both) == 5, "one DAG file may read several folders"
 
 
 @pytest.mark.parametrize("cron", ["61 25 * * *", "0 0 31 2 *"])

@@ -103,6 +103,7 @@ def test_mem_uris_share_by_name_only() -> None:
         ("file:///a%00b", "control character"),
         ("file:///a\nb", "control character"),
         ("file:///a ", "ends with white space; remove it"),
+        ("file:///a%20[1]/b:c", "with ':' and one of *?[]{}\\ Spark cannot read it"),
         ("file://host/a", "absolute folder on this machine"),
         ("file://a", "absolute folder"),
         ("file:a", "absolute folder"),

@@ -16,6 +16,7 @@ NOISE = ["26/01/02 WARN TaskSetManager: Lost task 0.0", "\tat java.base/java.lan
         ("java.io.FileNotFoundException: /tmp/blockmgr-1/0c (Too many open files)", "too many files are open"),
         ("26/01/02 ERROR DiskBlockManager: Failed to create any local dir.", "Spark cannot write to its own folder"),
         ("java.io.IOException: Failed to get a temp directory under [/a].", "Spark cannot write to its own folder"),
+        ("Lost executor 0 on 10.0.0.1: Command exited with code 53", "Spark cannot write to its own folder"),
         ("Caused by: java.io.IOException: Mkdirs failed to create file:/blobs/t/batches/x (exists=false, cwd=file:/)",
          "Spark cannot write to the folder of the blobs"),
         ("JAVA_HOME is not set", "there is no Java"),
@@ -41,8 +42,6 @@ NOISE = ["26/01/02 WARN TaskSetManager: Lost task 0.0", "\tat java.base/java.lan
         ("ModuleNotFoundError: No module named 'persist_spark'", "a Python package is missing"),
         ("AnalysisException: [PATH_NOT_FOUND] Path does not exist: file:/in/\u00e4.jsonl. SQLSTATE: 42K03",
          "Spark finds no file of this name"),
-        ("java.lang.IllegalArgumentException: java.net.URISyntaxException: Relative path in absolute URI: p:j",
-         "Hadoop cannot read a path"),
         ("_InactiveRpcError: status = StatusCode.UNAVAILABLE", "the Spark Connect server does not answer"),
     ],
 )  # fmt: skip

@@ -86,7 +86,14 @@ def test_a_job_without_an_answer_has_died(blob: Listed) -> None:
     assert found(blob, begin=3) == [], "a batch was committed meanwhile"
 
 
-@pytest.mark.parametrize("why", ["stopped", "own error", "a merge", "a full disk"])
+SPARKS_FAULTS = {
+    "full": "Py4JJavaError: java.io.IOException: No space left on device",
+    "many open files": "java.io.FileNotFoundException: /tmp/blockmgr-1/0c (Too many open files)",
+    "another's folder": "java.io.IOException: Mkdirs failed to create file:/blobs/t/batches/x",
+}
+
+
+@pytest.mark.parametrize("why", ["stopped", "own error", "a merge", *SPARKS_FAULTS])
 def test_other_ends_are_no_deaths(blob: Listed, why: str) -> None:
     client, job = PersistClient(OpenLocation(blob, MemConsensus())), spec(1)
     if why == "a merge":
@@ -95,12 +102,23 @@ def test_other_ends_are_no_deaths(blob: Listed, why: str) -> None:
     with stored(blob, job):
         if why == "own error":
             record_failure(blob, job, SourceChanged.kind, "the file changed")
-        if why == "a full disk":
-            record_failure(blob, job, "unexpected", "Py4JJavaError: java.io.IOException: No space left on device")
-        status = STOPPED[0] if why == "stopped" else 137
+        if why in SPARKS_FAULTS:
+            record_failure(blob, job, "unexpected", SPARKS_FAULTS[why])
+        status = {"stopped": STOPPED[0]}.get(why, 1 if why in SPARKS_FAULTS else 137)
         failure = named_failure(client, job) or job_failure(client, job, "seen", exit_status=status)
     assert "reads the files apart" not in str(failure)
     assert found(blob) == [], "nor does the file count that it was reading"
+
+
+@pytest.mark.parametrize(("status", "later"), [(137, ""), (1, "\njava.lang.OutOfMemoryError: Java heap space")])
+@pytest.mark.parametrize("why", SPARKS_FAULTS)
+def test_a_fault_that_spark_survived_hides_no_death(blob: Listed, why: str, status: int, later: str) -> None:
+    client, job = PersistClient(OpenLocation(blob, MemConsensus())), spec(1)
+    with stored(blob, job):
+        record_failure(blob, job, "unexpected", SPARKS_FAULTS[why] + later)
+        failure = job_failure(client, job, "seen", exit_status=status)
+    assert "reads the files apart" in str(failure)
+    assert len(found(blob)) == 1
 
 
 @pytest.mark.parametrize(
