@@ -195,11 +195,11 @@ def verdict_on(error: BaseException) -> Verdict:
     return Verdict.NOT_SENT if isinstance(cause, not_sent) else Verdict.UNKNOWN
 
 
-def error_within(code: str, operation: str) -> Exception:
-    """One of `failures()`, for an error that S3 tells of one object in an answer about several."""
+def error_within(code: str, operation: str, status: int = 0) -> Exception:
+    """One of `failures()`, for an error that has no answer of its own, as of one object in an answer about several."""
     from botocore.exceptions import ClientError
 
-    status = 403 if code == "AccessDenied" else 500
+    status = status or (403 if code == "AccessDenied" else 500)
     error: Exception = ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, operation)
     return error
 
@@ -303,15 +303,18 @@ def _make_client(settings: S3Settings, tries: int) -> Any:
 
 def _check_is_whole(operation_model: Any, response_dict: Mapping[str, Any], **_: Any) -> None:
     """Raise for an answer that was cut within its head or right behind it. Python takes it for one without a body, and
-    botocore takes a listing without a body for an empty one."""
-    head, body = response_dict["headers"], response_dict["body"]
+    botocore takes a listing without a body for an empty one. And for one that leads elsewhere and is not S3's: botocore
+    would ask the same server for the bucket's region, again and again."""
+    head, body, status = response_dict["headers"], response_dict["body"], response_dict["status_code"]
+    if 300 < status < 400 and "x-amz-request-id" not in head:
+        raise error_within("Redirect", operation_model.name, status)
     length = head.get("content-length", "")
     if operation_model.name == "HeadObject":
         is_cut = not ("etag" in head and "last-modified" in head and length.isdigit())
     else:
         is_chunked = head.get("transfer-encoding", "").lower() == "chunked"
         is_cut = not is_chunked and (not length.isdigit() or (body == b"" and int(length) > 0))
-    if response_dict["status_code"] in (200, 206) and is_cut:
+    if status in (200, 206) and is_cut:
         raise cut_answer()
 
 
@@ -360,6 +363,8 @@ _GRANT = (
     " the objects are encrypted with SSE-KMS"
 )
 _REMEDIES = {
+    "Redirect": "; the endpoint leads elsewhere: write https:// instead of http://, or the address that it leads to",
+    "InvalidObjectState": "; the object is in an archive: restore it",
     "NoSuchBucket": "; create the bucket, or correct its name, region or endpoint",
     "AccessDenied": _GRANT,
     "403": _GRANT,

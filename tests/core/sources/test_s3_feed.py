@@ -18,6 +18,7 @@ from persist_core.location.settings import PersistLocation
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted
 from persist_core.sources import s3_feed
+from persist_core.sources.feed import Wanted
 from persist_core.sources.feeds import feed_of
 from persist_core.sources.files import FileSource
 from persist_core.sources.input_file import FrozenInput
@@ -309,6 +310,20 @@ def test_errors_of_the_store_name_what_to_do(bucket: Bucket) -> None:
         feed_of(location, config)
     with pytest.raises(ConfigError, match=r"source\.connection 'vendor' is not known: set PERSIST_CONNECTION_VENDOR="):
         feed_of(replace(location, connections={}), config)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "says"),
+    [(301, "Moved", "write https:// instead"), (302, "Found", "https://"), (403, "InvalidObjectState", "restore it")],
+)
+def test_a_redirect_and_an_archive_name_what_to_do(bucket: Bucket, status: int, code: str, says: str) -> None:
+    bucket.put("a.jsonl")
+    feed = bucket.feed(bucket.collection())
+    wire = Wire(feed.objects)
+    wire.script("ListObjectsV2", Answer(status, code=code))
+    with pytest.raises(Determinate, match=rf"S3 answered {status} .*; this call changed nothing; .*{says}"):
+        feed.scan(Wanted())
+    assert wire.take_counts() == {"ListObjectsV2": 1}
 
 
 def test_without_a_connection_the_locations_credentials_count(bucket: Bucket) -> None:
