@@ -39,6 +39,7 @@ from persist_core.sources.feeds import feed_of
 from persist_core.sources.files import FileSource
 from persist_core.spark_job.spec import JobSpec
 from persist_spark import s3a
+from persist_spark.decode import files as decode_files
 from persist_spark.decode.files import Copies
 from persist_spark.decode.formats import decode
 from persist_spark.feed_access import FeedAccess, feed_access
@@ -106,6 +107,20 @@ def test_every_format_is_read_from_a_bucket(
     for kind, path, expected in (("csv", "csv/*", [1, 2]), ("parquet", "parquet/*", [1, 2, 3])):
         config = bucket.collection(path, source={"format": kind})
         assert [row["id"] for row in decoded(spark, bucket, config, tmp_path, is_direct=is_direct)] == expected
+
+
+def test_an_object_is_not_read_as_a_folder_of_its_name(
+    spark: SparkSession, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3 has both `a` and `a/b`, which the servers of the tests have not; of `a`, S3A lists `a/b`."""
+    for key, name in ((1, "a.jsonl"), (2, "b.jsonl")):
+        bucket.put(name, lines(key))
+    config = bucket.collection()
+    found = [f"s3a://{bucket.name}/feed/a.jsonl", f"s3a://{bucket.name}/feed/b.jsonl/x"]
+    for listed in (found, [*found, f"{found[1]}y"]):
+        monkeypatch.setattr(decode_files, "files_found", lambda _, listed=listed: listed)
+        with pytest.raises(SourceChanged, match=r"b\.jsonl\b.* folder"):
+            decoded(spark, bucket, config, tmp_path, is_direct=True)
 
 
 class Vendor:

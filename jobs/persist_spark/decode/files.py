@@ -24,6 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.parse import unquote
 
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
@@ -227,13 +228,18 @@ def by_store(files: Sequence[ReadableFile], options: Mapping[str, str]) -> Itera
 
 
 def all_found(found: DataFrame, paths: Sequence[str]) -> DataFrame:
-    """A plain read of these paths. Raises `SourceChanged` if Spark has listed less: it passes over a file that goes in
-    that moment."""
+    """A plain read of these paths. Raises `SourceChanged` if Spark has listed less, or other objects: it passes over a
+    file that goes in that moment, and S3A takes `a` for a folder if there is an object `a/b`."""
     listed = files_found(found)
-    if listed is not None and len(listed) != len(paths):
+    if listed is None:
+        return found
+    names = {*map(unquote, listed)}
+    missing = [path for path in paths if path.startswith("s3a:") and path not in names]
+    if missing or len(listed) != len(paths):
         raise SourceChanged(
-            f"Spark found {len(listed)} of {len(paths)} input files, {paths[0]} the first of them: the others vanished,"
-            f" or the platform has a {PATH_FILTER} that hides them. Nothing was committed"
+            f"Spark found {len(listed)} of {len(paths)} input files, {(missing or paths)[0]} the first of them."
+            " The others vanished; or, on S3, objects with their name and a slash make folders of them, and one has to"
+            f" be renamed; or the platform has a {PATH_FILTER} that hides them. Nothing was committed"
         )
     return found
 
