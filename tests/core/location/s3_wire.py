@@ -8,6 +8,7 @@ affects the first two PutObjects; all other requests pass. Every request is coun
 from __future__ import annotations
 
 import io
+import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -113,6 +114,7 @@ class Wire:
         assert isinstance(store, (S3Blob, S3Consensus, S3Objects))
         client = store._logs.client if isinstance(store, S3Consensus) else store._client
         self.counts: Counter[str] = Counter()
+        self._counting = threading.Lock()  # parts of one object are sent by several threads
         self._fates: dict[str, deque[Fate]] = {}
         client.api.meta.events.register("before-send.s3", self._send)
 
@@ -132,7 +134,8 @@ class Wire:
 
     def _send(self, request: Any, event_name: str, **_: Any) -> AWSResponse | None:
         operation = event_name.rpartition(".")[2]
-        self.counts[operation] += 1
+        with self._counting:
+            self.counts[operation] += 1
         fates = self._fates.get(operation)
         return fates.popleft()(request) if fates else None
 
