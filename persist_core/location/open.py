@@ -136,16 +136,16 @@ def credentials_of(uri: str) -> dict[str, str]:
     settings = s3_settings(uri)
     if settings is None:
         return {}
-    credentials: dict[str, str] = {}
-    if settings.access_key_id is not None:
-        credentials = {
-            "AWS_ACCESS_KEY_ID": settings.access_key_id,
-            "AWS_SECRET_ACCESS_KEY": settings.secret_access_key or "",
-            "AWS_SESSION_TOKEN": settings.session_token or "",  # empty hides one that belongs to other keys
-        }
+    keys = settings.access_key_id, settings.secret_access_key, settings.session_token
     if settings.profile is not None:
-        credentials["AWS_PROFILE"] = settings.profile
-    return credentials
+        return {**environment_of(*keys), "AWS_PROFILE": settings.profile}
+    return environment_of(*keys) if settings.access_key_id is not None else {}
+
+
+def environment_of(access_key: str | None, secret_key: str | None, token: str | None) -> dict[str, str]:
+    """The variables of AWS that hold these keys. What they lack is empty there, which hides what belongs to others."""
+    values = {"AWS_ACCESS_KEY_ID": access_key, "AWS_SECRET_ACCESS_KEY": secret_key, "AWS_SESSION_TOKEN": token}
+    return {name: value or "" for name, value in values.items()}
 
 
 def roles_of(uri: str) -> list[str]:

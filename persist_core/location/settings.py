@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,11 @@ class PersistLocation:
 def connection_variable(name: str) -> str:
     """The environment variable with the URI of a `source.connection`."""
     return ENV_CONNECTION + re.sub(r"[^A-Z0-9]", "_", name.upper())
+
+
+def similar_names(name: str, names: Iterable[str]) -> list[str]:
+    """The names of which `connection_variable` makes the same as of `name`."""
+    return [each for each in names if connection_variable(each) == connection_variable(name)]
 
 
 def location_from(
@@ -162,4 +167,10 @@ def _from_config_file(config_file: Path | None, env: Mapping[str, str]) -> tuple
     values = body.get("blob_uri"), body.get("consensus_uri")
     found = _whole_pair(*values, str(config_file), ("blob_uri", "consensus_uri"), config_file.absolute().parent)
     given = {connection_variable(name): uri for name, uri in connections.items()}
+    if len(given) < len(connections):
+        names = sorted(name for name in connections if len(similar_names(name, connections)) > 1)
+        raise ConfigError(
+            f"{config_file}: connections: {', '.join(names)} differ only in case or in signs, and have one variable in"
+            " a job's environment; rename one of them"
+        )
     return replace(found, connections=given) if found else None, str(config_file)

@@ -36,7 +36,7 @@ from persist_core.errors import ConfigError, Determinate, InvalidUri, PersistErr
 from persist_core.handles.client import PersistClient
 from persist_core.ids import RandomIds
 from persist_core.location.consensus import CaSResult, VersionedData
-from persist_core.location.open import OpenLocation, open_location
+from persist_core.location.open import OpenLocation, environment_of, open_location
 from persist_core.location.settings import (
     ANY_BUCKET,
     CONFIG_FILE_NAME,
@@ -46,6 +46,7 @@ from persist_core.location.settings import (
     connection_variable,
     location_around,
     location_from,
+    similar_names,
 )
 from persist_core.location.uri import redact_uri, secrets_of, with_login
 
@@ -132,13 +133,16 @@ class PersistHook(BaseHook):
     def _source_connections(self) -> dict[str, str]:
         """The connections that sources of the collections name, by variable, if the environment lacks it.
 
-        One that gives no credentials is left out: it is an error of the collections that name it, and of no others.
+        One that gives no credentials is left out: it is an error of the collections that name it, and of no others. So
+        are two that have one variable.
         """
         sources = [config.source for config in self._configs if isinstance(config, CollectionConfig)]
-        found = {}
-        for name in sorted({each.connection for each in sources if each.connection is not None}):
+        found, names = {}, sorted({each.connection for each in sources if each.connection is not None})
+        for name in names:
             if not os.environ.get(connection_variable(name)):
                 try:
+                    if len(similar := similar_names(name, names)) > 1:
+                        raise ConfigError(f"{', '.join(similar)} differ only in case or in signs: rename one of them")
                     found[connection_variable(name)] = _source_uri(name)
                 except ConfigError as error:
                     self.log.warning("source.connection %r: %s", name, error)
@@ -246,14 +250,8 @@ def aws_environment(aws_conn_id: str) -> dict[str, str]:
     hour, so each task asks for them again. Raises `ConfigError`.
     """
     credentials, region, _ = _aws_connection(aws_conn_id)
-    environment = {
-        "AWS_ACCESS_KEY_ID": credentials.access_key,
-        "AWS_SECRET_ACCESS_KEY": credentials.secret_key,
-        "AWS_SESSION_TOKEN": credentials.token,
-        "AWS_REGION": region,
-        "AWS_DEFAULT_REGION": region,
-    }
-    return {name: value for name, value in environment.items() if value}
+    keys = environment_of(credentials.access_key, credentials.secret_key, credentials.token)
+    return keys | ({"AWS_REGION": region, "AWS_DEFAULT_REGION": region} if region else {})
 
 
 def _aws_connection(aws_conn_id: str) -> tuple[Any, str | None, str | None]:

@@ -96,6 +96,10 @@ def test_half_a_location_is_refused(
         (b"blob_uri = ''\nconsensus_uri = 'mem:'\n", "blob_uri: found"),
         (b"connections = 3\n", "connections: expected a table of URIs"),
         (b"[connections]\nvendor = 3\n", "connections: expected a table of URIs"),
+        (
+            b"blob_uri = 'mem:'\nconsensus_uri = 'mem:'\n[connections]\na-b = 's3://x'\nA_b = 's3://y'\nc = ''\n",
+            "connections: A_b, a-b differ only in case or in signs",
+        ),
         (b"blob_uri = \n", "cannot be read as TOML"),
         (b"blob_uri = '\xff'\n", "cannot be read as TOML"),
     ],

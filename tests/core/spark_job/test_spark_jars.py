@@ -69,7 +69,8 @@ def test_keys_in_a_uri_go_into_the_environment_and_hide_others() -> None:
         "AWS_SESSION_TOKEN": "",
     }
     profile = PersistLocation(f"{S3}?profile=team", "mem:")
-    assert location_environment(profile) == {**profile.to_env(), "AWS_PROFILE": "team"}
+    hidden = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"), "")
+    assert location_environment(profile) == {**profile.to_env(), **hidden, "AWS_PROFILE": "team"}
     for uri in (S3, "file:///data", "mem:"):
         location = PersistLocation(uri, "mem:")
         assert location_environment(location) == location.to_env()
