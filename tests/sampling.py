@@ -1,4 +1,4 @@
-"""Which slow tests a session runs: all at night, else some of each family, and a quarter of each slow file.
+"""Which slow tests a session runs: all at night, else some of each family, and a sixth of each slow file.
 
 CI draws by the commit, so that each test has its turn; PERSIST_DRAW makes the choice of another session.
 """
@@ -20,18 +20,18 @@ _Case = TypeVar("_Case")
 # How many tests of each family of slow tests that overlap a session runs. A test names its family in a mark.
 FAMILIES = {
     "days of a source": 1,
-    "schedulers": 2,
+    "schedulers": 1,
     "own backfills": 1,
-    "tasks": 2,
+    "tasks": 1,
     "Sparks": 1,
-    "histories in Spark": 6,
-    "histories in Python": 2,
-    "commands": 4,
-    "sizes": 3,
-    "decoders": 5,
-    "merges": 2,
+    "histories in Spark": 3,
+    "histories in Python": 1,
+    "commands": 2,
+    "sizes": 2,
+    "decoders": 3,
+    "merges": 1,
 }
-# Of the other tests of each file here, a session of several files runs one of four.
+# Of the other tests of each file here, a session of several files runs one of six.
 SLOW_FILES = (
     "tests/spark/",
     "tests/core/cli/test_run",
@@ -39,7 +39,7 @@ SLOW_FILES = (
     "tests/airflow/page/test_look",
     "tests/airflow/page/test_refresh",
 )
-_ONE_OF = 4
+_ONE_OF = 6
 _TRUST = Path(__file__).parents[1] / "docs" / "trust.md"
 
 

@@ -29,6 +29,8 @@ _UP = "tests/e2e/test_up.py"
 _ALONE = (
     "tests/e2e/test_airflow_scheduler.py",
     "tests/e2e/test_late_feed.py",
+    "tests/e2e/test_groups.py",
+    "tests/e2e/test_feeds_on_s3.py",
     "tests/airflow/test_kills.py",
     "tests/airflow/test_dag_runs.py",
     "tests/sim/",
