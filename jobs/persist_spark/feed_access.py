@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pyspark.sql import SparkSession
 
 from persist_core.errors import PersistError, RunFailed
+from persist_core.location.file.folder import HADOOP_GLOB
 from persist_core.location.open import OpenLocation
 from persist_core.sources.feed import Feed
 from persist_core.sources.input_file import InputFile
@@ -28,7 +29,6 @@ from persist_core.sources.s3_feed import S3Feed
 from persist_spark import s3a
 from persist_spark.compat import is_connect
 
-_PATTERN = frozenset("*?[]{}")  # what Hadoop's globs are made of, besides the backslash, which no name may have
 _settings: dict[str, Mapping[str, str]] = {}  # by bucket: the options that this process's JVM has read it with
 
 
@@ -45,7 +45,7 @@ class FeedAccess:
         """The path that Spark reads `file` under as it is, if it may."""
         if not self.is_direct or file in self.superseded:
             return None
-        is_pattern = _PATTERN & set(file.path)
+        is_pattern = not HADOOP_GLOB.isdisjoint(file.path)
         if not isinstance(self.feed, S3Feed):
             return None if is_pattern and ":" in file.path else file.path  # in a pattern, `a:` is a scheme to Hadoop
         return None if is_pattern else f"s3a://{file.path.removeprefix('s3://')}"

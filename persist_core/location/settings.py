@@ -167,8 +167,7 @@ def _from_config_file(config_file: Path | None, env: Mapping[str, str]) -> tuple
     values = body.get("blob_uri"), body.get("consensus_uri")
     found = _whole_pair(*values, str(config_file), ("blob_uri", "consensus_uri"), config_file.absolute().parent)
     given = {connection_variable(name): uri for name, uri in connections.items()}
-    if len(given) < len(connections):
-        names = sorted(name for name in connections if len(similar_names(name, connections)) > 1)
+    if names := sorted(name for name in connections if len(similar_names(name, connections)) > 1):
         raise ConfigError(
             f"{config_file}: connections: {', '.join(names)} differ only in case or in signs, and have one variable in"
             " a job's environment; rename one of them"

@@ -138,7 +138,7 @@ class Cause:
 
     def is_no_files_fault(self) -> bool:
         """True unless a file may be why memory was short. A log names what Spark has survived too."""
-        return bool(self.seen) and self.seen.issubset(NO_FILES_FAULT)
+        return self.what in NO_FILES_FAULT and self.seen.isdisjoint((EXECUTOR_MEMORY, DRIVER_MEMORY))
 
 
 class CauseFinder:

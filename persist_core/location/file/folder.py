@@ -27,12 +27,12 @@ def parse_file_uri(uri: LocationUri) -> Path:
         raise InvalidUri(f"{uri.text!r}: the root of the file system cannot be a location; name a folder")
     if ".." in path.split("/"):
         raise InvalidUri(f"{uri.text!r}: '..' is not allowed; write the folder's resolved path")
-    if ":" in path and not _GLOB.isdisjoint(path):
+    if ":" in path and not HADOOP_GLOB.isdisjoint(path):
         raise InvalidUri(f"{uri.text!r}: with ':' and one of *?[]{{}}\\ Spark cannot read it; rename the folder")
     return Path(path)
 
 
-_GLOB = frozenset("*?[]{}\\")  # of Hadoop's paths
+HADOOP_GLOB = frozenset("*?[]{}\\")  # what makes a path a pattern to Hadoop
 NETWORK_FILE_SYSTEMS = frozenset(
     ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "glusterfs", "fuse.glusterfs", "ceph", "afs", "lustre")
 )

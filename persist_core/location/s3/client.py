@@ -293,7 +293,7 @@ def _make_client(settings: S3Settings, tries: int) -> Any:
             )
     except (BotoCoreError, ValueError) as error:  # an unknown profile, an endpoint that is not a URL
         raise InvalidUri(f"{settings.uri}: cannot create an S3 client: {error}") from error
-    client.meta.events.register("before-parse.s3", _check_is_whole)
+    client.meta.events.register("before-parse.s3", _check_answer)
     if settings.kms_key is not None:  # S3 decrypts by itself, and refuses a read with these headers
         key = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": settings.kms_key}
         for write in ("PutObject", "CreateMultipartUpload"):
@@ -301,7 +301,7 @@ def _make_client(settings: S3Settings, tries: int) -> Any:
     return client
 
 
-def _check_is_whole(operation_model: Any, response_dict: Mapping[str, Any], **_: Any) -> None:
+def _check_answer(operation_model: Any, response_dict: Mapping[str, Any], **_: Any) -> None:
     """Raise for an answer that was cut within its head or right behind it. Python takes it for one without a body, and
     botocore takes a listing without a body for an empty one. And for one that leads elsewhere and is not S3's: botocore
     would ask the same server for the bucket's region, again and again."""
