@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from persist_core.config.collection import CollectionConfig, SourceConfig
+from persist_core.errors import Determinate
 from persist_core.exact import exact_rows
 from persist_core.sample.csv_records import csv_rows, null_text, whole_records
 from persist_core.sources.feed import Feed
@@ -128,15 +129,24 @@ def _lines(empty: SampledFile, opened: Any, limit: int, max_bytes: int, delimite
 
 
 def copied(config: CollectionConfig, found: Sequence[SampledFile], folder: Path) -> CollectionConfig:
-    """Write the sample below `folder`: the collection with it as its source, without limits; no check ends its run."""
+    """Write the sample below `folder`: the collection with it as its source, without limits; no check ends its run.
+
+    Raises `Determinate` if the disk cannot take a file, as one with the name of an object that no folder can have.
+    """
     source, root = config.source, config.source_pattern().root
     for each in found:
         path = folder / relative_to(each.file.path, root)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if each.table is not None:
-            pq.write_table(each.table, path)
-        else:
-            _write(path, each.lines)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if each.table is not None:
+                pq.write_table(each.table, path)
+            else:
+                _write(path, each.lines)
+        except OSError as error:
+            raise Determinate(
+                f"the sample of {each.file.path} cannot be copied to {folder}: {error.strerror or error}. Make room"
+                " there, or give other files with --input"
+            ) from error
     fixed = re.split(r"[*?\[{]", source.path)[0].rpartition("/")[0]
     below = source.path[len(fixed) :].lstrip("/")
     changed: dict[str, Any] = {

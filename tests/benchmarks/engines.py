@@ -36,7 +36,7 @@ from persist_core.shard.state import Committed
 from persist_spark import frame, snapshot
 from persist_spark.merge import stage_merge
 from persist_spark.upsert.batch import UpsertRequest, stage_upserts
-from tests.benchmarks.sessions import consume, session
+from tests.benchmarks.sessions import as_of_jobs, consume, plain_session
 from tests.benchmarks.workload import VALUE_COLUMNS, Workload
 
 SHARD = "upl"
@@ -115,7 +115,8 @@ class NeverMaintained:
 
     def __init__(self, setting: Setting) -> None:
         self._setting, self.stored = setting, setting.stored()
-        self._spark = session(setting.cores, setting.memory)
+        self._spark = plain_session(setting.cores, setting.memory)
+        self._own = as_of_jobs(self._spark.newSession())  # a job's: readers have sessions of their own
         self._location = setting.location()
         self._client = PersistClient(self._location)
         self._schema = schema_of(setting.workload)
@@ -140,7 +141,7 @@ class NeverMaintained:
         )
         attempt = self._client.ids.uuid7()
         request = UpsertRequest(description, self._schema, attempt, may_stash=False, is_columnar=True)
-        manifest = stage_upserts(self._spark, self._client, self._client.state(SHARD), request, self._records(events))
+        manifest = stage_upserts(self._own, self._client, self._client.state(SHARD), request, self._records(events))
         appended = self._client.open_writer(SHARD).compare_and_append(manifest, manifest_key(SHARD, attempt))
         if not isinstance(appended, Committed):
             raise AssertionError(f"round {number} was not committed: {appended}")
@@ -157,7 +158,7 @@ class NeverMaintained:
             F.lit(0).cast("bigint").alias("block"),
             F.monotonically_increasing_id().alias("row"),
         )
-        return read_events(self._spark, self._setting.workload, events).select(
+        return read_events(self._own, self._setting.workload, events).select(
             *[column.name for column in self._schema.columns],
             F.col("op").alias(frame.OP),
             F.lit(None).cast("bigint").alias("_persist_time"),
@@ -181,7 +182,7 @@ class _Maintained(NeverMaintained):
 
     def _merge_by_spark(self, merge: Merge) -> Replaced | NotReplaced:
         attempt = self._client.ids.uuid7()
-        manifest = stage_merge(self._spark, self._client, merge, attempt)
+        manifest = stage_merge(self._own, self._client, merge, attempt)
         return replace_inputs(self._client, manifest, manifest_key(SHARD, attempt))
 
 
@@ -230,7 +231,7 @@ class Rewrite:
 
     def __init__(self, setting: Setting) -> None:
         self._setting, self.stored = setting, setting.stored()
-        self._spark = session(setting.cores, setting.memory)
+        self._spark = plain_session(setting.cores, setting.memory)
         self._table = self.stored / "none"
 
     def commit(self, number: int, events: Path) -> None:

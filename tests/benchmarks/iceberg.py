@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.benchmarks.engines import Setting, schema_of, winners
-from tests.benchmarks.sessions import consume, session
+from tests.benchmarks.sessions import consume, plain_session
 from tests.env.spark_jars import JARS
 
 _TABLE = "ice.upl"
@@ -38,7 +38,7 @@ class Iceberg:
         jars = sorted((JARS / "iceberg").glob("*.jar"))
         if not jars:
             raise AssertionError(f"no jar in {JARS / 'iceberg'}: `python -m tests.env.spark_jars iceberg` fetches it")
-        self._spark = session(
+        self._spark = plain_session(
             setting.cores,
             setting.memory,
             {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 import zstandard
 
 from persist_core.config.collection import CollectionConfig
+from persist_core.errors import Determinate
 from persist_core.location.mem import MemBlob
 from persist_core.sample.files import SampledFile, copied, raw_rows, take
 from persist_core.sources.feed import LocalFeed
@@ -126,6 +128,15 @@ def test_parquet_gives_its_first_rows(tmp_path: Path) -> None:
     (found,) = sample(config, 5)
     assert found.problem is not None
     assert "cannot be read" in found.problem
+
+
+@pytest.mark.parametrize("others", [["a/b"], ["n" * 300]], ids=["a folder's name", "too long"])
+def test_names_that_only_objects_can_have(others: list[str], tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(TEXT)
+    (found,) = sample(config := config_of(tmp_path, "*"), 5)
+    named = [replace(found, file=replace(found.file, path=f"{tmp_path}/{name}")) for name in others]
+    with pytest.raises(Determinate, match=f"{others[0]} cannot be copied"):
+        copied(config, [found, *named], tmp_path / "c")
 
 
 def test_the_text_of_null_in_csv(tmp_path: Path) -> None:
