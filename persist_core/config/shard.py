@@ -26,6 +26,8 @@ from persist_core.errors import InvalidInput, InvalidName
 from persist_core.keys import check_key_name
 from persist_core.time_text import UTC_ZONE, parse_time
 
+_YEAR_S = 366 * 86_400  # Python and Airflow cannot add any number of seconds to a time
+
 
 class TaskConfig(ConfigModel):
     """Airflow's options of one task. `None`: what `default_args`, the factory or Airflow says.
@@ -34,12 +36,12 @@ class TaskConfig(ConfigModel):
     """
 
     pool: AirflowName | None = None
-    pool_slots: Annotated[Whole, Field(ge=1)] | None = None
+    pool_slots: Annotated[Whole, Field(ge=1, le=1_000_000)] | None = None
     queue: AirflowName | None = None
     priority: Whole | None = None
     retries: Annotated[Whole, Field(ge=0, le=1000)] | None = None
-    retry_delay_s: Annotated[Whole, Field(ge=0)] | None = None
-    timeout_s: Annotated[Whole, Field(ge=1)] | None = None
+    retry_delay_s: Annotated[Whole, Field(ge=0, le=_YEAR_S)] | None = None
+    timeout_s: Annotated[Whole, Field(ge=1, le=_YEAR_S)] | None = None
     executor_config: dict[str, Any] | None = None
 
 

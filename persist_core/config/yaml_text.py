@@ -2,8 +2,8 @@
 
 It follows YAML 1.2's core schema without floats and dates: only `true`/`false` are booleans, so a column may have the
 name `no` or `on`; `007` and `2026-01-01` stay text. It refuses, with line and column: duplicate keys, several
-documents, tags, keys that are not text, recursion, and anything beyond the bounds below (so that neither deep nesting
-nor aliases of aliases cost more than reading the file).
+documents, tags, keys that are not text, recursion, characters that no store takes, and anything beyond the bounds
+below (so that neither deep nesting nor aliases of aliases cost more than reading the file).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def parse_yaml(data: bytes) -> Any:
         ) from None
     try:
         return _document(text, _FastLoader)
-    except (yaml.YAMLError, YamlError):
+    except (yaml.YAMLError, ValueError, OverflowError):  # `YamlError` too
         return _with_messages(text)
 
 
@@ -76,6 +76,10 @@ def _with_messages(text: str) -> Any:
     """The document by the slow loader, whose errors say more."""
     try:
         return _document(text, _Loader)
+    except YamlError:
+        raise
+    except (ValueError, OverflowError) as error:  # of `chr`
+        raise YamlError(f"found an escape of no character ({error}), expected 0010FFFF at most; correct it") from None
     except yaml.MarkedYAMLError as error:
         raise YamlError(_problem(error), error.problem_mark) from None
     except yaml.reader.ReaderError as error:
@@ -140,6 +144,7 @@ def _check_node(root: yaml.Node) -> None:
     size(root)
 
 
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")  # escapes can write them; one such text fails the store of all DAGs
 _TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "bool", "null", "int", "merge"))
 
 
@@ -149,6 +154,9 @@ def _check_tag(node: yaml.Node) -> None:
     )
     if node.tag not in _TAGS or is_other_form:
         raise YamlError(f"found the tag {node.tag!r}, expected plain data without tags; remove it", node.start_mark)
+    if isinstance(node, yaml.ScalarNode) and (odd := _UNSTORABLE.search(node.value)):
+        said = f"found the character U+{ord(odd[0]):04X}, expected whole characters, and not U+0000; write others"
+        raise YamlError(said, node.start_mark)
 
 
 def _check_keys(node: yaml.MappingNode) -> None:
