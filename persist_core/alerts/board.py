@@ -80,9 +80,9 @@ class WatchBoard:
 
         return self.apply(transition)
 
-    def post(self, notice: Notice) -> None:
-        """Add a notice to send, if it is not there already."""
-        self.apply(lambda record: (record.with_notices(notice), None))
+    def post(self, *notices: Notice) -> None:
+        """Add notices to send that are not there already."""
+        self.apply(lambda record: (record.with_notices(*notices), None))
 
     def claim(
         self, may_send: Callable[[Notice, Sequence[Notice]], bool], *, without: Collection[str] = ()

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from persist_core.alerts.board import WatchBoard
 from persist_core.alerts.record import Notice
@@ -20,6 +22,7 @@ MAX_FAILURES = 2  # of one target in one call: it is down, and each try may take
 MAX_SECONDS = 60  # of one target for one notice
 
 _log = logging.getLogger(__name__)
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,10 @@ def deliver(
     targets_of: Callable[[Notice], Sequence[Target] | None],
     *,
     only: Collection[str] | None = None,
+    seconds: float | None = None,
 ) -> Delivered:
     """Send what is unsent, `only` these ids if given. `targets_of` returns `None` for a shard of another watcher.
+    `seconds`: of one target for one notice, `MAX_SECONDS` by default.
 
     A target gets the notices of one alert in their order: one that failed keeps the later ones back, for that target.
     Sends at most `MAX_NOTICES`. Notices that wait only for targets that are down do not count.
@@ -82,7 +87,7 @@ def deliver(
         due = [target for target in targets_of(notice) or () if _is_due(target, notice)]
         taken = set()
         for target in ready(due, earlier):
-            if send(target, notice, failures):
+            if send(target, notice, failures, seconds):
                 taken.add(target.name)
             else:
                 down[target.name, target.service] += 1
@@ -97,31 +102,37 @@ def _is_due(target: Target, notice: Notice) -> bool:
     return target.accepts(notice) and target.name not in notice.delivered
 
 
-def send(target: Target, notice: Notice, failures: list[str]) -> bool:
+def send(target: Target, notice: Notice, failures: list[str], seconds: float | None = None) -> bool:
     """Send, for a limited time; False if that failed, with a line more in `failures`.
 
-    In a thread that nothing waits for: the client of a service may have no timeout, others are to get the notice too,
-    and a task that announces what has happened to it has work left.
+    The client of a service may have no timeout, others are to get the notice too, and a task that announces what has
+    happened to it has work left.
     """
-    taken: Future[None] = Future()
-
-    def take() -> None:
-        try:
-            target.send(notice)
-            taken.set_result(None)
-        except BaseException as error:  # noqa: BLE001 - reported below
-            taken.set_exception(error)
-
-    threading.Thread(target=take, name=f"notifier {target.name}", daemon=True).start()
+    seconds = MAX_SECONDS if seconds is None else seconds
     error: BaseException | None
     try:
-        error = taken.exception(MAX_SECONDS)  # of any class: it was the notifier's thread that it ended
+        taken = in_thread(partial(target.send, notice), f"notifier {target.name}")
+        error = taken.exception(seconds)  # of any class: it was the notifier's thread that it ended
         said = f"{type(error).__name__}: {error}"
     except TimeoutError as unanswered:
-        error, said = unanswered, f"it has not ended after {MAX_SECONDS} s"
+        error, said = unanswered, f"it has not ended after {seconds:g} s"
     if error is not None:
         _log.error("notifier %s did not take: %s", target.name, notice.subject, exc_info=error)
         failures.append(f"{target.name} did not take {notice.subject!r}: {said}")
         return False
     _log.info("%s: sent by %s", notice.subject, target.name)
     return True
+
+
+def in_thread(do: Callable[[], _Found], name: str) -> Future[_Found]:
+    """The result of `do`, from a thread for which no process waits at its end."""
+    found: Future[_Found] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(do())
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
+            found.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return found

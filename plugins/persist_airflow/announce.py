@@ -11,14 +11,17 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from threading import Event
 from typing import Any
 
 from persist_airflow.compat import Context
-from persist_airflow.hook import PersistHook
+from persist_airflow.hook import open_client
 from persist_airflow.notifications import NotifyBy, takes, targets
 from persist_airflow.options import RETRY, TASK_IDS
 from persist_core.alerts.board import WatchBoard
-from persist_core.alerts.deliver import Target, deliver, send
+from persist_core.alerts.deliver import Target, deliver, in_thread, send
 from persist_core.alerts.record import Notice
 from persist_core.alerts.words import alert_key, make_notice
 from persist_core.clock import SystemClock
@@ -28,6 +31,9 @@ from persist_core.protocol.conflicts import ConflictRecord
 from persist_core.time_text import format_time, show_time
 
 MAX_ERROR_CHARS = 1_500  # of the error of a task; its log has all
+# Airflow 3 kills the process 20 s after its task has failed (`[core] task_success_overtime`), and then tries a task
+# again that is not to be tried again.
+CALLBACK_S, STEP_S = 16.0, 5.0  # of all; to keep the notices, and of one notifier for one notice
 UNKNOWN = "not known: the process of the task ended"
 _COMMITTED = "It may have committed: `persist commits` lists what was."  # then the store failed, or the process ended
 
@@ -45,7 +51,9 @@ def announce_conflict(
     if client.blob.get(marker) is not None:
         return False
     if takes(notify, "conflicts"):
-        _send(client, conflict_notice(record, guide=guide), targets(notify, context))
+        board, notice = WatchBoard(client), conflict_notice(record, guide=guide)
+        board.post(notice)
+        _send(board, notice, targets(notify, context))
     client.blob.set(marker, json.dumps({"alerted_ms": client.clock.now_ms()}).encode())
     return True
 
@@ -92,32 +100,31 @@ class AnnounceFailure:
         self.shards = tuple(notify if shards is None else shards)
 
     def __call__(self, context: Context) -> None:
-        """Send. From the first shard on for which the location fails, the notifiers are called without its record."""
+        """Keep the notices of all shards, then send them. If the location fails, or does not answer, the notifiers are
+        called without its record. `persist_watch` sends what is kept and was not sent in time."""
         task: Any = context["task"]
         error: Any = context.get("exception")
         said = None if error is None else f"{type(error).__name__}: {error}"
         failed: Mapping[str, str | None] = getattr(error, "failed", None) or dict.fromkeys(self.shards, said)
-        announced = {shard: self.notify[shard] for shard in failed if takes(self.notify.get(shard, ()), "failures")}
-        client: PersistClient | None = None
-        is_reachable, now_ms = True, SystemClock().now_ms()
-        try:
-            for shard, notify in announced.items():
-                notice = failure_notice(shard, failed[shard], context, now_ms=now_ms, guide=self.guide)
-                by = targets(notify, context)
-                try:
-                    if is_reachable:
-                        client = client or PersistHook(task.persist_conn_id).get_conn()
-                        _send(client, notice, by)
-                except Exception as unreachable:  # noqa: BLE001 - a failure is announced, whatever fails here too
-                    _log.warning("failures are announced without the record of the location: %s", unreachable)
-                    is_reachable = False
-                if not is_reachable:
-                    for target in by:
-                        if target.accepts(notice):
-                            send(target, notice, [])
-        finally:
-            if client is not None:
-                client.location.close()
+        now_ms = SystemClock().now_ms()
+        made = {
+            failure_notice(shard, failed[shard], context, now_ms=now_ms, guide=self.guide): targets(notify, context)
+            for shard in failed
+            for notify in [self.notify.get(shard, ())]
+            if takes(notify, "failures")
+        }
+        if not made:
+            return
+        is_kept = Event()
+        work = in_thread(partial(_keep_and_send, task.persist_conn_id, made, is_kept), "announce failures")
+        with suppress(TimeoutError):
+            work.exception(STEP_S)
+        if not is_kept.is_set():
+            why = work.exception() if work.done() else f"it has not answered after {STEP_S:g} s"
+            _log.warning("failures are announced without the record of the location: %s", why)
+            work = in_thread(partial(_send_unkept, made), "announce failures")
+        with suppress(TimeoutError):
+            work.exception(CALLBACK_S - STEP_S)
 
 
 def failure_notice(shard: str, error: str | None, context: Context, *, now_ms: int, guide: str = "") -> Notice:
@@ -150,12 +157,26 @@ def failure_notice(shard: str, error: str | None, context: Context, *, now_ms: i
     )
 
 
-def _send(client: PersistClient, notice: Notice, by: Sequence[Target]) -> None:
-    """Keep the notice, and send it. Raises `PersistError` if it cannot be kept; then it was not sent."""
-    board = WatchBoard(client)
-    board.post(notice)
+def _keep_and_send(conn_id: str, made: Mapping[Notice, Sequence[Target]], is_kept: Event) -> None:
+    with open_client(conn_id) as client:
+        board = WatchBoard(client)
+        board.post(*made)
+        is_kept.set()
+        for notice, by in made.items():
+            _send(board, notice, by, STEP_S)
+
+
+def _send_unkept(made: Mapping[Notice, Sequence[Target]]) -> None:
+    for notice, by in made.items():
+        for target in by:
+            if target.accepts(notice):
+                send(target, notice, [], STEP_S)
+
+
+def _send(board: WatchBoard, notice: Notice, by: Sequence[Target], seconds: float | None = None) -> None:
+    """Send a notice that is kept."""
     try:
-        failures = deliver(board, lambda _: by, only=[notice.notice_id]).failures
+        failures = deliver(board, lambda _: by, only=[notice.notice_id], seconds=seconds).failures
     except Exception as error:  # noqa: BLE001 - it is kept, so it must not be sent without the record too
         failures = (f"{notice.subject!r}: {error}",)
     for failure in failures:

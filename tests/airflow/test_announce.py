@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from persist_airflow import announce
 from persist_airflow.announce import AnnounceFailure, failure_notice
 from persist_airflow.compat import BaseNotifier
 from persist_airflow.factory import build_dags, build_upsert_dag
@@ -15,6 +16,7 @@ from persist_airflow.failures import PersistCasConflict
 from persist_airflow.notifications import Notify, targets
 from persist_airflow.operators import told
 from persist_core.alerts.board import WatchBoard
+from persist_core.alerts.record import Notice
 from persist_core.errors import Determinate
 from persist_core.handles.client import PersistClient
 from persist_core.protocol.conflicts import ConflictRecord, list_conflicts
@@ -169,8 +171,8 @@ def test_a_location_that_fails_midway_repeats_nothing(
     real = getattr(WatchBoard, fails)
 
     def failing(board: WatchBoard, *given: Any, **options: Any) -> Any:
-        newest = (given if fails == "post" else board.read().unsent)[-1:]
-        if [each.shard for each in newest] == ["b"]:
+        found = [each for each in board.read().unsent if given[0](each, ())] if fails == "claim" else given
+        if "b" in [each.shard for each in found if isinstance(each, Notice)]:
             raise Determinate("the store is away")
         return real(board, *given, **options)
 
@@ -218,3 +220,43 @@ def test_a_notifier_that_fails_stops_no_other_one(
     for callback in dag.get_task(WRITE).on_failure_callback:
         callback(context)
     assert len(said) == 1
+
+
+def failed_write() -> Any:
+    """The context of a write task that has failed."""
+    ti = SimpleNamespace(task_id=WRITE, dag_id="d", run_id="r", try_number=1, start_date=None)
+    return {"ti": ti, "task": SimpleNamespace(persist_conn_id="persist_default"), "exception": ValueError("bad")}
+
+
+def test_all_failures_are_kept_before_one_is_sent(client: PersistClient) -> None:
+    """Airflow 3 ends the process soon: `persist_watch` then sends the others."""
+    kept: list[int] = []
+    told = [lambda _: kept.append(len(WatchBoard(client).read().unsent))]
+    AnnounceFailure(dict.fromkeys("abc", told))(failed_write())
+    assert kept == [3, 2, 1]
+
+
+@pytest.mark.parametrize("hangs", ["notifier", "store"])
+def test_what_hangs_takes_no_others_turn(hangs: str, client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A callback ends before Airflow ends it, and what was not sent is kept if the store answers."""
+    said: list[str] = []
+    is_over = threading.Event()
+    monkeypatch.setattr(announce, "STEP_S", 0.5)
+    if hangs == "store":
+        monkeypatch.setattr(WatchBoard, "post", lambda *_: is_over.wait(60))
+
+    def slow(_: Any) -> None:
+        assert hangs == "store" or is_over.wait(60)
+
+    def told(context: Any) -> None:
+        said.append(context["persist_alert"]["shard"])
+
+    started_ms = client.clock.now_ms()
+    try:
+        AnnounceFailure({"a": [slow, told]})(failed_write())
+        took_ms = client.clock.now_ms() - started_ms
+    finally:
+        is_over.set()
+    assert said == ["a"]
+    assert took_ms < 20_000
+    assert [each.delivered for each in WatchBoard(client).read().unsent] == [("told",)] * (hangs == "notifier")
