@@ -16,7 +16,7 @@ from persist_core.alerts.board import WatchBoard
 from persist_core.alerts.conditions import CONFLICTS_MS, Health, values_of
 from persist_core.alerts.facts import URGENCIES, AlertFacts, facts_of
 from persist_core.config.collection import FILES
-from persist_core.config.thresholds import ERRORS, FSCK, WARNINGS
+from persist_core.config.thresholds import ERRORS, FILE, FSCK, WARNINGS
 from persist_core.contents.err_groups import lines_of
 from persist_core.errors import Corruption, ShardNotFound
 from persist_core.handles.client import PersistClient
@@ -38,7 +38,7 @@ def healths(inspector: Inspector, shards: Iterable[str]) -> dict[str, Health]:
 
 
 def open_alerts(inspector: Inspector, shard: str | None = None) -> list[AlertFacts]:
-    """The open alerts of a shard or of all, the most urgent first, with their values of now.
+    """The open alerts of a shard or of all, the most urgent first, with their values of now; files are not read.
 
     Raises `CorruptArtifact` if their record is damaged.
     """
@@ -50,7 +50,7 @@ def open_alerts(inspector: Inspector, shard: str | None = None) -> list[AlertFac
     for name, watch in watches.items():
         values = values_of(known[name], watch, now_ms) if name in known else {}
         for condition in watch.alerts:
-            facts, value = facts_of(record, name, condition), values.get(condition)
+            facts, value = facts_of(record, name, condition), None if condition == FILE else values.get(condition)
             found.append(facts if value is None else replace(facts, value=value))
     return sorted(found, key=lambda each: (URGENCIES.index(each.urgency), each.since_ms, each.shard, each.alert))
 

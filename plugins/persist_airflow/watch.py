@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,19 @@ from persist_core.alerts.deliver import deliver
 from persist_core.alerts.health import healths, open_alerts
 from persist_core.alerts.words import show_value
 from persist_core.config.alerts import WatchedShard, load_watched
+from persist_core.config.collection import load_collections
 from persist_core.config.files import PROJECT_FILE, config_files
 from persist_core.config.project import ProjectConfig, load_project
 from persist_core.config.thresholds import DEFAULTS, FILE
+from persist_core.config.view import load_views
 from persist_core.errors import ConfigError
 from persist_core.inspection.inspector import Inspector
 
 DAG_ID = "persist_watch"
-FOLDERS = {"collections": "collection", "views": "view"}
+FOLDERS: Mapping[str, tuple[str, Callable[[Path], Any]]] = {
+    "collections": ("collection", load_collections),
+    "views": ("view", load_views),
+}
 TIMEOUT = timedelta(milliseconds=CLAIM_MS * 8 // 10)  # a claim outlives the task, so no other one sends meanwhile
 DOCUMENT = """Alerts when a shard is late, holds errors, or is damaged, and says when that is resolved.
 
@@ -76,8 +81,8 @@ class WatchShardsOperator(BaseOperator):
         """Look once. Raises `AirflowException` if a notifier did not take a notice; it is kept."""
         project = self.project or project_of(self.folder)
         shards, wrong = self._files()
-        rules = {shard.name: shard.rules(project) for shard in shards}
-        broken = {name: Health(name, is_defined=False, notes={FILE: wrong[name]}) for name in wrong.keys() - rules}
+        rules = {shard.name: shard.rules(project) for shard in shards if shard.name not in wrong}
+        broken = {name: Health(name, is_defined=False, notes={FILE: said}) for name, said in wrong.items()}
         general = self.notify or chosen(project.notify)
         by = {shard.name: targets(chosen(shard.notify, general), context) for shard in shards}
         with task_client(self.persist_conn_id) as client:
@@ -107,23 +112,27 @@ class WatchShardsOperator(BaseOperator):
         }
 
     def _files(self) -> tuple[list[WatchedShard], dict[str, str]]:
-        """The shards of the files; and why a file is wrong, by its name: other alerts of the shard stay as they are."""
+        """The shards of the files; and why a file is wrong, by its name: other alerts of the shard stay as they are.
+
+        A wrong file may still say whom to notify.
+        """
         shards: list[WatchedShard] = []
         wrong: dict[str, str] = {}
-        for name, what in FOLDERS.items():
+        loaded: set[str] = set()
+        for name, (what, load) in FOLDERS.items():
             folder = Path(self.folder) / name
             if not folder.is_dir():
                 continue
-            found, errors = load_watched(folder, what=what)
-            shards += found
+            shards += load_watched(folder, what=what)[0]
+            correct, errors = load(folder)
             for error in errors:
                 self.log.warning("not watched: %s", error)
-            loaded = {shard.name for shard in found}
+            loaded |= {config.name for config in correct}
             for path in config_files(folder):
                 if path.stem not in loaded:
                     said = [str(error) for error in errors if str(error).startswith(f"{path}:")]
                     wrong[path.stem] = said[0] if said else f"{path} can't be read"
-        return shards, wrong
+        return shards, {name: said for name, said in wrong.items() if name not in loaded}
 
 
 def project_of(folder: str | Path) -> ProjectConfig:

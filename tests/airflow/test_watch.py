@@ -179,7 +179,7 @@ def test_wrong_files_are_named_and_the_others_are_watched(
     assert watch(folder)["open"] == 1
     (folder / "collections" / "fruit.yaml").write_text(COLLECTION + "freshness: {warn: 2 hourz}\n")
     (folder / "views").mkdir()
-    (folder / "views" / "by_name.yaml").write_text("query: SELECT 1\nfreshness: {warn: 1h}\n")
+    (folder / "views" / "by_name.yaml").write_text("function: a.b:c\ninputs: fruit\nfreshness: {warn: 1h}\n")
     assert watch(folder) == {"shards": 1, "open": 2, "sent": 0, "changed": ["[fail] fruit: its file is wrong"]}
     assert watch(folder)["changed"] == [], "said once"
     assert "fruit.yaml: freshness.warn: found '2 hourz'" in caplog.text + capsys.readouterr().out
@@ -187,6 +187,22 @@ def test_wrong_files_are_named_and_the_others_are_watched(
     assert watch(folder)["changed"] == ["[resolved] fruit: its file is wrong"]
     (folder / "collections" / "fruit.yaml").unlink()
     assert watch(folder)["open"] == 0, "its file is gone"
+
+
+def test_a_mistake_anywhere_in_a_file_is_an_alert(
+    tmp_path: Path, client: PersistClient, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its DAG is gone, and no other alert would say it. The file still says whom to notify."""
+    folder = folder_of(tmp_path, "notify: {notifier: log}\n")
+    complete_until(client, 9)
+    assert watch(folder)["open"] == 0
+    file = folder / "collections" / "fruit.yaml"
+    file.write_text(file.read_text().replace("name: string", "name: strng"))
+    assert watch(folder) == {"shards": 0, "open": 1, "sent": 1, "changed": ["[fail] fruit: its file is wrong"]}
+    assert [each.value for each in open_alerts(Inspector(client))] == [1]
+    assert "columns.name.type: found 'strng'" in caplog.text + capsys.readouterr().out
+    file.write_text(file.read_text().replace("strng", "string"))
+    assert watch(folder)["changed"] == ["[resolved] fruit: its file is wrong"]
 
 
 def test_an_open_alert_shows_the_value_and_the_limit_of_now(tmp_path: Path, client: PersistClient) -> None:
