@@ -78,6 +78,15 @@ def _event(**payload: Any) -> TriggerEvent:
     return cast(TriggerEvent, event(payload))
 
 
+def _state_of(persist_conn_id: str, shard: str) -> ShardState | None:
+    """The shard's newest state, by a location that is open for this look alone.
+
+    While a trigger waits, credentials expire; and each open location has a connection of its own to the store.
+    """
+    with open_client(persist_conn_id) as client:
+        return client.machine.fetch(shard)
+
+
 def _check_poll(poll_s: float) -> None:
     if poll_s <= 0:
         raise InvalidInput(f"poll_s is {poll_s}; expected more than 0")
@@ -122,19 +131,16 @@ class ShardUpperTrigger(BaseTrigger):
         return _serialized(self, "shard", "upper", "persist_conn_id", "poll_s", "timeout_s")
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look every `poll_s` seconds. Connections are opened and read in a thread: they may block."""
-        client = await _in_thread(self.persist_conn_id, PersistHook(self.persist_conn_id).get_conn)
+        """Look every `poll_s` seconds, in a thread."""
+        look = partial(_state_of, self.persist_conn_id, self.shard)
         clock, upper, reached = SystemClock(), Frontier(0), False
         timeout_ms = float("inf") if self.timeout_s is None else self.timeout_s * 1000
         deadline_ms = clock.now_ms() + timeout_ms  # a restart of the triggerer moves it
-        try:
-            async for state in _looks(self.persist_conn_id, partial(client.machine.fetch, self.shard), self.poll_s):
-                if state is not None:
-                    upper, reached = state.upper, state.upper >= Frontier(self.upper)
-                if reached or clock.now_ms() >= deadline_ms:
-                    break
-        finally:
-            await _in_thread(self.persist_conn_id, client.location.close)
+        async for state in _looks(self.persist_conn_id, look, self.poll_s):
+            if state is not None:
+                upper, reached = state.upper, state.upper >= Frontier(self.upper)
+            if reached or clock.now_ms() >= deadline_ms:
+                break
         yield _event(shard=self.shard, upper=upper.time, reached=reached)
 
 
@@ -218,8 +224,7 @@ class ShardCommitTrigger(BaseEventTrigger):
                     await store.aset(SEEN, list(seen))
 
     def _look(self) -> ShardState | None:
-        with open_client(self.persist_conn_id) as client:
-            return client.machine.fetch(self.shard) or ShardState(self.shard)
+        return _state_of(self.persist_conn_id, self.shard) or ShardState(self.shard)
 
     def _event(self, state: ShardState, seen: _Position) -> TriggerEvent | None:
         """The newest of the commits after `seen` that others have made."""

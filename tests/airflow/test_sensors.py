@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import json
 import threading
+from collections import Counter
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from persist_airflow.hook import PersistHook
 from persist_airflow.sensors import InputSensor, ShardSensor
 from persist_core.errors import Determinate
 from persist_core.handles.client import PersistClient
+from persist_core.location.open import OpenLocation
 from tests.airflow.fruit import NAME, Fruit, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
 from tests.core.world import KEYS
@@ -109,6 +111,27 @@ def test_a_look_that_fails_hides_no_earlier_one(client: PersistClient, monkeypat
     monkeypatch.setattr(type(client.machine), "fetch", look)
     fired: Any = anext(triggers.ShardUpperTrigger(NAME, 2, poll_s=0.01, timeout_s=0.05).run())
     assert asyncio.run(fired).payload == {"shard": NAME, "upper": 1, "reached": False}
+
+
+def test_no_trigger_holds_a_location_open(client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The credentials of a role expire within hours, and a thousand waiting tasks would take as many connections."""
+    commit(client, NAME, KEYS, 1)
+    counted, get_conn, close = Counter[str](), PersistHook.get_conn, OpenLocation.close
+
+    def opened(hook: PersistHook) -> PersistClient:
+        assert counted["opened"] == counted["closed"]
+        counted["opened"] += 1
+        return get_conn(hook)
+
+    def closed(location: OpenLocation) -> None:
+        counted["closed"] += 1
+        close(location)
+
+    monkeypatch.setattr(PersistHook, "get_conn", opened)
+    monkeypatch.setattr(OpenLocation, "close", closed)
+    fired: Any = anext(triggers.ShardUpperTrigger(NAME, 2, poll_s=0.01, timeout_s=0.2).run())
+    assert asyncio.run(fired).payload["reached"] is False
+    assert counted["opened"] == counted["closed"] > 1
 
 
 def test_a_slow_store_holds_up_no_other_trigger(client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:
