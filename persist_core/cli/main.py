@@ -17,6 +17,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -234,6 +235,9 @@ class _Told(logging.Handler):
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script: runs one command and exits with its code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    for name in ("stdout", "stderr"):  # closed (`>&-`): a file that is opened next must not take its place
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - until the end
     for stream in (sys.stdout, sys.stderr):  # a locale may know few characters; JSON is UTF-8 whatever it knows
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8" if "--json" in given else None, errors="backslashreplace")

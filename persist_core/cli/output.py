@@ -41,6 +41,7 @@ EXIT_CODES: tuple[tuple[type[PersistError], int], ...] = (
 COUNT, POSITIVE = (click.IntRange(least, 10**15) for least in (0, 1))  # libraries cannot count to any number
 MAX_CELL_CHARS = 120  # of a table for people; JSON has all
 _WIDTH_WITHOUT_TERMINAL = 200
+_LEAST_WIDTH = 80  # of a table: in a narrower one columns vanish. The terminal breaks its lines
 _LINE_ENDS = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}  # of Unicode: many tools split lines there
 
 
@@ -123,7 +124,11 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title:
         print_line(empty)
     else:
         width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
-        Console(markup=False, emoji=False, highlight=False, width=width).print(drawn)
+        console = Console(markup=False, emoji=False, highlight=False, width=width)
+        console.width = max(console.width, _LEAST_WIDTH)
+        with console.capture() as captured:
+            console.print(drawn)
+        sys.stdout.write(captured.get())  # a closed pipe is ours: rich would exit with 1
 
 
 def short_names(columns: Sequence[str]) -> list[str]:

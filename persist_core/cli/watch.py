@@ -60,7 +60,7 @@ def metrics(session: Session, shards: tuple[str, ...], location: str, output: Pa
 def _replace(path: Path, text: str) -> None:
     """Write the file whole or not at all."""
     # The textfile collector reads only `*.prom`: no name that ends so may hold half of the text.
-    part = path.with_name(f".{path.name}.{RandomIds().uuid7()}.part")
+    part = path.parent / f".{path.name}.{RandomIds().uuid7()}.part"
     try:
         part.write_text(text, encoding="utf-8", errors="surrogateescape")  # an argument in a locale of few characters
         part.replace(path)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from persist_core.cli.main import run_command
-from persist_core.cli.output import printable
+from persist_core.cli.output import print_table, printable
 from persist_core.config.collection import CollectionConfig
 from persist_core.contents.batch import BatchDescription
 from persist_core.contents.parts import errs_schema, updates_schema
@@ -327,7 +327,7 @@ def test_an_output_that_can_not_be_written(persist: Persist) -> None:
     full disk is one line, and ends with 6."""
     reading, closed = os.pipe()
     os.close(reading)
-    for command in ("snapshot orders --json", "fsck", "doctor"):
+    for command in ("snapshot orders --json", "fsck", "doctor", "shards"):
         assert _run(persist, command, closed) == (141, "")
     full = os.open("/dev/full", os.O_WRONLY)
     for command in ("snapshot orders", "--help", "snapshot orders --json"):  # the last is held back until the end
@@ -336,6 +336,22 @@ def test_an_output_that_can_not_be_written(persist: Persist) -> None:
         assert "the output can't be written: No space left on device" in text
     os.close(closed)
     os.close(full)
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_a_closed_output_is_not_missed(persist: Persist, closed: str) -> None:
+    """As of a program that some supervisors start: it does its work, and nothing that it opens becomes its output."""
+    command = ["sh", "-c", f'"$@" {closed}', "sh", *MAIN, "shards"]
+    environment = {**os.environ, **persist.location.to_env()}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr, "orders" in done.stdout) == (0, "", closed == "2>&-")
+
+
+def test_a_narrow_terminal_hides_no_column(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    print_table("abcdefghijk", [[letter * 9 for letter in "ABCDEFGHIJK"]])
+    assert set("abcdefghijkABCDEFGHIJK") <= set(capsys.readouterr().out)
 
 
 def _run(persist: Persist, command: str, stdout: int) -> tuple[int, str]:

@@ -90,6 +90,8 @@ def test_what_cannot_be_done_is_an_error_and_changes_no_file(persist: Run, tmp_p
     code, _, err = persist("--output", str(file), "--json")
     assert (code, file.read_text()) == (2, "old")
     assert "--output and --json exclude each other" in err
+    code, _, err = persist("--output", "")  # an unset variable of a shell
+    assert code == 6
     code, _, err = persist("--output", str(tmp_path / "no" / "persist.prom"))
     assert code == 6
     assert "can't be written: No such file or directory" in err
