@@ -13,13 +13,16 @@ from typing import Any
 
 from persist_airflow.compat import AirflowException, AirflowFailException
 from persist_core.errors import (
+    CheckFailed,
     Corruption,
+    FeedChanged,
     InvalidInput,
     PersistError,
     SourceChanged,
     TooManyErrors,
     TooManyUpdates,
     UnclearOrder,
+    UnreadableFiles,
 )
 from persist_core.protocol.conflicts import ConflictRecord
 
@@ -56,6 +59,9 @@ HOPELESS = (
     TooManyUpdates,
     SourceChanged,
     UnclearOrder,
+    CheckFailed,
+    FeedChanged,
+    UnreadableFiles,
 )  # the next try would fail in the same way
 
 

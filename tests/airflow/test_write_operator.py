@@ -12,7 +12,14 @@ from persist_airflow.factory import build_upsert_dag
 from persist_airflow.failures import PersistCasConflict, SparkJobFailed
 from persist_airflow.spark import WriteBatchesOperator
 from persist_core.contents.batch import BatchDescription
-from persist_core.errors import Determinate, OutdatedDescription, TooManyErrors
+from persist_core.errors import (
+    CheckFailed,
+    Determinate,
+    FeedChanged,
+    OutdatedDescription,
+    TooManyErrors,
+    UnreadableFiles,
+)
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.protocol.conflicts import list_conflicts
@@ -35,7 +42,11 @@ def dag(fruit: Fruit, client: PersistClient) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "wanted"), [(TooManyErrors.kind, AirflowFailException), ("unexpected", SparkJobFailed)]
+    ("kind", "wanted"),
+    [
+        *((each.kind, AirflowFailException) for each in (TooManyErrors, CheckFailed, FeedChanged, UnreadableFiles)),
+        ("unexpected", SparkJobFailed),
+    ],
 )
 def test_a_failed_job_says_why_and_retries_only_if_useful(
     fruit: Fruit, dag: Any, client: PersistClient, monkeypatch: pytest.MonkeyPatch, kind: str, wanted: type[Exception]
