@@ -29,6 +29,7 @@ from persist_airflow.compat import AirflowException, Context, submit_once
 from persist_airflow.failures import SparkJobFailed, airflow_error, result_before
 from persist_airflow.hook import PersistHook, connection_of, task_client
 from persist_airflow.lineage import ReportsLineage, of_inputs
+from persist_airflow.links import ShardLink
 from persist_airflow.metrics import measured
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig
@@ -285,6 +286,7 @@ class WriteBatchesOperator(ReportsLineage, SparkJobOperator):
 
     template_fields: Sequence[str] = (*SparkJobOperator.template_fields, "description")
     template_fields_renderers = {"description": "json"}  # noqa: RUF012 - Airflow's way to say it
+    operator_extra_links = (ShardLink(),)
     ui_color = "#f7d7a8"
 
     def __init__(self, *, config: ShardConfig, description: Any, **kwargs: Any) -> None:

@@ -59,6 +59,10 @@ def test_a_failed_job_says_why_and_retries_only_if_useful(
         run.run(WRITE)
 
 
+def test_each_task_leads_to_its_shard(dag: Any) -> None:
+    assert [[link.name for link in task.operator_extra_links] for task in dag.tasks] == [["Shard"]] * 4
+
+
 def test_a_job_that_finds_its_description_outdated_is_no_failure(
     fruit: Fruit, dag: Any, client: PersistClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
