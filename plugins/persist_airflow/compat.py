@@ -1,4 +1,4 @@
-"""Everything in which Airflow 2.11 and 3.x differ, and nothing else.
+"""Everything in which Airflow 2.11 and 3.x (from 3.2 on) differ, and nothing else.
 
 `airflow.providers.common.compat.sdk` bridges most names by itself; the rest is one function per difference.
 """
@@ -37,7 +37,7 @@ from airflow.providers.common.compat.sdk import (
     conf,
     mask_secret,
 )
-from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_0_PLUS, AIRFLOW_V_3_2_PLUS, AIRFLOW_V_3_3_PLUS
+from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_0_PLUS, AIRFLOW_V_3_3_PLUS
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 try:
@@ -143,15 +143,13 @@ def tasks_of_run(context: Context) -> set[str]:
 
 
 def is_dag_paused(context: Context, dag_id: str) -> bool | None:
-    """True if this DAG is paused; `None` if there is no such DAG. 3.0 and 3.1 do not tell: `False`.
+    """True if this DAG is paused; `None` if there is no such DAG.
 
-    Nor does 3.x tell that the file of a DAG is gone: its last facts are returned.
+    3.x does not tell that the file of a DAG is gone: its last facts are returned.
     """
     if not AIRFLOW_V_3_0_PLUS:
         found: Any = importlib.import_module("airflow.models.dag").DagModel.get_current(dag_id)
         return bool(found.is_paused) if found is not None and found.is_active else None
-    if not AIRFLOW_V_3_2_PLUS:
-        return False
     ti: Any = context["ti"]
     try:
         return bool(ti.get_dag(dag_id).is_paused)

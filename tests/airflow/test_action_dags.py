@@ -11,7 +11,7 @@ import pytest
 
 from persist_airflow import shard_actions
 from persist_airflow.actions import ShardActionOperator, build_actions_dag
-from persist_airflow.compat import AIRFLOW_V_3_2_PLUS, AirflowFailException, is_dag_paused
+from persist_airflow.compat import AIRFLOW_V_3_0_PLUS, AirflowFailException, is_dag_paused
 from persist_core.handles.client import PersistClient
 from tests.airflow.test_actions import DAG, FILE, SHARD, act, context, fill
 from tests.core.protocol.ordered_shard import OrderedCollection
@@ -98,7 +98,7 @@ def test_a_paused_dag_is_named(client: PersistClient, started: list[Any], monkey
     assert [report["dag_is_paused"] for report in started] == [True, False]
 
 
-@pytest.mark.skipif(not AIRFLOW_V_3_2_PLUS, reason="older releases tell it in another way, or not at all")
+@pytest.mark.skipif(not AIRFLOW_V_3_0_PLUS, reason="2.11 tells it in another way")
 def test_airflow_knows_whether_a_dag_is_paused() -> None:
     errors: Any = importlib.import_module("airflow.sdk.exceptions")
 
