@@ -274,6 +274,16 @@ def test_a_busy_port_is_an_error_that_names_who_listens(
     require_free(port, "")
 
 
+@pytest.mark.parametrize("text", ["abc", "0", "70000", "9" * 5000])
+def test_a_port_that_is_none_is_an_error(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AIRFLOW__API__PORT", text)
+    assert main(["up"]) == 1
+    assert f"AIRFLOW__API__PORT={text}: expected a port" in capsys.readouterr().err.replace("\n", "")
+
+
 def test_everything_listens_on_loopback_alone(airflow: LocalAirflow) -> None:
     environment = airflow.environment()
     assert environment["AIRFLOW__API__HOST"] == "127.0.0.1"

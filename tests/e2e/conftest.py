@@ -10,7 +10,7 @@ import pytest
 from persist_airflow.embedded.home import LocalAirflow
 from persist_core.location.settings import PersistLocation
 
-_OF_THE_DATABASE = ("postgres", "postgres-password", "migrated-to")
+_OF_THE_DATABASE = ("postgres", "postgres-password")
 
 
 @pytest.fixture(scope="session")

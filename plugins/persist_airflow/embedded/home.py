@@ -147,7 +147,7 @@ class LocalAirflow:
     def migrate(self) -> None:
         """Make the home and migrate its database, once for each version of Airflow."""
         self._make_home()
-        stamp, version = self.home / "migrated-to", importlib.metadata.version("apache-airflow")
+        stamp, version = self._postgres.data / "persist-migrated-to", importlib.metadata.version("apache-airflow")
         if not stamp.exists() or stamp.read_text(encoding="utf-8") != version:
             self.command("db", "migrate")
             stamp.write_text(version, encoding="utf-8")

@@ -35,7 +35,7 @@ def up(root: Path) -> int:
     else:
         if left := airflow.stop():
             console.print(f"the keeper had ended; stopped what it had left: {', '.join(left)}")
-        port = int(os.environ.get(PORT_ENV) or UI_PORT)
+        port = _port(os.environ.get(PORT_ENV) or str(UI_PORT))
         require_free(port, f"stop it, or choose another port: {PORT_ENV}={port + 1} {embedded_command(root, 'up')}")
         airflow = project_airflow(root, port=port)
         with console.status("starting Airflow: about half a minute"):
@@ -52,6 +52,13 @@ def up(root: Path) -> int:
     console.print(f"Airflow: {airflow.url}   {_login(airflow)}   `{stop}` stops it", soft_wrap=True)
     _print_paused(console, airflow)
     return 0
+
+
+def _port(text: str) -> int:
+    port = int(text) if text.isdecimal() and len(text) < 6 else 0
+    if not 0 < port < 1 << 16:
+        raise EmbeddedAirflowError(f"{PORT_ENV}={text}: expected a port, a number from 1 to 65535")
+    return port
 
 
 def _repair(console: Console, airflow: LocalAirflow) -> None:

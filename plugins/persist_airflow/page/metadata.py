@@ -235,7 +235,8 @@ def action_dags(session: Any, readable: Collection[str], conn_id: str, shard: st
     for dag_id in sorted(set(session.scalars(statement)).intersection(readable))[:MAX_ACTION_DAGS]:
         for task in _serialized(session, dag_id).get("tasks", ()):
             given = task.get("__var", {})
-            may_act = any(fnmatchcase(shard, pattern) for pattern in given.get("shards", ()))
+            patterns = given.get("shards", ())  # a text if it is long: cut by Airflow; the DAG itself decides
+            may_act = isinstance(patterns, str) or any(fnmatchcase(shard, pattern) for pattern in patterns)
             if may_act and given.get("persist_conn_id") == conn_id:
                 found.append({"dag_id": dag_id, "actions": given["actions"]})
     return found

@@ -156,3 +156,12 @@ def test_another_freshness_in_a_document_has_no_limits(freshness: str) -> None:
     from persist_airflow.page.metadata import limits
 
     assert limits(f"Example:\n```yaml\nfreshness: {freshness}\n```") == {}
+
+
+def test_a_long_list_of_shards_which_airflow_cuts_hides_no_buttons(monkeypatch: pytest.MonkeyPatch) -> None:
+    from persist_airflow.page import metadata
+
+    given = {"shards": "Truncated: ['a', 'b', ...", "persist_conn_id": "c", "actions": ["run"]}
+    monkeypatch.setattr(metadata, "_serialized", lambda *_: {"tasks": [{"__var": given}]})
+    session = SimpleNamespace(scalars=lambda _: ["team"])
+    assert metadata.action_dags(session, {"team"}, "c", "orders") == [{"dag_id": "team", "actions": ["run"]}]
