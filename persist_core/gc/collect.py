@@ -4,9 +4,9 @@
           └──── batches described in era 1 are accepted ─┘└ grace ┘
 
 Only the store's own clock is read, by the times of the lists themselves: an era ends a grace after its list was stored.
-Each era has a list, if only an empty one. Lists are swept only at the end of an era in which batches of theirs were
-refused from its beginning. So there is a grace for readers of the last such batch, however that era was begun: GC of
-another shard may begin one at any time, to give up a fork (`gc.needs`).
+Each era has a list, if only an empty one. Lists are swept only a grace after an era began in which batches of theirs
+were refused from its beginning. So there is a grace for readers of the last such batch, however that era was begun: an
+erasure may begin one at any time, and so may GC of another shard, to give up a fork (`gc.needs`).
 """
 
 from __future__ import annotations
@@ -101,16 +101,14 @@ def _collect(
     needs = needs or Needs(client, shard)
     state, lists, now_ms = client.state(shard), *_lists(client.blob, shard)
     check_not_undone(client, state)
-    begun = [each.stored_ms for each in lists if each.listed.era == state.era]
-    swept, is_done = Swept(0, 0, 0, 0), True
-    if begun and now_ms - min(begun) >= grace_ms:  # the era is over: what was refused all the time has no readers
-        swept, lists, is_done = _sweep(client, state, lists, needs, max_keys, kept_eras)
-        if is_done:
-            over = state.era
-            state, _ = client.machine.apply(shard, lambda found: begin_era(found, after=over, kept=kept_eras))
-            client.machine.forget(state, kept=1 if state.is_dropped else VERSIONS_KEPT)  # no reader needs the others
-            begun = []
-    marked = [] if begun else _mark(client, state, needs, lists)
+    is_marked = any(each.listed.era == state.era for each in lists)
+    aged = max((each.listed.era for each in lists if now_ms - each.stored_ms >= grace_ms), default=-1)
+    swept, lists, is_done = _sweep(client, state, lists, needs, max_keys, kept_eras, aged)
+    if is_done and aged == state.era:  # it is over
+        state, _ = client.machine.apply(shard, lambda found: begin_era(found, after=aged, kept=kept_eras))
+        client.machine.forget(state, kept=1 if state.is_dropped else VERSIONS_KEPT)  # no reader needs the others
+        is_marked = False
+    marked = [] if is_marked else _mark(client, state, needs, lists)
     aborted = 0
     if marked:  # once an era
         lists, _ = _lists(client.blob, shard)
@@ -203,15 +201,24 @@ def _without(client: PersistClient, stored: _Stored, needed: Collection[str]) ->
 
 
 def _sweep(
-    client: PersistClient, state: ShardState, lists: list[_Stored], needs: Needs, max_keys: int, kept_eras: int
+    client: PersistClient,
+    state: ShardState,
+    lists: list[_Stored],
+    needs: Needs,
+    max_keys: int,
+    kept_eras: int,
+    aged: int,
 ) -> tuple[Swept, list[_Stored], bool]:
-    """Sweep the lists of eras that are refused, and over for readers with a lease. Returns the lists that are left, and
-    whether none of them was to be swept.
+    """Sweep the lists of eras that were refused from the beginning of era `aged`, the newest that began a grace ago,
+    and that are over for readers with a lease. Returns the lists that are left, and whether none was to be swept.
 
     What was listed in era `e` could be appended, and so be read, until era `e + kept_eras` was over.
     """
-    over = min([state.oldest_era, *(lease.era - kept_eras for lease in state.leases.values())])
+    refused = state.oldest_era if aged == state.era else min(state.oldest_era, aged - kept_eras)
+    over = min([refused, *(lease.era - kept_eras for lease in state.leases.values())])
     due = [stored for stored in lists if stored.listed.era < over]
+    if not due:
+        return Swept(0, 0, 0, 0), lists, True
     swept = sweep(client, state.shard, [stored.listed for stored in due], needs, max_keys=max_keys)
     gone = due[: swept.lists]
     for stored in gone:

@@ -75,6 +75,7 @@ def receive(
         return state, TOO_LATE
     since = max(state.since, source.since)
     seqno = max(state.seqno, source.seqno - 1)  # the machine adds one: seqnos of commits stay below the state's
+    later = max(0, source.era - state.era)  # eras; each refuses an earlier one, as if GC had begun it
     after = replace(
         source,
         seqno=seqno,
@@ -82,8 +83,8 @@ def receive(
         leases={name: lease for name, lease in state.leases.items() if lease.since >= since},
         holds={name: Hold(max(hold.since, since), hold.opaque) for name, hold in source.holds.items()},
         origin=Origin(source.origin.branches, received=seqno + 1, moved_to=moving_to),
-        era=max(state.era, source.era),
-        oldest_era=state.oldest_era,
+        era=state.era + later,
+        oldest_era=state.oldest_era + later,
     )
     if source.commits and not state.commits:  # what was described at the source is never appended here
         after = replace(after, era=after.era + 1, oldest_era=after.era + 1)
