@@ -143,8 +143,8 @@ class S3Client:
 
     def write_error(self, action: str, error: Exception) -> StorageError:
         """The error of a request that writes, and that botocore has tried as often as it may."""
-        # If no connection could be made, the outcome of earlier tries is still unknown.
-        if verdict_on(error) in (Verdict.UNKNOWN, Verdict.NOT_SENT):
+        # If no connection could be made, or an upload is gone, the outcome of earlier tries is still unknown.
+        if verdict_on(error) in (Verdict.UNKNOWN, Verdict.NOT_SENT, Verdict.ABSENT):
             return self.indeterminate(action, error)
         return self.determinate(action, error)
 
@@ -355,7 +355,8 @@ def _remedy(error: Exception) -> str:
         )
     if not isinstance(cause, exceptions.ClientError):
         return "; check the endpoint and network connectivity"
-    return _REMEDIES.get(code_of(cause), "")
+    code = code_of(cause)
+    return _REMEDIES.get("KMS" if code.startswith("KMS.") else code, "")
 
 
 _GRANT = (
@@ -373,8 +374,7 @@ _REMEDIES = {
     "InvalidToken": "; check the credentials",
     "ExpiredToken": "; renew the credentials",
     "RequestTimeTooSkewed": "; correct this machine's clock",
-    "KMS.NotFoundException": "; correct kms_key, or the key in the bucket's default encryption",
-    "KMS.DisabledException": "; enable the KMS key",
+    "KMS": "; correct kms_key, or the key in the bucket's default encryption: it has to exist and to be enabled",
 }
 
 

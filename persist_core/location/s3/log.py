@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,7 +40,6 @@ BACKOFF_CAP_MS = 1_000
 MAX_SWEPT = 1_000  # objects deleted by one sweep: as many as one DeleteObjects takes
 _NO_SUCH_RANGE = 416  # the status for the first bytes of an empty object
 _LOOKED_AT = 10  # entries of a log whose folder does not say the key: all of them have it
-MAX_SWEEP_PAGES = 10  # of 1,000 names: the next sweep deletes the rest
 
 
 class _LogClient(S3Client):
@@ -132,23 +130,24 @@ class S3Logs:
         """Delete entries before position `first` that are older than `min_age_ms` by S3's own clock; how many."""
         doomed: list[str] = []
         folder = f"{self._root}{folder_of(key)}/"
-        pages = self.client.pages(f"sweep {key!r}", Prefix=folder, StartAfter=f"{folder}{name_of(first)}")
-        for page in itertools.islice(pages, MAX_SWEEP_PAGES):
+        for page in self.client.pages(f"sweep {key!r}", Prefix=folder, StartAfter=f"{folder}{name_of(first)}"):
             now_ms = _date_ms(page)
             for found in page.get("Contents", ()):
                 position_of(str(found["Key"]).rpartition("/")[2], f"{self._settings.uri}: {found['Key']}")
                 if now_ms is not None and now_ms - found["LastModified"].timestamp() * 1000 > min_age_ms:
                     doomed.append(str(found["Key"]))
-        doomed = doomed[-MAX_SWEPT:]  # the oldest
+            if len(doomed) >= MAX_SWEPT:  # younger entries come first, however many they are
+                break
+        doomed = doomed[:MAX_SWEPT]  # the next sweep deletes the rest
         self._delete(f"sweep {key!r}", doomed)
         return len(doomed)
 
     def erase(self, key: str) -> int:
         """Delete objects of the log, up to as many as one listing shows; how many there were."""
         prefix = f"{self._root}{folder_of(key)}/"
-        page = next(self.client.pages(f"erase {key!r}", Prefix=prefix, MaxKeys=MAX_SWEPT))
-        names = [str(found["Key"]) for found in page.get("Contents", ())]
-        self._delete(f"erase {key!r}", names or [f"{prefix}{name_of(0)}"])  # also to learn whether S3 lets us
+        names = self._first_names(f"erase {key!r}", prefix, MAX_SWEPT)
+        # Without any, also to learn whether S3 lets us.
+        self._delete(f"erase {key!r}", [f"{prefix}{name}" for name in names or [name_of(0)]])
         return len(names)
 
     def _delete(self, action: str, names: list[str]) -> None:
@@ -172,27 +171,32 @@ class S3Logs:
         prefix = f"{self._root}{folder}/"
         for _ in range(MAX_TRIES):
             damage: Corruption | None = None
-            page = next(self.client.pages(f"find the entries of {prefix}", Prefix=prefix, MaxKeys=_LOOKED_AT))
-            for found in page.get("Contents", ()):
+            names = self._first_names(f"find the entries of {prefix}", prefix, _LOOKED_AT)
+            for name in names:
                 try:
-                    position = position_of(str(found["Key"])[len(prefix) :], f"{self._settings.uri}: {prefix}")
+                    position = position_of(name, f"{self._settings.uri}: {prefix}")
                     if (header := self.header(folder, position)) is not None:
                         return header.key
                 except Corruption as error:
                     damage = damage or error
             if damage is not None:
                 raise damage
-            if not page.get("Contents"):
+            if not names:
                 return None
         raise Determinate(f"{self._settings.uri}: {self._root}{folder}/ changed during the call; try again")
 
     def newest_in(self, folder: str) -> int | None:
         """The newest entry's position, `None` for a folder without a log. One request."""
         prefix = f"{self._root}{folder}/"
-        page = next(self.client.pages(f"find the newest entry of {prefix}", Prefix=prefix, MaxKeys=1))
-        for newest in page.get("Contents", ()):
-            return position_of(str(newest["Key"])[len(prefix) :], f"{self._settings.uri}: {prefix}")
-        return None
+        names = self._first_names(f"find the newest entry of {prefix}", prefix, 1)
+        return position_of(names[0], f"{self._settings.uri}: {prefix}") if names else None
+
+    def _first_names(self, action: str, prefix: str, limit: int) -> list[str]:
+        """Names below `prefix`, from the first page that has some: a page may be empty and not the last one."""
+        for page in self.client.pages(action, Prefix=prefix, MaxKeys=limit):
+            if names := [str(found["Key"])[len(prefix) :] for found in page.get("Contents", ())]:
+                return names
+        return []
 
     def _bytes(self, folder: str, position: int, **options: str) -> bytes | None:
         name = self._name(folder, position)

@@ -173,6 +173,21 @@ def test_a_read_that_fails_by_a_condition_it_lacks_is_an_error(blob: S3Blob) -> 
         blob.get("k")
 
 
+def test_a_delete_of_what_is_gone_succeeds(blob: S3Blob) -> None:
+    """Some servers answer 404, also if the first answer was lost."""
+    blob.set("k", b"v")
+    Wire(blob).script("DeleteObject", Lost(True), Answer(404))
+    assert blob.delete("k") == 1
+    assert blob.get("k") is None
+
+
+def test_an_upload_that_is_gone_may_have_been_completed(in_pieces: S3Blob) -> None:
+    Wire(in_pieces).script("CompleteMultipartUpload", Lost(True), Answer(404, code="NoSuchUpload"))
+    with pytest.raises(Indeterminate, match="404 NoSuchUpload"):
+        in_pieces.set("large", bytes(7 * MIB))
+    assert in_pieces.get("large") == bytes(7 * MIB)
+
+
 def test_a_refusal_is_determinate(blob: S3Blob) -> None:
     Wire(blob).script("PutObject", Answer(403))
     with pytest.raises(Determinate, match=r"403 AccessDenied to PutObject.*docs/locations-s3\.md"):

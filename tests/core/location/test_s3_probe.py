@@ -165,6 +165,7 @@ def test_a_probe_without_an_answer_is_no_verdict(server: Server) -> None:
         (Answer(403), "403 AccessDenied.*grant the rights"),
         (Answer(400, code="ExpiredToken"), "400 ExpiredToken.*renew the credentials"),
         (Answer(400, code="KMS.NotFoundException"), "400 KMS.NotFoundException.*correct kms_key"),
+        (Answer(400, code="KMS.KMSInvalidStateException"), "400 KMS.KMSInvalidStateException.*has to exist"),
     ],
 )
 @pytest.mark.parametrize("server", ["always"], indirect=True)
