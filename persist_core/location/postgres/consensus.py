@@ -18,7 +18,7 @@ Why it is correct under READ COMMITTED, with seqnos that jump and rows that are 
    is lifted for our transactions. With `fsync = off` there is no guarantee: the log has one warning.
 5. Readers ask the primary only (see `postgres_uri`): a standby lags.
 
-Every call is one message of two statements, which the server runs as one transaction: settings for just this
+Every call is one message, which the server runs as one transaction: isolation level and settings for just this
 transaction, then the statement. So nothing is left in the session, and PgBouncer may pool transactions.
 
 An error is `Determinate` if the server says with a known code that the statement failed, or if nothing was sent;
@@ -75,6 +75,7 @@ _CREATED_MEANWHILE = (
 )
 
 _SETTINGS = """
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 SELECT set_config('statement_timeout', '{timeout_ms}', true),
        CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', true) END,
        current_setting('fsync');
@@ -236,6 +237,7 @@ class PostgresConsensus:
             self._check_encoding(connection)
             try:
                 cursor = connection.execute(query, arguments)
+                cursor.nextset()  # the isolation level has no row
                 settings = cursor.fetchone()
                 while cursor.nextset():  # bounded by the statements sent; the rows are the last one's
                     pass

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
+from persist_core.clock import SystemClock
 from persist_core.errors import Determinate
 from persist_core.location import CaSResult, VersionedData, open_consensus
 from persist_core.location.postgres.consensus import PostgresConsensus
@@ -70,6 +71,17 @@ def test_the_documented_rights_are_enough(postgres: PostgresServer, database: st
             with pytest.raises(Determinate, match=r"permission denied.*grant the rights that docs/locations\.md lists"):
                 call()
         assert reader.scan("k", 0) == [FIVE]
+
+
+def test_doctor_counts_the_connections_of_other_users(postgres: PostgresServer) -> None:
+    role, clock = postgres.new_role(), SystemClock()
+    with ExitStack() as stack:
+        consensus = stack.enter_context(closing(open_consensus(postgres.uri(user=role))))
+        assert isinstance(consensus, PostgresConsensus)
+        for _ in range(3):
+            stack.enter_context(postgres.connect())
+        (found,) = (each.found for each in consensus.diagnose(clock) if each.check == "connections")
+    assert int(found.split()[0]) >= 4
 
 
 @pytest.mark.parametrize("right", ["SELECT", "INSERT", "UPDATE (is_head)", "DELETE"])
