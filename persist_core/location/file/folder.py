@@ -47,7 +47,7 @@ def file_system_of(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str 
         lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
     except OSError:
         return None
-    found, depth = None, -1
+    path, found, depth = path.resolve(), None, -1
     for _device, mounted, kind, *_ in (line.split(" ") for line in lines if line.count(" ") >= 2):
         at = Path(_OCTAL.sub(lambda code: chr(int(code[1], 8)), mounted))
         if path.is_relative_to(at) and len(at.parts) >= depth:  # of equal mount points the last is on top

@@ -303,6 +303,14 @@ def test_the_file_system_on_top_counts(tmp_path: Path) -> None:
     assert file_system_of(Path("/x"), tmp_path / "absent") is None
 
 
+def test_the_file_system_behind_a_link_counts(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "far")
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"/dev/a / ext4 rw 0 0\nserver:/x {tmp_path.resolve()}/far nfs4 rw 0 0\n")
+    assert file_system_of(tmp_path / "link" / "consensus.db", mounts) == "nfs4"
+
+
 # the command
 
 
