@@ -127,13 +127,17 @@ class ErasedList(Sealed):
             raise InvalidInput(f"the shard would have {len(after.known())} erased keys; expected {MAX_KEYS} at most")
         return after
 
-    def goes_on_from(self, earlier: ErasedList) -> bool:
-        """True if this is a later step of the `earlier` list, or an equal one: it knows all requests of that one."""
+    def knows(self, other: ErasedList) -> bool:
+        """True if the two are of one shard, and this one has all requests of the other one."""
         ours, theirs = (
-            [(each.begun_ms, each.digests) for each in listed.erasures[: len(earlier.erasures)]]
-            for listed in (self, earlier)
+            [(each.begun_ms, each.digests) for each in listed.erasures[: len(other.erasures)]]
+            for listed in (self, other)
         )
-        return (self.secret, ours) == (earlier.secret, theirs) and self.step >= earlier.step
+        return (self.secret, ours) == (other.secret, theirs)
+
+    def goes_on_from(self, earlier: ErasedList) -> bool:
+        """True if this is a later step of the `earlier` list, or an equal one."""
+        return self.knows(earlier) and self.step >= earlier.step
 
     def key_in(self, shard: str) -> str:
         return erased_key(shard, sealed_digest(self.encode()))

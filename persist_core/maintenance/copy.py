@@ -28,7 +28,7 @@ from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import ReadHandle
 from persist_core.handles.side_by_side import side_by_side
-from persist_core.keys import copy_probe_key, owner_of
+from persist_core.keys import copy_probe_key, erased_prefix, owner_of
 from persist_core.maintenance.copy_objects import Inventory, Mover, Named, are_apart, inventory_of, lists_of_erasures
 from persist_core.maintenance.drop import create_again
 from persist_core.maintenance.hidden import left_by_copies
@@ -300,12 +300,16 @@ class Copier:
                 raise _Again(f"GC of {owner} at the target may have deleted what {task.shard} shares with it")
         if task.state.origin.moved_to == moving_to:
             moving_to = None  # the source already accepts no commits: this state is the last one
+        earlier = list(self.target.blob.list_keys_and_metadata(erased_prefix(task.shard))) if task.state.erased else []
         _, task.result = self.target.machine.apply(
             task.shard,
             lambda state: receive(state, task.state, era=task.era, erased=task.erased, moving_to=moving_to),
             create=True,
         )
         if task.result == Received(is_new=True):
+            for entry in earlier:  # an eraser that stored one expects another list than the state has
+                if entry.key != task.state.erased:
+                    self.target.blob.delete(entry.key)
             task.mover.look(self._prefixes(task))
             self._move(task, task.inventory.needed)
         elif task.result == TOO_LATE:
@@ -320,9 +324,9 @@ class Copier:
         if relation == ANOTHER:
             raise InvalidInput(
                 f"shard {shard} in {self._place} has commits that the shard to be copied does not have: it is another"
-                " shard of that name, or a copy that was written to, or keys were erased in both places. Nothing was"
-                " changed there. Copy into another location, or, if it is not needed, drop it there first (`persist"
-                f" drop {shard}`)"
+                " shard of that name, or a copy that was written to, or keys were erased in both places, or"
+                " in the copy alone. Nothing was changed there. Copy into another location, or, if it is not needed,"
+                f" drop it there first (`persist drop {shard}`)"
             )
 
     def _derive(self, task: _Task) -> None:

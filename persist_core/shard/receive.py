@@ -7,6 +7,7 @@
             A: 1 2 3, B: 4 ──────────> `Another`   something was appended here: never replaced
             A: 1..6        ──────────> `Ahead`     a later copy: left as it is
             A: 1..5, erased ─────────> `Ahead`     too: keys were erased here since, by no commit
+            A: 1..3, erased ─────────> `Another`   of keys that were not erased in the source
 
 What a copy takes from its own place: versions and eras, so that neither counts back, and the leases of its readers.
 
@@ -98,22 +99,24 @@ def relation_of(state: ShardState, source: ShardState, erased: ErasedLists = NO_
     """Why the shard is not to become a copy of `source`; `None` if it is an older copy of it, or empty."""
     ours, theirs = _epoch(state), _epoch(source)
     is_level = (state.origin.branches, ours) == (source.origin.branches, theirs)
-    if is_level and state.erased not in (None, source.erased):
-        return _relation_of_erasures(erased, state.erased, source.erased)
-    if state.origin.is_before(ours, source.origin, theirs):
+    is_later = not is_level and state.origin.is_before(ours, source.origin, theirs)
+    if state.erased not in (None, source.erased) and (is_level or (is_later and state.commits)):
+        return _relation_of_erasures(erased, state.erased, source.erased, is_level=is_level)
+    if is_level or is_later:
         return None
     return AHEAD if source.origin.is_before(theirs, state.origin, ours) else ANOTHER
 
 
-def _relation_of_erasures(erased: ErasedLists, ours: str, theirs: str | None) -> NotReceived | None:
-    """As `relation_of`, for states with the same commits: an erasure may have made none."""
+def _relation_of_erasures(erased: ErasedLists, ours: str, theirs: str | None, *, is_level: bool) -> NotReceived | None:
+    """As `relation_of`, for a source with the same commits (`is_level`), or more: an erasure may have made none."""
     if theirs is None:
-        return AHEAD
+        return AHEAD if is_level else ANOTHER
     if not {ours, theirs} <= erased.keys():  # an erasure has come in between
         return TOO_LATE
-    if erased[theirs].goes_on_from(erased[ours]):
+    here, there = erased[ours], erased[theirs]
+    if there.goes_on_from(here) or (not is_level and there.knows(here)):
         return None
-    return AHEAD if erased[ours].goes_on_from(erased[theirs]) else ANOTHER
+    return AHEAD if is_level and here.goes_on_from(there) else ANOTHER
 
 
 def is_received(before: ShardState, after: ShardState) -> bool:

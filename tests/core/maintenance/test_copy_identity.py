@@ -104,11 +104,34 @@ def test_an_older_copy_never_replaces_an_erasure() -> None:
         assert verify(source, FRUIT, [(number,)]) == ()
         assert copy_all(source, target)[FRUIT].is_new
         check_equal(source, target, FRUIT)
+        assert sum("/erased/" in key for key in keys_of(target, FRUIT)) == 1
     erase(other, FRUIT, [(2,)], by="me", reason="asked")
     with pytest.raises(InvalidInput, match="keys were erased in both places"):
         copy_all(source, other)
     commit(source, FRUIT, SCHEMA, 30)
     assert copy_all(source, target)[FRUIT].is_new
+    with pytest.raises(InvalidInput, match="keys were erased in both places"):
+        copy_all(source, other)
+
+
+def test_a_later_copy_never_undoes_an_erasure() -> None:
+    source, target = Client(), Client()
+    for upper, diff in ((10, 1), (20, -1)):
+        commit(source, FRUIT, SCHEMA, upper, [((number, "Ann"), upper - 1, diff) for number in (1, 2)])
+    copy_all(source, target)
+    erase(source, FRUIT, [(1,)], by="me", reason="asked")
+    copy_all(source, target)
+    assert erase(target, FRUIT, [(1,)], by="me", reason="asked").deleted  # what the copy has left there
+    commit(source, FRUIT, SCHEMA, 30)
+    assert copy_all(source, target)[FRUIT].is_new  # which knows of the erasure
+    erase(target, FRUIT, [(2,)], by="me", reason="asked")
+    commit(source, FRUIT, SCHEMA, 40)
+    with pytest.raises(InvalidInput, match="or in the copy alone"):
+        copy_all(source, target)
+    assert verify(target, FRUIT, [(1,), (2,)]) == ()
+    drop(target, FRUIT)
+    assert copy_all(source, target)[FRUIT].is_new
+    check_equal(source, target, FRUIT)
 
 
 def test_lists_of_erasures_are_compared_or_read_again() -> None:
