@@ -42,11 +42,15 @@ def named_in(key: str, manifest: BatchManifest) -> set[str]:
 
 
 class Needs:
-    """The needs of one shard. Remembers the manifests that it has read: their bytes never change."""
+    """The needs of one shard. Remembers the manifests that it has read: their bytes never change.
 
-    def __init__(self, client: PersistClient, shard: str) -> None:
+    `is_immediate`: what is not needed is deleted without a grace.
+    """
+
+    def __init__(self, client: PersistClient, shard: str, *, is_immediate: bool = False) -> None:
         self._client = client
         self._shard = shard
+        self._is_immediate = is_immediate
         self._manifests: dict[str, BatchManifest] = {}  # of commits: their lists of parts may be gone
         self._whole: dict[str, BatchManifest] = {}
         self._left: dict[str, BatchManifest] = {}  # of forks: with the lists that are still there
@@ -187,6 +191,8 @@ class Needs:
         fork = self._client.machine.fetch(name) if len(young) < len(records) else None
         if fork is None or fork.is_dropped:
             return young
+        if fork.commits and self._may_be_read(fork):
+            return list(records)
         for batch in fork.batches:
             left = self._left.get(batch.manifest_key)
             if left is not None and len(left.parts) < sum(each.files for each in left.lists):
@@ -197,6 +203,12 @@ class Needs:
         # What is being appended to the fork, or made of it, could still name these keys. It is refused from now on.
         fork, _ = self._client.machine.apply(name, refuse_earlier)
         return [record for record in records if record in used or self._names_any_of(fork, record.keys)]
+
+    def _may_be_read(self, fork: ShardState) -> bool:
+        """True if a reader with a lease may still read what the fork has merged since: it began its read eras ago."""
+        now_ms = self._client.clock.now_ms()
+        leases = [each for each in fork.leases.values() if not each.has_expired(now_ms)]
+        return any(self._is_immediate or each.era < fork.era - 1 for each in leases)
 
     def _names_any_of(self, fork: ShardState, keys: Iterable[str]) -> bool:
         others = Needs(self._client, fork.shard)

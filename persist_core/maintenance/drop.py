@@ -12,6 +12,7 @@ from contextlib import suppress
 from persist_core.alerts.board import WatchBoard
 from persist_core.errors import Corruption, InvalidInput, PersistError, RunFailed
 from persist_core.gc.collect import collect
+from persist_core.gc.needs import Needs
 from persist_core.handles.client import PersistClient
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.keys import is_shard_name, owner_of
@@ -100,8 +101,9 @@ def _drop_hidden(client: PersistClient, shard: str) -> list[str]:
 
 
 def _emptied(client: PersistClient, shard: str) -> None:
+    needs = Needs(client, shard, is_immediate=True)
     for _ in range(MAX_CALLS):
-        done = collect(client, shard, grace_ms=0, intent_ms=0)
+        done = collect(client, shard, grace_ms=0, intent_ms=0, needs=needs)
         if done.is_done and not done.waiting:
             break
     else:
