@@ -33,7 +33,7 @@ from persist_core.shard.replace import Replacements
 from persist_core.shard.replace import erase as replace_manifests
 from persist_core.shard.state import ShardState
 
-KILLED_MS = 3_600_000  # an upload that was begun before that is of a killed writer
+KILLED_MS = 24 * 3_600_000  # an upload that was begun before that is of a killed writer: no write stage is longer
 MAX_ROUNDS = 20  # each but the first because an append, a merge or another erasure has come in between
 
 
@@ -135,7 +135,8 @@ def finish(client: PersistClient, shard: str) -> int:
         if place is None or _readers(client, state, known.erasures[place].era):
             return deleted
         erasure = known.erasures[place]
-        deleted += len(delete_all(client, erasure.waiting))
+        shared = _shared(client, shard)  # by a fork of a copy, of which the erasure in the other place did not know
+        deleted += len(delete_all(client, [key for key in erasure.waiting if key not in shared]))
         store(client, state, known.changed(replace(erasure, waiting=()), place))
     return deleted
 

@@ -105,3 +105,14 @@ def test_an_erasure_deletes_what_killed_writers_left(blob: FileBlob, *, is_first
     others = killed_write(blob, "people2/batches/x/y", data)
     erase(client, "people", [("ann@example.org",)], by="me", reason="asked")
     assert left(blob) == {others.name}
+
+
+def test_an_erasure_that_finds_nothing_spares_a_long_write(blob: FileBlob) -> None:
+    client = client_on(blob)
+    commit(client, "people", SCHEMA, 10, [(("ann@example.org",), 5, 1), (("bo@example.org",), 5, 1)])
+    erase(client, "people", [("ann@example.org",)], by="me", reason="asked")
+    at_work = killed_write(blob, part_key("people", ID, "insertions", 0))
+    seconds = SystemClock().now_ms() / 1000 - 12 * 3600
+    os.utime(at_work, (seconds, seconds))
+    erase(client, "people", [("ann@example.org",)], by="me", reason="asked")
+    assert left(blob) == {at_work.name}

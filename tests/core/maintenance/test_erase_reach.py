@@ -23,7 +23,7 @@ from persist_core.keys import failure_key, input_copy, job_key, part_key
 from persist_core.maintenance.copy import Copier
 from persist_core.maintenance.drop import create_again, drop
 from persist_core.maintenance.erase import erase
-from persist_core.maintenance.erase_objects import store, verify
+from persist_core.maintenance.erase_objects import finish, store, verify
 from persist_core.maintenance.fsck import fsck
 from persist_core.maintenance.hidden import end
 from persist_core.protocol.delta import BEGINNING
@@ -34,6 +34,24 @@ from tests.core.compaction.histories import KEYED, SEQUENCED, History
 from tests.core.maintenance.test_erase import KEYS, Erasing, in_memory, keys_of, rows_in, upper
 from tests.core.protocol.restored_shard import Collection
 from tests.dying_store import Crash
+
+
+def test_a_fork_of_a_copy_keeps_its_files() -> None:
+    """The erasure at the source did not know of it, and has left files for a reader."""
+    source, target = Erasing(in_memory(), KEYED, 1), PersistClient(in_memory())
+    for _ in range(4):
+        source.append()
+    copier = Copier(source.client, target)
+    copier.copy(["s"])
+    fork(target, "s", source.checkpoints[-1][0], "twin", writer="test")
+    rows = target.open_reader("twin").snapshot()
+    reader = source.client.open_leased_reader("s", lease_ms=60_000)
+    reader.state()
+    assert erase(source.client, "s", KEYS[:4], by="me", reason="asked").status == "waiting"
+    copier.copy(["s"])
+    finish(target, "s")
+    assert target.open_reader("twin").snapshot() == rows
+    assert fsck(target, "twin").is_clean
 
 
 def test_forks_and_views_and_errors_without_a_key_are_named() -> None:
