@@ -23,6 +23,7 @@ DEFAULT_KEEP_DELETED = "30 days"
 Mode = Literal["log", "sequence"]
 # In `order: auto` of Debezium: the rank of the run of numbers that the record belongs to, and what tells runs apart.
 ERA, SERVER, SOURCE_MS, SEEN_MS = "era", "server", "source_ms", "seen_ms"
+DOMAIN = "domain "  # before the number of a GTID domain of MariaDB, which does not name a server
 AUTO_ORDERS = {  # what `order: auto` is in each format, most significant first, before the position
     "debezium-json": (
         Column(ERA, "bigint"),

@@ -26,11 +26,11 @@ from persist_core.maintenance.erase import erase
 from persist_spark.connect import new_session
 from persist_spark.order_memory import Memory
 from persist_spark.session import OUR_PLANS, use
-from persist_spark.upsert.eras import Eras
+from persist_spark.upsert.eras import Eras, eras_of
 from tests.sampling import sample
 from tests.spark.staged_shard import SHARD
 from tests.spark.test_sequence import Collection
-from tests.spark.test_source_orders import HOUR, mysql
+from tests.spark.test_source_orders import HOUR, change, mariadb, mysql
 
 SCHEMA = CollectionConfig.model_validate(
     {"name": SHARD, "source": {"path": "*", "format": "debezium-json"}, "key": "id", "columns": {"id": "bigint"}}
@@ -235,3 +235,17 @@ def test_the_floor_is_the_highest_truncate_of_now(persist_seed: int) -> None:
             assert found.floor is not None
             assert found.forgotten is not None
             assert rank(found.floor[0]) == rank(found.forgotten) == wanted
+
+
+def test_a_domain_of_mariadb_is_declared_by_its_number(own: SparkSession, tmp_path: Path) -> None:
+    shard = Collection(own, tmp_path, {"id": "bigint", "name": "string"}, "debezium-json")
+    shard.deliver({"a": change(1, "old", mariadb(9, 1, 4, HOUR))}, eras=Eras())
+    new = {"b": change(1, "new", mariadb(5, 1, 5, 2 * HOUR, domain=1))}
+    with pytest.raises(UnclearOrder, match=r"order: \{servers: \[0, 1\]\}"):
+        shard.deliver(new, eras=Eras())
+    body = shard.config.model_dump(mode="json") | {"order": {"servers": [0, 1]}}
+    eras = eras_of(CollectionConfig.model_validate(body))
+    shard.deliver(new, eras=eras)
+    assert [(row["id"], row["name"]) for row in shard.rows()] == [(1, "new")]
+    assert eras is not None
+    assert eras.ranked((None, 5, 5, None, 0, "b", 0, 0, "domain 1", 2 * HOUR, 2 * HOUR))[0] == 2

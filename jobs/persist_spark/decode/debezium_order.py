@@ -28,7 +28,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from persist_core.config.order import ERA, SEEN_MS, SERVER, SOURCE_MS
+from persist_core.config.order import DOMAIN, ERA, SEEN_MS, SERVER, SOURCE_MS
 from persist_spark.compat import try_cast
 from persist_spark.decode.exact import bounded
 from persist_spark.decode.json import Shape, without_mark
@@ -92,7 +92,7 @@ def auto_order() -> dict[str, SparkColumn]:
     place = F.coalesce(place, sequence, binlog, oplog)
     is_first = is_read & connector.eqNullSafe("mariadb") & ~has_gtid
     change = F.when(text("commit_lsn").isNotNull(), F.concat_ws("/", text("commit_lsn"), text("change_lsn")))
-    server = F.when(has_gtid, F.concat(F.lit("domain "), found(_GTID, "gtid", 1)))
+    server = F.when(has_gtid, F.concat(F.lit(DOMAIN), found(_GTID, "gtid", 1)))
     server = server.when(binlog.isNotNull() & (text("server_id") != "0"), text("server_id"))
     has_place = place.isNotNull() | change.isNotNull() | (is_read & is_known)
     why = F.when((connector.isNotNull() & ~is_known) | ~has_place, NO_PLACE)

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from persist_core.config.collection import CollectionConfig
-from persist_core.config.order import AUTO_ORDERS, BESIDE, ERA, SEEN_MS, SERVER, SOURCE_MS, has_eras
+from persist_core.config.order import AUTO_ORDERS, BESIDE, DOMAIN, ERA, SEEN_MS, SERVER, SOURCE_MS, has_eras
 from persist_core.schema import Column
 from persist_spark.order_memory import Order
 
@@ -34,7 +34,10 @@ _ERA, _SERVER, _SOURCE_MS, _SEEN_MS = (FIELDS[name] for name in (ERA, SERVER, SO
 
 @dataclass(frozen=True)
 class Eras:
-    """The answer of the user: the servers that wrote the log, first to last, or the times (ms) of its restarts."""
+    """The answer of the user: the servers that wrote the log, first to last, or the times (ms) of its restarts.
+
+    A GTID domain of MariaDB is declared by its number.
+    """
 
     servers: tuple[str, ...] = ()
     restarts_ms: tuple[int, ...] = ()
@@ -43,7 +46,8 @@ class Eras:
         """SQL: the struct `order`, whose position has these fields, with its era. A record of a feed has none yet."""
         if self.servers:
             servers = ", ".join("'" + server.replace("\\", "\\\\").replace("'", "\\'") + "'" for server in self.servers)
-            era = f"nullif(array_position(array({servers}), {order}.{_SERVER}), 0)"
+            server = f"replace({order}.{_SERVER}, '{DOMAIN}', '')"
+            era = f"nullif(array_position(array({servers}), {server}), 0)"
         elif self.restarts_ms:
             era = " + ".join(f"CAST({order}.{_SOURCE_MS} >= {time}L AS BIGINT)" for time in self.restarts_ms)
         elif is_stored:
@@ -58,7 +62,8 @@ class Eras:
     def ranked(self, order: Order) -> Order:
         """An order as plain values, with its era."""
         server, source_ms, _ = order[-len(BESIDE) :]
-        era = self.servers.index(server) + 1 if server in self.servers else None
+        number = (server or "").removeprefix(DOMAIN)
+        era = self.servers.index(number) + 1 if number in self.servers else None
         if self.restarts_ms:
             era = None if source_ms is None else sum(source_ms >= time for time in self.restarts_ms)
         return (era, *order[1:])

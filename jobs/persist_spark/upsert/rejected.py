@@ -9,6 +9,7 @@ from typing import Any
 
 from pyspark.sql import Row
 
+from persist_core.config.order import DOMAIN
 from persist_core.contents.batch import BatchDescription, PartKind
 from persist_core.contents.err_groups import ErrGroup, grouped, lines_of
 from persist_core.errors import RejectedRecord, UnclearOrder
@@ -111,7 +112,7 @@ def incomparable_orders(planned: PlannedUpsert, outcome: Outcome, description: B
         )
     servers = [_of(each, "server") for each in (older, newer)]
     if None not in servers and servers[0] != servers[1]:
-        shown = ", ".join(text.removeprefix("domain ") for text in servers)
+        shown = ", ".join(text.removeprefix(DOMAIN) for text in servers)
         answer = f"write the servers in the order in which they wrote it, for example `order: {{servers: [{shown}]}}`"
     else:
         answer = (
