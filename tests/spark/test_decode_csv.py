@@ -57,3 +57,11 @@ def test_csv_files_that_were_joined_have_many_headers(feed: Feed) -> None:
     feed.write("3.csv", "id,name\n5,a\n" + text.format(6).replace("\r", ""))
     rows = feed.records("csv", {"id": "bigint", "name": "string"})
     assert [(row["id"], row[ERR_KIND]) for row in rows] == [(at, None) for at in range(7)]
+
+
+def test_a_nul_in_a_quoted_csv_field_is_kept(feed: Feed) -> None:
+    """Also at the end of a line, and beside quotes, where Spark's parser goes by single characters."""
+    feed.write("1.csv", 'id,name\n1,"a\0b"\n2,"a""\0""b"\n3,"\0"\n4,a\0\n5,"\0""\0"\n')
+    rows = feed.records("csv", {"id": "string", "name": "string"})
+    assert [row["name"] for row in rows] == ["a\0b", 'a"\0"b', "\0", "a\0", '\0"\0']
+    assert [row[ERR_KIND] for row in rows] == [None] * 5

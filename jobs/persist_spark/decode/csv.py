@@ -43,6 +43,16 @@ from persist_spark.decode.rest import read_paths, rest_of_cells
 from persist_spark.decode.unread import of_each, text_without
 
 _NO_FIELD = "\n"  # what no field of one line is: only an empty field is null
+_OPTIONS = {
+    "quote": '"',
+    "escape": '"',
+    "charToEscapeQuoteEscaping": '"',  # the default is NUL: Spark's parser drops these characters between quotes
+    "mode": "PERMISSIVE",
+    "columnNameOfCorruptRecord": "odd",
+    "nullValue": _NO_FIELD,  # an unquoted empty field; we interpret any other text
+    "emptyValue": "",
+    "maxCharsPerColumn": "-1",
+}
 UNBALANCED = "an odd number of quotes: a field is not closed, here or in a line that follows"
 CONTINUED = 'a quoted field goes on behind its closing quote; double a quote within quotes ("")'
 MISCOUNTED = "the line does not have as many fields as its file's first line"
@@ -221,16 +231,7 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
     texts |= {f"b{raw}" for raw in texts}
     at = {name: index for index, name in reversed(list(enumerate(layout.names)))}
     cells = ", ".join([*(f"c{i} STRING" for i in range(len(layout.names))), "odd STRING"])
-    options = {
-        "sep": config.source.delimiter,
-        "quote": '"',
-        "escape": '"',
-        "mode": "PERMISSIVE",
-        "columnNameOfCorruptRecord": "odd",
-        "nullValue": _NO_FIELD,  # an unquoted empty field; we interpret any other text
-        "emptyValue": "",
-        "maxCharsPerColumn": "-1",
-    }
+    options = {**_OPTIONS, "sep": config.source.delimiter}
     kept = lines
     if layout.header is not None:  # again where files were joined to one, behind a BOM of its own
         headers = [layout.header, BOM_UTF8 + layout.header]
