@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from persist_core.schema import ERR_KIND
+from persist_core.errors import UnreadableFiles
+from persist_core.schema import ERR_KIND, ERR_MESSAGE
+from persist_spark.decode.csv import MAX_FIELDS, MISCOUNTED
 from tests.spark.decode_feed import Feed
 
 if TYPE_CHECKING:
@@ -65,3 +67,19 @@ def test_a_nul_in_a_quoted_csv_field_is_kept(feed: Feed) -> None:
     rows = feed.records("csv", {"id": "string", "name": "string"})
     assert [row["name"] for row in rows] == ["a\0b", 'a"\0"b', "\0", "a\0", '\0"\0']
     assert [row[ERR_KIND] for row in rows] == [None] * 5
+
+
+def test_a_csv_line_of_many_fields_is_an_err_of_its_own(feed: Feed) -> None:
+    """Spark's parser fails at one, in any mode: the feed would stop there at each run."""
+    commas = ("," * 30_000, "," * MAX_FIELDS)
+    feed.write("1.csv", f'id,name\n1,a\n2{commas[0]}\n3{commas[1]}\n4,"{commas[0]}"\n5,b\n')
+    rows = feed.records("csv", {"id": "string", "name": "string"})
+    assert [row[ERR_KIND] for row in rows] == [None, "key", "key", None, None]
+    assert [row["name"] for row in rows] == ["a", None, None, commas[0], "b"]
+    assert {row[ERR_MESSAGE] for row in rows[1:3]} == {MISCOUNTED}
+
+
+def test_a_csv_header_of_many_fields_is_not_read(feed: Feed) -> None:
+    feed.write("1.csv", f"id,name{',x' * 30_000}\n1,a\n")
+    with pytest.raises(UnreadableFiles, match="its first line has 30002 fields; expected at most 20480"):
+        feed.records("csv", {"id": "string", "name": "string"})

@@ -42,6 +42,8 @@ from persist_spark.decode.records import FAULT, FAULT_KIND, RawRecords, fields_o
 from persist_spark.decode.rest import read_paths, rest_of_cells
 from persist_spark.decode.unread import of_each, text_without
 
+_MAX_NAMES = 20_480  # of a header: Spark plans a column for each
+MAX_FIELDS = 1 << 18  # of a line: Spark's parser keeps a place for each, and fails at a line with more in any mode
 _NO_FIELD = "\n"  # what no field of one line is: only an empty field is null
 _OPTIONS = {
     "quote": '"',
@@ -52,6 +54,7 @@ _OPTIONS = {
     "nullValue": _NO_FIELD,  # an unquoted empty field; we interpret any other text
     "emptyValue": "",
     "maxCharsPerColumn": "-1",
+    "maxColumns": str(MAX_FIELDS),
 }
 UNBALANCED = "an odd number of quotes: a field is not closed, here or in a line that follows"
 CONTINUED = 'a quoted field goes on behind its closing quote; double a quote within quotes ("")'
@@ -183,6 +186,8 @@ def _names(config: CollectionConfig, file: InputFile, line: str) -> tuple[str, .
     Raises `ArrowInvalid` if records are in that line, or deletes in the file, that no err would show.
     """
     names = tuple(next(csv_rows([line], config.source.delimiter)))
+    if len(names) > _MAX_NAMES:
+        raise pa.ArrowInvalid(f"its first line has {len(names)} fields; expected at most {_MAX_NAMES}")
     if not config.source.header:
         names = _positional_names(config, file, names)
     elif "\r" in line:
@@ -237,12 +242,14 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
         headers = [layout.header, BOM_UTF8 + layout.header]
         is_as_long = F.octet_length(F.col(LINE)).isin([len(header) for header in headers])  # of most lines all it takes
         kept = lines.where(~(is_as_long & F.col(LINE).cast("binary").isin(headers)))
-    row = F.from_csv(F.col(LINE), cells, options)
+    apart = F.length(LINE) - F.length(F.replace(F.col(LINE), F.lit(config.source.delimiter), F.lit("")))
+    line = F.when((F.octet_length(LINE) < MAX_FIELDS) | (apart < MAX_FIELDS), F.col(LINE))
+    row = F.from_csv(line, cells, options)
     # Spark keeps a field such as "x"y with its quotes, others read xy. A second reading skips such fields; only a line
     # with a quote between two other characters needs it.
-    apart = "".join(f"\\x{{{ord(char):x}}}" for char in config.source.delimiter)
-    strict = F.from_csv(F.col(LINE), cells, {**options, "unescapedQuoteHandling": "SKIP_VALUE"})
-    goes_on = F.col(LINE).rlike(f'[^{apart}]"[^"{apart}]') & ~strict.eqNullSafe(row)
+    delimiter = "".join(f"\\x{{{ord(char):x}}}" for char in config.source.delimiter)
+    strict = F.from_csv(line, cells, {**options, "unescapedQuoteHandling": "SKIP_VALUE"})
+    goes_on = F.col(LINE).rlike(f'[^{delimiter}]"[^"{delimiter}]') & ~strict.eqNullSafe(row)
     rows = kept.select(*line_columns(config), row.alias("row"), goes_on.alias("goes_on"))
     parsed = F.col("row")
 
@@ -294,7 +301,7 @@ def _fault(layout: Layout, row: SparkColumn, wanted: dict[str, str]) -> tuple[Sp
     twice = sorted({name for name in wanted.values() if layout.names.count(name) > 1})
     if twice:
         return F.lit(twice[0] not in keys), F.lit(f"the header has {twice[0]!r} twice; give its fields different names")
-    is_odd = row.getField("odd").isNotNull()
+    is_odd = row.isNull() | row.getField("odd").isNotNull()
     follower = len(keys) + (layout.names[0] == DMS_OP)
     is_first = set(layout.names[:follower]) <= {*keys, DMS_OP} and follower < len(layout.names)
     first = F.concat_ws("", *[row.getField(f"c{at}") for at in range(follower)])
