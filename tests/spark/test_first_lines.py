@@ -63,3 +63,12 @@ def test_a_parquet_file_without_columns(feed: Feed) -> None:
     pq.write_table(pa.table({}), feed.folder / "1.parquet")
     pq.write_table(pa.table({"id": [2], "name": ["b"]}), feed.folder / "2.parquet")
     assert [row["id"] for row in feed.records("parquet", COLUMNS)] == [2]
+
+
+def test_no_record_hides_behind_a_cr_in_a_file_without_a_header(feed: Feed) -> None:
+    feed.write("1.csv", "1,a\r2,b\r3,c\r")
+    with pytest.raises(UnreadableFiles, match="a CR is in its first line"):
+        feed.records("csv", COLUMNS, source={"header": False})
+    feed.write("1.csv", '1,"a\rb",new\n2,c,new\n')  # in a value
+    rows = feed.records("csv", COLUMNS, source={"header": False})
+    assert [(row["id"], row["name"]) for row in rows] == [(1, "a\rb"), (2, "c")]

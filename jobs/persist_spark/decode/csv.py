@@ -188,10 +188,12 @@ def _names(config: CollectionConfig, file: InputFile, line: str) -> tuple[str, .
     names = tuple(next(csv_rows([line], config.source.delimiter)))
     if len(names) > _MAX_NAMES:
         raise pa.ArrowInvalid(f"its first line has {len(names)} fields; expected at most {_MAX_NAMES}")
+    # Without a header a value may hold a CR. Other records behind it would be fields without a column.
+    is_over = len(names) > len(config.columns) + (config.source.format == "dms-csv")
+    if "\r" in (line if config.source.header else re.sub('"[^"]*+"', "", line) * is_over):
+        raise pa.ArrowInvalid("a CR is in its first line: end lines in LF or CRLF")
     if not config.source.header:
         names = _positional_names(config, file, names)
-    elif "\r" in line:
-        raise pa.ArrowInvalid("a CR is in its first line: end lines in LF or CRLF")
     check_op(config, names)
     for key in config.key:
         field = config.columns[key].field or key
