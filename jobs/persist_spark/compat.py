@@ -48,6 +48,12 @@ def is_connect(session: SparkSession) -> bool:
     return type(session).__module__.startswith("pyspark.sql.connect")
 
 
+def java_sessions(session: Any) -> Any:
+    """The JVM's class of sessions, which knows the active one of each thread."""
+    spark_sql = session._jvm.org.apache.spark.sql
+    return spark_sql.classic.SparkSession if SPARK_VERSION >= (4, 0) else spark_sql.SparkSession
+
+
 @contextmanager
 def failing(session: SparkSession) -> Iterator[None]:
     """Let expressions that are analyzed within it fail if they cannot be computed: the default from Spark 4 on.

@@ -20,7 +20,7 @@ from persist_core.location.blob import Blob
 from persist_core.spark_job.installation import HUGE_METHODS, OF_MANY_JOBS
 from persist_core.spark_job.spec import JobSpec
 from persist_spark import progress, s3a
-from persist_spark.compat import ANSI, HAS_TRY_CAST, SPARK_VERSION, is_connect
+from persist_spark.compat import ANSI, HAS_TRY_CAST, SPARK_VERSION, is_connect, java_sessions
 from persist_spark.connect import (
     apply_conf,
     connect_timeout_s,
@@ -155,7 +155,7 @@ def own_session(spark: SparkSession, spec: JobSpec) -> Iterator[SparkSession]:
         title = f"{spec.description.shard} {spec.description.interval}"
         if is_connect(own):
             own.addTag(f"persist {title}".replace(",", " "))
-        with nullcontext() if is_connect(own) else _described(own, f"persist {title}"), progress.told(own, title):
+        with nullcontext() if is_connect(own) else _active(own, f"persist {title}"), progress.told(own, title):
             yield own
     finally:
         release(own)
@@ -173,16 +173,21 @@ def method_limit(session: SparkSession) -> str:
 
 
 @contextmanager
-def _described(own: SparkSession, text: str) -> Iterator[None]:
-    """The description of all jobs that this thread starts. It belongs to the context, so the user's comes back."""
+def _active(own: SparkSession, text: str) -> Iterator[None]:
+    """The session that this thread makes expressions in, and the description of all jobs that it starts: of the types
+    in casts, and on 3.5 of how expressions fail, Spark asks the active session. The user's come back.
+    """
     context: Any = own.sparkContext  # its stubs refuse to set no description
-    before = context.getLocalProperty("spark.job.description")
+    sessions = java_sessions(own)
+    described, active = context.getLocalProperty("spark.job.description"), sessions.getActiveSession()
     context.setJobDescription(text)
+    sessions.setActiveSession(own._jsparkSession)
     try:
         yield
     finally:
         with suppress(Exception):  # a driver that has died; the job's own error reports why
-            context.setJobDescription(before)
+            context.setJobDescription(described)
+            sessions.setActiveSession(active.get()) if active.isDefined() else sessions.clearActiveSession()
 
 
 def _forget(own: SparkSession) -> None:

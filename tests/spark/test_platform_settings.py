@@ -22,7 +22,7 @@ import pytest
 
 import persist_spark
 from persist_core.errors import CorruptArtifact, SourceChanged, UnreadableFiles
-from persist_spark.compat import ENGINE_ERRORS
+from persist_spark.compat import ANSI, ENGINE_ERRORS, HAS_TRY_CAST, java_sessions
 from persist_spark.frame import part_type
 from persist_spark.read.parts import scan
 from persist_spark.view import refresh
@@ -108,6 +108,24 @@ def test_settings_that_changed_results_do_not(spark: SparkSession, tmp_path: Pat
         work = done(odd, tmp_path / "odd")
         assert work.contents() == oracle()
         assert work.read(odd) == rows_of(oracle())
+
+
+@pytest.mark.family("Sparks")
+def test_settings_of_the_active_session_change_no_result(spark: SparkSession, tmp_path: Path) -> None:
+    """It is the process's own, which has the platform's settings. Spark asks it for the types in casts, and 3.5 for
+    whether a cast fails."""
+    settings = {**CHANGED_RESULTS, ANSI: str(not HAS_TRY_CAST).lower()}
+    before = {name: spark.conf.get(name, None) for name in settings}
+    try:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        assert done(spark, tmp_path / "odd").contents() == oracle()
+        active = java_sessions(spark).getActiveSession()
+        assert active.isDefined()
+        assert active.get().equals(spark._jsparkSession)
+    finally:
+        for name, old in before.items():
+            spark.conf.unset(name) if old is None else spark.conf.set(name, old)
 
 
 @pytest.mark.family("Sparks")
