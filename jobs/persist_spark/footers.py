@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from persist_core.contents.err_groups import MAX_READ
 from persist_core.contents.key_range import EVERYTHING, KeyRange, range_of_statistics, spanning
-from persist_core.contents.parts import check_field_ids, index_of
+from persist_core.contents.parts import BATCH_BYTES, check_field_ids, index_of, packing
 from persist_core.errors import CorruptArtifact
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.location.blob import Blob, BlobMetadata, RangeFile, RangeReader
@@ -73,9 +73,12 @@ def footers_of(blob: Blob, files: Sequence[BlobMetadata], schema: CollectionSche
 
 
 def read_rows(blob: Blob, file: BlobMetadata, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
-    """These columns of a file that was just staged, at most `rows` rows at a time. Fetches no other columns."""
+    """These columns of a file that was just staged, at most `rows` rows at a time, fewer if rows are large, about
+    `BATCH_BYTES`. Fetches no other columns."""
     with pq.ParquetFile(_opened(blob, file)) as opened:
-        for batch in opened.iter_batches(rows, columns=list(columns)):
+        _, row_bytes = packing(opened, list(columns))
+        most = min(rows, max(1, int(BATCH_BYTES / max(row_bytes, 1))))
+        for batch in opened.iter_batches(most, columns=list(columns)):
             yield pa.Table.from_batches([batch])
 
 

@@ -141,7 +141,7 @@ class PartFormat:
         memory once.
         """
         file, there = _opened(data, columns, written)
-        packed, row_bytes = _packing(file, there)
+        packed, row_bytes = packing(file, there)
         if packed and not is_packed:  # a text in a dictionary is stored once, and decoded for each row
             rows = min(rows, _ROWS_OF_TEXTS)
         rows = max(1, min(rows, int(BATCH_BYTES / max(row_bytes, 1))))
@@ -212,7 +212,7 @@ def _cell(table: pa.Table, name: str | None, wanted: pa.DataType) -> pa.ChunkedA
     return found if is_packed else found.cast(wanted)
 
 
-def _packing(file: pq.ParquetFile, columns: list[str]) -> tuple[list[str], float]:
+def packing(file: pq.ParquetFile, columns: list[str]) -> tuple[list[str], float]:
     """Which texts and bytes among the columns have a dictionary, and the bytes of a row, encoded but not compressed."""
     packed, row_bytes = set(), 0.0
     for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):

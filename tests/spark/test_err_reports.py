@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from persist_core.errors import TooManyErrors
+from persist_core.location.blob import BlobMetadata
+from persist_core.location.file.blob import FileBlob
+from persist_core.schema import ERR_PAYLOAD
+from persist_spark.footers import read_rows
 from tests.spark.test_write_job import DAY_MS, Collection
 
 if TYPE_CHECKING:
@@ -69,3 +76,12 @@ def test_one_truncated_line_among_many_is_named_in_the_report(spark: SparkSessio
     assert commit is not None
     (group,) = things.client.manifest(commit).err_groups
     assert (group.kind, group.count, group.position, group.payload) == ("key", 1, "b.jsonl, line 91", '{"id": 7, "na')
+
+
+def test_large_records_are_read_a_few_at_a_time(tmp_path: Path) -> None:
+    """Else the report of a thousand large errs takes more memory than Spark had for them."""
+    pq.write_table(pa.table({ERR_PAYLOAD: [os.urandom(1 << 20) for _ in range(20)]}), tmp_path / "errs")
+    file = BlobMetadata("errs", (tmp_path / "errs").stat().st_size)
+    rows = [len(table) for table in read_rows(FileBlob(tmp_path), file, [ERR_PAYLOAD], 1_000)]
+    assert sum(rows) == 20
+    assert max(rows) <= 8
