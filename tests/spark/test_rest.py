@@ -212,3 +212,10 @@ def test_a_field_within_a_parquet_column_may_not_go(feed: Feed) -> None:
         fields = FeedFields(feed.config("parquet", columns))
         (row,) = feed.records("parquet", columns, see=fields.see)
         assert ([*fields.missing], row["city"]) == (missing, None if missing else "B")
+
+
+def test_csv_fields_of_one_name_are_all_kept(feed: Feed) -> None:
+    feed.folder.mkdir()
+    feed.write("1.csv", "id,name,b,b,,\n1,a,x,y,z,w\n")
+    (found,) = feed.records("csv", COLUMNS, **REST)
+    assert found["more"] == '{"":"z","4":"y","6":"w","b":"x"}'

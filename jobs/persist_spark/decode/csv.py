@@ -255,26 +255,28 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
     rows = kept.select(*line_columns(config), row.alias("row"), goes_on.alias("goes_on"))
     parsed = F.col("row")
 
-    def text(raw: str, name: str) -> SparkColumn:
-        if name not in at:
+    def text(raw: str, place: int | None) -> SparkColumn:
+        if place is None:
             return F.lit(None).cast("string")
-        found = _broken(layout, parsed.getField(f"c{at[name]}"))
+        found = _broken(layout, parsed.getField(f"c{place}"))
         if null is None:
             return found
         known = F.when(found != null, found)
         return known.when(found.isNull(), F.lit("")) if is_dms and null and raw in texts else known
 
-    known = dict(zip(layout.fields, layout.names, strict=True))
-    rest = rest_of_cells(config, fields, {shown: text("", name) for shown, name in known.items()})
+    named = enumerate(zip(layout.fields, layout.names, strict=True)) if config.source.rest else ()
+    # A field whose name another one has before it is known by its number.
+    places = {shown if at[name] == place else str(place + 1): place for place, (shown, name) in named}
+    rest = rest_of_cells(config, fields, {shown: text("", place) for shown, place in places.items()})
     is_trusted, fault = _fault(layout, parsed, wanted)
     frame = rows.select(
         *line_columns(config),
         *[
-            (F.when(is_trusted, text(raw, name)) if raw.startswith("k") else text(raw, name)).alias(raw)
+            (F.when(is_trusted, text(raw, at.get(name))) if raw.startswith("k") else text(raw, at.get(name))).alias(raw)
             for raw, name in wanted.items()
         ],
         *[column.alias(raw) for raw, column in rest.items()],
-        *[F.when(fault.isNull(), text(raw, name)).alias(raw) for raw, name in before.items()],
+        *[F.when(fault.isNull(), text(raw, at.get(name))).alias(raw) for raw, name in before.items()],
         F.when(fault.isNotNull(), F.when(is_trusted, F.lit("value")).otherwise(F.lit("key"))).alias(FAULT_KIND),
         fault.alias(FAULT),
     )
