@@ -52,6 +52,8 @@ _LOGICAL: dict[str, tuple[str, Unit | None]] = {
     "io.debezium.time.MicroTimestamp": ("timestamp", "us"),
     "io.debezium.time.NanoTimestamp": ("timestamp", "ns"),
     "io.debezium.time.ZonedTimestamp": ("timestamp", None),
+    "io.debezium.time.IsoDate": ("date", None),
+    "io.debezium.time.IsoTimestamp": ("timestamp", None),
     "org.apache.kafka.connect.data.Date": ("date", "days"),
     "org.apache.kafka.connect.data.Timestamp": ("timestamp", "ms"),
 }

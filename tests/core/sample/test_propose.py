@@ -327,3 +327,17 @@ def test_files_that_the_shell_has_expanded(place: Path, capsys: pytest.CaptureFi
         lines(place / "feed" / f"{name}.jsonl", {"id": name})
     _, text = proposed(capsys, "feed/a.jsonl", "feed/b [1].jsonl")
     assert "from 2 records of 2 of 2 files" in text
+
+
+def test_debeziums_times_as_iso_texts_are_times() -> None:
+    """As `time.precision.mode: isostring` has them."""
+    names = {"on": "IsoDate", "at": "IsoTimestamp", "of_day": "IsoTime", "zoned": "ZonedTimestamp"}
+    fields = [{"field": each, "type": "string", "name": f"io.debezium.time.{name}"} for each, name in names.items()]
+    found = stated_types({"schema": {"type": "struct", "fields": fields}}, None)
+    types = {name: (guess.type, guess.unit) for name, guess in found.items()}
+    assert types == {
+        "on": ("date", None),
+        "at": ("timestamp", None),
+        "of_day": ("string", None),
+        "zoned": ("timestamp", None),
+    }
