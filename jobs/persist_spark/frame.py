@@ -180,7 +180,9 @@ def as_written(wanted: T.StructType, written: CollectionSchema) -> tuple[T.Struc
             fields.append(found)
         source = "NULL" if found is None else f"{_PLACE}{len(fields) - 1}"
         is_same = found is not None and found.dataType == field.dataType
-        value = source if is_same else f"CAST({source} AS {field.dataType.simpleString()})"
+        # `timestamp` is another type in some sessions.
+        kind = "timestamp_ltz" if isinstance(field.dataType, T.TimestampType) else field.dataType.simpleString()
+        value = source if is_same else f"CAST({source} AS {kind})"
         if _LIVING in field.metadata:  # what was inherited by a column that is gone says nothing
             kept = f"filter({value}, e -> e.id IN ({', '.join(map(str, field.metadata[_LIVING]))}))"
             value = f"IF(size({kept}) > 0, {kept}, NULL)"

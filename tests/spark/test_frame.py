@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import types as T
 
 from persist_core.config.collection import CollectionConfig
+from persist_core.schema import CollectionSchema, Column
 from persist_core.time_text import LAST_ISO_MS, MAX_TIME, show_time
-from persist_spark.frame import ORDER, known_records, shown_time
+from persist_spark.frame import ORDER, as_written, known_records, shown_time, user_fields
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,3 +29,11 @@ def test_a_known_record_needs_no_order(spark: SparkSession) -> None:
     order = T.StructType([T.StructField(name, T.StringType(), nullable=False) for name in ("by0", "file")])
     (row,) = known_records(spark, schema, order, [{ORDER: {"file": "a"}}]).collect()
     assert row[ORDER].asDict() == {"by0": None, "file": "a"}
+
+
+def test_a_time_that_a_version_lacks_is_an_instant() -> None:
+    """A user's session may have `spark.sql.timestampType`."""
+    key, at = Column("id", "bigint", nullable=False, id=1), Column("at", "timestamp", id=2)
+    before, after = (CollectionSchema((key,), values) for values in ((), (at,)))
+    _, cells = as_written(T.StructType(user_fields(after)), before)
+    assert cells[1] == "CAST(NULL AS timestamp_ltz) AS `at`"
