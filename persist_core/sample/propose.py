@@ -293,6 +293,7 @@ def _key(feed: _Feed) -> Iterator[str]:
     candidates = [column for column in feed.columns if column.can_be_key and column is not feed.order]
     is_changes = not feed.is_plain or feed.marker is not None or feed.order is not None
     candidates = [column for column in candidates if column.guess.type not in _TIMES] or candidates
+    candidates = candidates or [column for column in feed.columns if column.can_be_key]
     unique = [column for column in candidates if not column.nulls and (is_changes or column.is_unique)]
     best, *more = sorted(unique or candidates or feed.columns, key=lambda column: (_rank(column), column.nulls))
     if not unique or _rank(best)[0]:

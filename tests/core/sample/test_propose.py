@@ -341,3 +341,9 @@ def test_debeziums_times_as_iso_texts_are_times() -> None:
         "of_day": ("string", None),
         "zoned": ("timestamp", None),
     }
+
+
+def test_the_only_field_that_can_be_a_key_may_be_the_order(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines(place / "feed" / "a.jsonl", {"tags": [1], "updated_at": 5})
+    config, _ = proposed(capsys, "feed/a.jsonl")
+    assert config.key == ("updated_at",)
