@@ -158,7 +158,7 @@ def test_another_freshness_in_a_document_has_no_limits(freshness: str) -> None:
     assert limits(f"Example:\n```yaml\nfreshness: {freshness}\n```") == {}
 
 
-def test_a_long_list_of_shards_which_airflow_cuts_hides_no_buttons(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_of_shards_that_airflow_cuts_hides_no_button(monkeypatch: pytest.MonkeyPatch) -> None:
     from persist_airflow.page import metadata
 
     given = {"shards": "Truncated: ['a', 'b', ...", "persist_conn_id": "c", "actions": ["run"]}
