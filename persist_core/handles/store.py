@@ -29,28 +29,33 @@ class Pair:
 
     def check(self) -> None:
         """Raise `ConfigError` if the stores are not of one location."""
-        self._refuse_other(*self._stored())
+        self._checked()
 
     def make(self, *, mends: bool = False) -> None:
         """Check the pair, and give new stores an id, consensus first. `mends`: blobs without one get it from consensus.
 
         Raises `ConfigError` as `check`.
         """
-        named, stored = self._stored()
-        if named is None and stored is None:
+        named, stored = self._checked(mends=mends)
+        if named is None:
             own = self._ids.uuid7().encode()
             named = self._register.change(
                 LOCATION,
                 lambda head: (VersionedData(0, own), own) if head is None else (None, head.data),
                 "the location's id",
             )
-        elif named != stored:
+        if stored is None:
+            self._location.blob.set(LOCATION, named)
+
+    def _checked(self, *, mends: bool = False) -> tuple[bytes | None, bytes | None]:
+        """Both ids. Of a location that is being made, which has no shard yet, consensus may have the only one."""
+        named, stored = self._stored()
+        if named != stored:
             is_unfinished = mends or not any(is_shard_name(key) for key in self._location.consensus.list_keys())
             named, stored = self._stored()  # another process may have been between the two
             if named is None or stored is not None or not is_unfinished:
                 self._refuse_other(named, stored)
-        if named is not None and stored is None:
-            self._location.blob.set(LOCATION, named)
+        return named, stored
 
     def _stored(self) -> tuple[bytes | None, bytes | None]:
         head = self._register.head(LOCATION)

@@ -71,6 +71,18 @@ def test_a_run_with_other_blobs_is_no_damage(shard: Collection) -> None:
     shard.check()
 
 
+def test_a_location_that_is_being_made_is_no_other_one(tmp_path: Path) -> None:
+    """Its maker has stored the id in consensus, and is about to store it beside the blobs."""
+    made = Collection(tmp_path)
+    made.client.pair.make()
+    (key,) = stored(made)
+    made.location.blob.delete(key)
+    made.client.pair.check()
+    assert stored(made) == [], "to look changes nothing"
+    made.client.ensure_shard("new")
+    assert stored(made) == [key]
+
+
 def test_gc_deletes_nothing_of_another_location(shard: Collection, tmp_path: Path) -> None:
     beside = tmp_path / "beside"
     beside.mkdir()
