@@ -15,6 +15,7 @@ from persist_core.sources.files import FileSource, HoldBack
 from persist_core.sources.frozen import load_frozen, stage_frozen
 from persist_core.sources.input_file import FrozenInput
 from persist_core.sources.source import Intake, ReadInput
+from persist_core.time_text import MAX_TIME
 
 _log = logging.getLogger(__name__)
 
@@ -95,8 +96,7 @@ class CollectionSource:
 
     def pending(self, state: ShardState, *, until: int | None) -> int:
         """Files that no commit has consumed and that are dated before `until`."""
-        upper = state.upper.time or 0
-        lower = upper if until is None or upper < until else 0
+        lower = min(state.upper.time or 0, MAX_TIME if until is None else until)  # `look_back` is counted from here
         since = listed_to(self._client, state)
         freeze = self.files.freeze(state.sources.get(FILES), until=until, lower=lower, listed_to=since)
         return len(freeze.frozen.files) + freeze.left_over

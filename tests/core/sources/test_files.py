@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from persist_core.contents.batch import SourceFrontier
 from persist_core.errors import CorruptArtifact, InvalidInput, SourceChanged, UnknownVersion
-from persist_core.location.mem import MemBlob
+from persist_core.frontier import Frontier
+from persist_core.handles.client import PersistClient
+from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.location.open import OpenLocation
 from persist_core.sealed import seal
+from persist_core.shard.state import ShardState
+from persist_core.sources.collection import CollectionSource
+from persist_core.sources.feed import LocalFeed, Wanted
+from persist_core.sources.file_scan import FoundFile, Scan
 from persist_core.sources.files import FileSource
 from persist_core.sources.input_file import FrozenInput
 from persist_core.sources.ledger import FileProgress
@@ -53,6 +61,27 @@ def test_a_file_dated_at_the_upper_is_not_due(tmp_path: Path) -> None:
     assert freeze.not_due == 1
     assert freeze.notices() == (), "usual in a backfill"
     assert source.freeze(None, until=parse_time("2026-01-03") + 1).not_due == 0
+
+
+def test_a_run_that_is_covered_lists_no_more_than_another() -> None:
+    """Files that wait for it are looked for by date: to list the whole bucket would cost as much as its history."""
+    client = PersistClient(OpenLocation(MemBlob(), MemConsensus()))
+    source = {"path": "s3://bucket/{date:%Y-%m-%d}/*.jsonl", "format": "debezium-json"}
+    asked: list[tuple[int, int] | None] = []
+
+    class Listed(LocalFeed):
+        def scan(self, wanted: Wanted) -> Scan:
+            asked.append(wanted.dates)
+            return Scan([FoundFile("2026-01-10/a.jsonl", 1, 1, 0, parse_time("2026-01-10"))])
+
+    found = CollectionSource(client, config := collection(Path("/"), source=source))
+    found.files = FileSource(config, client.blob, Listed(config.source_pattern()))
+    upper = parse_time("2026-01-10T12:00")
+    consumed = found.files.advance(None, found.files.freeze(None, until=upper).frozen, era=0)
+    state = replace(ShardState("orders"), upper=Frontier(upper), sources={"files": consumed})
+    for until in (upper, upper - DAY_MS):
+        assert found.pending(state, until=until) == 0
+        assert asked.pop() == (until - 7 * DAY_MS, until)
 
 
 def test_empty_files_are_consumed_too(tmp_path: Path) -> None:
