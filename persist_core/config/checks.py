@@ -27,7 +27,9 @@ _OTHER_TYPE_NAMES = {
 
 def column_name(name: str, *, at: Sequence[str | int]) -> None:
     """Check a column's name: visible, in NFC, not reserved, no dot first. SQL keywords and inner spaces are allowed."""
-    _visible(name, at=at)
+    field_name(name, at=at)
+    if name != name.strip():
+        raise refuse(name, "a name without spaces around it", "remove them; use field: for the record's name", at=at)
     if (start := next((each for each in (RESERVED_PREFIX, ".") if folded(name).startswith(each)), None)) is not None:
         raise refuse(name, f"a name that does not start with {start}", "rename it; use field: for the"
                      " record's name", at=at)  # fmt: skip
@@ -38,19 +40,13 @@ def column_name(name: str, *, at: Sequence[str | int]) -> None:
 
 
 def field_name(name: str, *, at: Sequence[str | int] = ()) -> str:
-    """Check the name of a field in a record: like a column's, but with any prefix and Unicode form."""
-    _visible(name, at=at)
-    return name
-
-
-def _visible(name: str, *, at: Sequence[str | int]) -> None:
+    """Check the name of a field in a record: visible, as the feed writes it, with the spaces around it."""
     if not 1 <= len(name) <= MAX_NAME_CHARS:
         raise refuse(name, f"a name of 1 to {MAX_NAME_CHARS} characters, not {len(name)}", "shorten it", at=at)
     odd = next((c for c in name if unicodedata.category(c) in _INVISIBLE), None)
     if odd is not None:
         raise refuse(name, f"a name without the invisible character U+{ord(odd):04X}", "remove it", at=at)
-    if name != name.strip():
-        raise refuse(name, "a name without spaces around it", "remove them", at=at)
+    return name
 
 
 def distinct(names: Sequence[str], *, at: Sequence[str | int]) -> None:

@@ -216,7 +216,11 @@ def _of_csv(lines: Sequence[str], *, is_loaded: bool) -> Detected:
     rows = list(csv_rows(lines, delimiter))
     names = rows[0] if rows else []
     named = names[1:] if names[:1] == [""] else names  # the index of pandas has no name
-    header = all(map(_NAME.fullmatch, named)) and len({*names}) == len(names) > 0 and names[0] not in DMS_OPS
+    header = (
+        all(_NAME.fullmatch(name.strip()) for name in named)
+        and len({*names}) == len(names) > 0
+        and names[0] not in DMS_OPS
+    )
     is_dms = names[:1] == [DMS_OP] if header else {row[0] for row in rows if row} <= {*DMS_OPS}
     told = "a header line" if header else "no header line"
     if is_loaded and not is_dms:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ from persist_core.sample.files import (
     value_at,
 )
 from persist_core.sample.guess import Guess, guess
-from persist_core.schema import MAX_COLUMNS, RESERVED_PREFIX, folded
+from persist_core.schema import MAX_COLUMNS, MAX_NAME_CHARS, RESERVED_PREFIX, folded
 from persist_core.sources.feed import Feed, Wanted
 from persist_core.sources.feeds import feed_at
 from persist_core.sources.input_file import InputFile
@@ -180,7 +181,7 @@ def new_columns(config: CollectionConfig, feed: Feed, files: Sequence[InputFile]
         if folded(each.name) in taken
         else Proposed(each.name, _typed(each), each.guess.reason)
         for each in columns
-        if each.name not in known
+        if each.field not in known
     ]
     lines += [Proposed(name, None, why) for name, why in found.others.items() if name not in known]
     if found.marker is not None and found.marker not in known:
@@ -232,12 +233,13 @@ def _feed(detected: Detected, raw: Sequence[RawRow]) -> _Feed:
         if found is None:
             others[name] = "always null in the sample: which type?"
             continue
-        column = _Column(name, detected.prefix + name, values, _asked(found, values) if is_debezium else found)
+        shown = unicodedata.normalize("NFC", name.strip())
+        column = _Column(shown, detected.prefix + name, values, _asked(found, values) if is_debezium else found)
         if order is None and is_plain and _SEQUENCES.search(name) and _grows(column):
             order = column
-        elif not name or not name.isprintable() or name.startswith(_NOT_TAKEN) or len(columns) >= MAX_COLUMNS:
+        elif not _can_be_named(column, detected) or len(columns) >= MAX_COLUMNS:
             others[name] = f"not taken, by its name; it looks like {found.type}"
-        elif folded(name) in {folded(each.name) for each in columns}:
+        elif folded(shown) in {folded(each.name) for each in columns}:
             others[name] = "another column has this name, ignoring case: rename one, with field:"
         else:
             columns.append(column)
@@ -250,6 +252,14 @@ def _feed(detected: Detected, raw: Sequence[RawRow]) -> _Feed:
             f"{f': {DOCUMENT}' if is_debezium and is_document else ''}"
         )
     return _Feed(detected, raw, columns, others, marker, order)
+
+
+def _can_be_named(column: _Column, detected: Detected) -> bool:
+    """True if a collection file can have its name and field. Except in CSV, a dot in a field means nesting."""
+    name, field = column.name, column.field
+    is_nested = field != name and "." in name and not detected.format.endswith("csv")
+    is_visible = bool(name) and name.isprintable() and len(field) <= MAX_NAME_CHARS
+    return is_visible and not is_nested and not name.startswith(_NOT_TAKEN)
 
 
 def _grows(column: _Column) -> bool:

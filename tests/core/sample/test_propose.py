@@ -110,7 +110,7 @@ def test_places_stay_where_a_field_is_null_in_the_sample(place: Path, capsys: py
     assert "column_2: string # QUESTION: always null in the sample" in text
 
 
-@pytest.mark.parametrize("header", [",id,name", "id,price (EUR)", "id,a/b,50 %,c#", "id,name"])
+@pytest.mark.parametrize("header", [",id,name", "id,price (EUR)", "id,a/b,50 %,c#", "id,name", "id, name"])
 def test_header_lines_as_tools_write_them(header: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     width = header.count(",") + 1
     header = header.replace("50", "of 50")
@@ -251,10 +251,15 @@ def test_odd_names_are_quoted_or_left_out(place: Path, capsys: pytest.CaptureFix
         "é": 1,
         "x\ny": 1,
         "7": 8,
+        " pad ": 1,
+        " pad.x": 1,
+        "e\u0301t": 1,
+        "n" * 300: 1,
     }
     lines(place / "feed" / "a.jsonl", row)
     config, text = proposed(capsys, "feed/a.jsonl")
-    assert [*config.columns] == ["id", "true", "a b", "a: b", "null", "é", "7"]
+    assert [*config.columns] == ["id", "true", "a b", "a: b", "null", "é", "7", "pad", "\u00e9t"]
+    assert {each.field for each in config.columns.values()} == {None, " pad ", "e\u0301t"}
     assert "# ID: another column has this name" in text
 
 
