@@ -100,7 +100,7 @@ def columns(session: Session, name: str, more: tuple[str, ...], glob: str | None
     location, connection = session.client.location, config.source.connection
     if glob is None:
         feed = feed_of(location, config)
-        files = FileSource(config, session.client.blob, feed).freeze(None, until=None).frozen.files
+        files = FileSource(config, session.client.blob, feed).freeze(None, until=None, is_look=True).frozen.files
     else:
         given = found_by([glob, *more], location, connection)
         feed, files = given.feed, tuple(given.files)

@@ -10,6 +10,7 @@ The rows are as a real run would write them to a new shard from the sample alone
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import tempfile
 from collections import Counter
@@ -142,19 +143,19 @@ def _next_run(source: FileSource, config: CollectionConfig, state: ShardState | 
     """The next run, and the files to sample: its own, else all."""
     state = state or ShardState(config.name)
     lower, consumed = state.upper.time or 0, state.sources.get(FILES)
-    stops = None
+    stops, look = None, functools.partial(source.freeze, is_look=True)
     try:
         if state.is_dropped or state.upper.is_closed:
             stops = f"shard {config.name} is {'dropped' if state.is_dropped else 'closed'}: it takes no input"
         elif until is not None and until <= lower:
             stops = f"nothing before {show_time(lower)}, which is the upper of shard {config.name}"
         state.schemas.placed(config.collection_schema())
-        freeze = source.freeze(consumed, until=until, lower=lower)
+        freeze = look(consumed, until=until, lower=lower)
     except PersistError as error:
         if consumed is None:
             raise
-        stops, freeze = f"a run would stop: {error}", source.freeze(None, until=until)
-    files = freeze.frozen.files or source.freeze(None, until=None).frozen.files
+        stops, freeze = f"a run would stop: {error}", look(None, until=until)
+    files = freeze.frozen.files or look(None, until=None).frozen.files
     size_bytes = freeze.frozen.size_bytes
     run = NextRun(lower, freeze.upper, len(freeze.frozen.files), size_bytes, freeze.not_due, freeze.notices(), stops)
     return run, files

@@ -98,7 +98,7 @@ class CollectionSource:
         """Files that no commit has consumed and that are dated before `until`."""
         lower = min(state.upper.time or 0, MAX_TIME if until is None else until)  # `look_back` is counted from here
         since = listed_to(self._client, state)
-        freeze = self.files.freeze(state.sources.get(FILES), until=until, lower=lower, listed_to=since)
+        freeze = self.files.freeze(state.sources.get(FILES), until=until, lower=lower, listed_to=since, is_look=True)
         return len(freeze.frozen.files) + freeze.left_over
 
     def inputs(self, input_key: str) -> list[ReadInput]:

@@ -134,12 +134,14 @@ class FileSource:
         lower: int = 0,
         listed_to: int | None = None,
         holds_back: HoldBack = lambda *_: False,
+        is_look: bool = False,
     ) -> Freeze:
         """All files that are not in `consumed`, dated before `until` (ms; `None`: all), within the collection's limits.
 
         `lower` is the shard's upper: files dated before it belong to one time. `listed_to` (`None`: `lower`): see
-        `sources.collection`. Reads names and file metadata, not contents; the same tree gives the same result. Raises
-        `Determinate` if a folder can't be listed, `CorruptArtifact` if the ledger is damaged.
+        `sources.collection`. `is_look`: no one reads the files, so they stay as they were listed. Reads names and file
+        metadata, not contents; the same tree gives the same result. Raises `Determinate` if a folder can't be listed,
+        `CorruptArtifact` if the ledger is damaged.
         """
         place, known, is_move = self._known(consumed)
         base = place.base
@@ -166,7 +168,7 @@ class FileSource:
                 pending.append(_input_file(file, relative, base, is_corrected=facts is not None))
         pending.sort(key=lambda file: file.order)
         taken, left = self._within_limits(pending, until, lower)
-        taken = self._feed.freeze(taken)
+        taken = taken if is_look else self._feed.freeze(taken)  # with versions a request for each file
         return Freeze(
             frozen=FrozenInput(tuple(taken), base),
             changed=tuple(sorted(changed, key=lambda file: natural_key(file.relative))),

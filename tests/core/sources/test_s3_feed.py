@@ -17,7 +17,9 @@ from persist_core.location.s3.objects import S3Objects
 from persist_core.location.settings import PersistLocation
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted
+from persist_core.shard.state import ShardState
 from persist_core.sources import s3_feed
+from persist_core.sources.collection import CollectionSource
 from persist_core.sources.feed import Wanted
 from persist_core.sources.feeds import feed_of
 from persist_core.sources.files import FileSource
@@ -264,6 +266,21 @@ def test_a_file_that_goes_while_it_is_frozen_is_left_out(versitygw: S3Server) ->
     feed = bucket.feed(config)
     Wire(feed.objects).script("HeadObject", Meanwhile(lambda: bucket.delete("b.jsonl")))
     assert names(FileSource(config, MemBlob(), feed).freeze(None, until=None)) == ["a.jsonl", "c.jsonl"]
+
+
+def test_a_look_asks_for_no_version_of_each_file(versitygw: S3Server) -> None:
+    bucket = Bucket(versitygw, is_versioned=True)
+    for number in range(3):
+        bucket.put(f"{number}.jsonl")
+    client = PersistClient(OpenLocation(MemBlob(), MemConsensus(), bucket.connections))
+    source = CollectionSource(client, config := bucket.collection())
+    source.files = FileSource(config, client.blob, feed := bucket.feed(config))
+    wire = Wire(feed.objects)
+    assert source.pending(ShardState("orders"), until=at("2026-01-10")) == 3
+    assert wire.take_counts() == {"ListObjectsV2": 1}
+    (file, *_) = source.files.freeze(None, until=None, is_look=True).frozen.files
+    with feed.opened(file) as opened:
+        assert opened.read() == b'{"id":1}\n'
 
 
 def test_a_feed_moves_from_a_folder_to_a_bucket(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> None:
