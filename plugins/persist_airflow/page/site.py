@@ -34,6 +34,7 @@ from persist_core.alerts.health import open_alerts
 from persist_core.clock import SystemClock
 from persist_core.errors import Corruption, PersistError
 from persist_core.handles.client import PersistClient
+from persist_core.handles.side_by_side import side_by_side
 from persist_core.inspection.days import days_of
 from persist_core.inspection.facts import ShardSummary
 from persist_core.inspection.inspector import Inspector
@@ -42,6 +43,7 @@ from persist_core.time_text import DAY_MS
 
 FRESH_MS = 2_000  # a list of summaries is this old at most
 REOPEN_MS = 600_000  # a location is opened again: a changed connection, or credentials that expire
+THREADS = 8  # of one list, each for a location
 LOCATION_DAGS = ("persist_maintenance", "persist_watch")  # shown where they exist
 
 Summary = TypeVar("Summary", bound=ShardSummary)
@@ -104,18 +106,22 @@ class Site:
                 session, {dag for shards in writers.values() for ids in shards.values() for dag in ids}
             )
         readable = access.readable_dags()
-        places = [self._listed(access, conn_id, writers.get(conn_id, {}), dags, readable) for conn_id in conn_ids]
+        sees = {conn_id: access.reads_connection(conn_id) for conn_id in conn_ids}
+
+        def listed(conn_id: str) -> Json | None:
+            return self._listed(conn_id, sees[conn_id], writers.get(conn_id, {}), dags, readable)
+
+        places = side_by_side(listed, conn_ids, threads=THREADS)  # several stores that do not answer take one's time
         return {"now_ms": self._clock.now_ms(), "locations": [place for place in places if place is not None]}
 
     def _listed(
         self,
-        access: Access,
         conn_id: str,
+        sees_all: bool,
         writers: Mapping[str, tuple[str, ...]],
         dags: Mapping[str, DagFacts],
         readable: frozenset[str],
     ) -> Json | None:
-        sees_all = access.reads_connection(conn_id)
         seen = {name for name, ids in writers.items() if readable.intersection(ids)}
         if not sees_all and not seen:
             return None

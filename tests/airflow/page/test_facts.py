@@ -14,6 +14,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from persist_core.errors import Determinate
 from persist_core.shard.state import ShardState
 from persist_core.time_text import parse_time
 
@@ -141,6 +142,31 @@ def test_a_connection_that_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyPat
         finally:
             released.set()
         assert slow.result(20) is of_all._place("slow")
+
+
+def test_the_list_waits_for_all_stores_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each store that does not answer would add its time, and the answer comes too late for all."""
+    from persist_airflow.page import metadata, site
+
+    together = threading.Barrier(3, timeout=20)
+
+    class Hook:
+        def __init__(self, conn_id: str) -> None:
+            self.conn_id = conn_id
+
+        def get_conn(self) -> Any:
+            together.wait()
+            raise Determinate(f"{self.conn_id} does not answer")
+
+    names = ("a", "b", "c")
+    access: Any = SimpleNamespace(readable_dags=lambda: frozenset({"dag"}), reads_connection=lambda _: True)
+    monkeypatch.setattr(site, "create_session", lambda: MagicMock())
+    monkeypatch.setattr(metadata, "writers", lambda _: {name: {"fruit": ("dag",)} for name in names})
+    for name, found in (("dags", {}), ("connections", [])):
+        monkeypatch.setattr(metadata, name, lambda *_, found=found: found)
+    monkeypatch.setattr(site, "PersistHook", Hook)
+    listed = site.Site().shards(access)["locations"]
+    assert [each["error"]["message"] for each in listed] == [f"{name} does not answer" for name in names]
 
 
 @pytest.mark.parametrize("level", ["off", "no", "n", "'off'"])
