@@ -115,10 +115,17 @@ def found_by(globs: Sequence[str], location: OpenLocation, connection: str | Non
     gone = [each.root for each in patterns if not each.root.startswith(S3) and not os.path.lexists(each.root)]
     if gone:
         raise InvalidInput(f"--from: found no folder {gone[0]}; expected the path of a file, or a glob in quotes")
-    feeds = [feed_at(location, pattern, connection) for pattern in patterns]
-    for pattern, feed in zip(patterns, feeds, strict=True):
+    # A shell expands a glob to files: their folder is listed once, and not once for each.
+    files = {join(each.root, Path(text).name): each.root for text, each in zip(globs, patterns, strict=True)
+             if Path(text).is_file()}  # fmt: skip
+    folders = [parse_pattern(f"{escaped(root)}/*", "/") for root in dict.fromkeys(files.values())]
+    looks = [*folders, *(each for text, each in zip(globs, patterns, strict=True) if not Path(text).is_file())]
+    feeds = [feed_at(location, pattern, connection) for pattern in looks]
+    for place, (pattern, feed) in enumerate(zip(looks, feeds, strict=True)):
         for each in feed.scan(Wanted()).found:
             path = join(pattern.root, each.below_root)
+            if place < len(folders) and path not in files:
+                continue
             facts = (each.size_bytes, each.mtime_ms, each.ctime_ns, None, natural_key(path))
             found[path] = InputFile(path, path, *facts, etag=each.etag)
     if not found:

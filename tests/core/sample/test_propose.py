@@ -12,7 +12,12 @@ import pytest
 
 from persist_core.cli.main import run_command
 from persist_core.config.collection import CollectionConfig, load_collection
+from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.location.open import OpenLocation
 from persist_core.sample.detect import stated_types
+from persist_core.sample.propose import found_by
+from persist_core.sources.feed import LocalFeed, Wanted
+from persist_core.sources.file_scan import Scan
 
 ROOT = Path(__file__).parents[3]
 
@@ -330,8 +335,25 @@ def test_files_of_no_format_that_is_read(text: str, place: Path, capsys: pytest.
 def test_files_that_the_shell_has_expanded(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b [1]"):
         lines(place / "feed" / f"{name}.jsonl", {"id": name})
+    lines(place / "feed" / "c.jsonl", {"id": "not given"})
     _, text = proposed(capsys, "feed/a.jsonl", "feed/b [1].jsonl")
     assert "from 2 records of 2 of 2 files" in text
+
+
+def test_a_folder_is_listed_once_for_all_files_of_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        lines(place / "feed" / f"{number}.jsonl", {"id": number})
+    listed: list[str] = []
+    scan = LocalFeed.scan
+
+    def counted(feed: LocalFeed, wanted: Wanted) -> Scan:
+        listed.append(feed.pattern.root)
+        return scan(feed, wanted)
+
+    monkeypatch.setattr(LocalFeed, "scan", counted)
+    found = found_by(["feed/0.jsonl", "feed/2.jsonl"], OpenLocation(MemBlob(), MemConsensus()))
+    assert [Path(each.path).name for each in found.files] == ["0.jsonl", "2.jsonl"]
+    assert listed == [str(place / "feed")]
 
 
 def test_debeziums_times_as_iso_texts_are_times() -> None:
