@@ -7,7 +7,6 @@ rows are the fields before any type; what cannot be read as its format is left o
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import zlib
@@ -29,7 +28,8 @@ from persist_core.sources.input_file import InputFile
 from persist_core.sources.root import relative_to
 
 MAX_FILES = 20
-MAX_BYTES = 32 << 20  # of text, decompressed
+MAX_BYTES = 32 << 20  # of text, decompressed; of rows the last few may exceed it
+_ROWS_AT_ONCE = 64  # of Parquet: they may be large
 CODECS = {".gz": "gzip", ".gzip": "gzip", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd"}
 _DAMAGED = (OSError, EOFError, zlib.error, pa.ArrowException)
 
@@ -91,7 +91,7 @@ def _start_of(feed: Feed, file: InputFile, limit: int, max_bytes: int, source: S
     try:
         with feed.opened(file) as opened:
             if not is_text and opened.read(4) == b"PAR1":
-                return _rows(file, pq.ParquetFile(opened), limit)
+                return _rows(file, pq.ParquetFile(opened), limit, max_bytes)
             opened.seek(0)
             codec = CODECS.get(Path(file.path).suffix.lower())
             text = pa.PythonFile(opened, "r") if codec is None else pa.CompressedInputStream(opened, codec)
@@ -100,10 +100,16 @@ def _start_of(feed: Feed, file: InputFile, limit: int, max_bytes: int, source: S
         return replace(empty, problem=f"it cannot be read: {error}")
 
 
-def _rows(file: InputFile, parquet: Any, limit: int) -> SampledFile:
-    batches = list(itertools.islice(parquet.iter_batches(batch_size=limit), 1))
+def _rows(file: InputFile, parquet: Any, limit: int, max_bytes: int) -> SampledFile:
+    batches: list[pa.RecordBatch] = []
+    rows = size_bytes = 0
+    for batch in parquet.iter_batches(batch_size=min(limit, _ROWS_AT_ONCE)):
+        batches.append(batch)
+        rows, size_bytes = rows + len(batch), size_bytes + batch.nbytes
+        if rows >= limit or size_bytes >= max_bytes:
+            break
     table = pa.Table.from_batches(batches, parquet.schema_arrow).slice(0, limit)
-    return SampledFile(file, table=table, is_whole=parquet.metadata.num_rows <= limit)
+    return SampledFile(file, table=table, is_whole=parquet.metadata.num_rows <= len(table))
 
 
 def _lines(empty: SampledFile, opened: Any, limit: int, max_bytes: int, delimiter: str | None) -> SampledFile:

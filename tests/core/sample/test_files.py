@@ -130,6 +130,13 @@ def test_parquet_gives_its_first_rows(tmp_path: Path) -> None:
     assert "cannot be read" in found.problem
 
 
+def test_a_sample_of_large_rows_is_small(tmp_path: Path) -> None:
+    large = pa.table({"id": list(range(300)), "text": ["x" * (1 << 20)] * 300})
+    pq.write_table(large, tmp_path / "a.parquet", row_group_size=50)
+    (found,) = sample(config_of(tmp_path, "*.parquet", "parquet"), 200)
+    assert (0 < found.records < 100, found.is_whole) == (True, False)
+
+
 @pytest.mark.parametrize("others", [["a/b"], ["n" * 300]], ids=["a folder's name", "too long"])
 def test_names_that_only_objects_can_have(others: list[str], tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(TEXT)
