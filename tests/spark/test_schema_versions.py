@@ -26,9 +26,11 @@ from persist_spark.read.frames import changes, errors, snapshot
 from persist_spark.upsert import batch, lookup, state_before
 from tests import two_versions
 from tests.core.handles.test_schema_evolution import Evolving, check_changes
+from tests.oracle.consolidate import NOT_SENT
 from tests.oracle.upsert import TOMBSTONE, Record
 from tests.sampling import sample
 from tests.spark.staged_shard import StagedShard
+from tests.spark.upsert_cases import to_records
 from tests.spark.view_shards import ViewShards, text, view
 from tests.two_versions import CHANGES, ERRORS_1, ERRORS_2, ROWS_1, ROWS_2, SHARD, VERSION_1, VERSION_2, WIDE, by_number
 
@@ -162,6 +164,30 @@ def test_a_batch_meets_what_an_older_version_left(
     merge_all(shard)
     assert by_number(shard.snapshot()) == by_number([*contents, late, back])
     assert {each.check for each in fsck(shard.client, SHARD).violations} <= {"manifest"}, "its deltas name no parent"
+
+
+@pytest.mark.parametrize("order", sample([None, (Column("seq", "bigint"),)], 1, "errs of older versions"))
+@pytest.mark.family("histories in Spark")
+def test_an_err_of_an_older_version_says_what_is_known(
+    spark: SparkSession, tmp_path: Path, order: tuple[Column, ...] | None
+) -> None:
+    """By the names and types that columns had when it was written; another column of such a name knows nothing."""
+    types = {"one": "string", "two": "string", "gone": "string", "price": "float"}
+    values = [Column(name, kind, id=place + 2, inherits=True) for place, (name, kind) in enumerate(types.items())]
+    schema = replace(VERSION_1, values=tuple(values), order=order)
+    shard = StagedShard(spark, tmp_path, schema)
+
+    def deliver(value: tuple[Any, ...], upper: int, *, to: CollectionSchema) -> None:
+        placed = replace(to, values=tuple(replace(each, id=place) for place, each in enumerate(to.values)))
+        shard.commit(to_records(spark, placed, [_record(1, value, None, upper)]), upper, schema=to)
+
+    deliver(("x", NOT_SENT, "old", 0.1), 10, to=schema)
+    (one, two, _, price), gone = values, Column("gone", "string", id=6, inherits=True)
+    after = (replace(one, name="first"), two, gone, replace(price, type="double"))
+    second = replace(schema, key=(replace(schema.key[0], id=1),), values=after, version=2)
+    two_versions.evolve(shard.client, second)
+    deliver((NOT_SENT, "y", NOT_SENT, NOT_SENT), 20, to=second)
+    assert shard.snapshot() == [{"id": 1, "first": "x", "two": "y", "gone": None, "price": two_versions.PRICE}]
 
 
 @pytest.mark.family("histories in Spark")

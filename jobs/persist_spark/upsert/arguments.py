@@ -40,11 +40,12 @@ So no name of a user's column can clash with ours, or break out of an SQL text.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
+from persist_core.contents.schema_versions import SchemaVersion
 from persist_core.schema import (
     ACTED,
     BEATEN_BY,
@@ -119,8 +120,8 @@ class Arguments:
     `inherits`: the plan has registers for values that records leave out. If not, though a column inherits, it guesses
     that no record does, and counts them. `seen`: in `sequence` order; `None`: in `log` order, where a batch has seen
     nothing, so nothing beats a record. `is_new`: no slot holds anything, and each gets at most one record that wins.
-    `eras`: of orders that may not be comparable; `None`: they always are. `in_rest`: see `persistent_upsert`.
-    `has_ranges`: rows have the column `key_range`.
+    `eras`: of orders that may not be comparable; `None`: they always are. `in_rest`: see `persistent_upsert`,
+    and `versions`. `has_ranges`: rows have the column `key_range`.
     """
 
     schema: CollectionSchema
@@ -137,6 +138,7 @@ class Arguments:
     eras: Eras | None
     watched: tuple[Watched, ...] = ()
     in_rest: Callable[[DataFrame], DataFrame] | None = None
+    versions: Sequence[SchemaVersion] = ()
     has_ranges: bool = False
 
     @property

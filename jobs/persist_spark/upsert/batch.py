@@ -351,6 +351,7 @@ class _Batch:
             eras=request.eras,
             watched=request.watched,
             in_rest=request.in_rest,
+            versions=self.before.schemas.versions,
         )
 
     def _fits_one_task(self, moved_bytes: int) -> bool:

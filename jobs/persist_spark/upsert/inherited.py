@@ -18,7 +18,8 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from persist_core.schema import DIFF, ERR_KIND, ERR_PAYLOAD, INHERITED, CollectionSchema, Column
+from persist_core.contents.schema_versions import SchemaVersion
+from persist_core.schema import DIFF, ERR_KIND, ERR_PAYLOAD, INHERITED, TIME, CollectionSchema, Column
 from persist_spark.frame import (
     ANY_LENGTH,
     canonical_key,
@@ -68,12 +69,31 @@ def with_known(state: DataFrame, value: str, arguments: Arguments) -> tuple[Data
     known = f"from_json(CAST({ERR_PAYLOAD} AS STRING), 'map<string,string>', {_ANY_LENGTH})"
     cells = []
     for plain, column in zip(arguments.values, arguments.schema.values, strict=True):
-        text = f"element_at({_KNOWN}, {text_literal(column.name)})"
-        typed = f"unhex({text})" if column.type == "binary" else f"CAST({text} AS {sql_type(column.type)})"
-        cells.append(f"'{plain}', {typed}")
+        cells.append(f"'{plain}', {_known_value(column, arguments.versions)}")
     cells += arguments.in_rest_cell()
     state = state.selectExpr("*", f"CASE WHEN {is_err} THEN {known} END AS {_KNOWN}")
     return state, f"CASE WHEN {_KNOWN} IS NOT NULL THEN named_struct({', '.join(cells)}) ELSE {value} END"
+
+
+def _known_value(column: Column, versions: Sequence[SchemaVersion]) -> str:
+    """SQL: the value of a column that an err knows, by the name and type that the column had at the err's time."""
+    none = f"CAST(NULL AS {sql_type(column.type)})"
+    cases: list[tuple[str, int]] = []  # newest first, each with its first time
+    for version in reversed(versions):
+        then = next((old for old in version.schema.values if old.id == column.id), None)
+        sql = none if then is None else _typed_text(then)
+        if cases and cases[-1][0] == sql:
+            cases.pop()
+        cases.append((sql, version.lower))
+    if len(cases) < 2:
+        return _typed_text(column)
+    whens = " ".join(f"WHEN {TIME} >= {lower}L THEN {sql}" for sql, lower in cases)
+    return f"CAST(CASE {whens} END AS {sql_type(column.type)})"
+
+
+def _typed_text(column: Column) -> str:
+    text = f"element_at({_KNOWN}, {text_literal(column.name)})"
+    return f"unhex({text})" if column.type == "binary" else f"CAST({text} AS {sql_type(column.type)})"
 
 
 def completed(ranked: DataFrame, arguments: Arguments) -> DataFrame:

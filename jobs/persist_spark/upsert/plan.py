@@ -45,6 +45,7 @@ from pyspark.sql import functions as F
 
 from persist_core.contents.batch import PartKind
 from persist_core.contents.key_range import Scalar
+from persist_core.contents.schema_versions import SchemaVersion
 from persist_core.errors import BadBounds, InvariantViolation
 from persist_core.keys import PART
 from persist_core.schema import DIFF, ERR_KIND, TIME, CollectionSchema, Late
@@ -129,6 +130,7 @@ def persistent_upsert(
     eras: Eras | None = None,
     watched: tuple[Watched, ...] = (),
     in_rest: Callable[[DataFrame], DataFrame] | None = None,
+    versions: Sequence[SchemaVersion] = (),
 ) -> PlannedUpsert:
     """The updates that `records` (the records frame) make of `state`, for the batch `[lower, upper)`.
 
@@ -146,7 +148,7 @@ def persistent_upsert(
     the exchange is by ranges of keys, between these values of the first key column; without one, Spark finds the
     ranges, for which all is read twice. `None`: by slot. `seen`: for `sequence` order, with `ORDER` in
     `state`. `eras`: of Debezium's `order: auto`, not all comparable. `watched`: `persist_spark.upsert.warnings`.
-    `in_rest`: adds `IN_REST` to stored rows (`persist_spark.decode.filled`); `None`: there is no such thing.
+    `in_rest`: adds `IN_REST` to stored rows (`persist_spark.decode.filled`), if given. `versions`: the shard's.
 
     Raises `BadBounds` if `as_of_frontier` is not before `upper`. The result's `outcome` raises `InvariantViolation` if
     the counts do not add up, or if records were stashed against the promise.
@@ -157,9 +159,9 @@ def persistent_upsert(
         raise BadBounds(f"times cannot advance to {found} in {where}; expected less than its upper")
     inherits = inherits and schema.inherits
     is_new = state is None and stash is None and not (has_times or is_thorough or inherits or seen)
-    in_rest = in_rest if inherits else None
+    more = (seen, eras, watched, in_rest if inherits else None, versions)
     bounds = (schema, lower, upper, floor, lower if in_time_from is None else in_time_from)
-    arguments = Arguments(*bounds, late, may_stash, is_new, is_thorough, inherits, seen, eras, watched, in_rest)
+    arguments = Arguments(*bounds, late, may_stash, is_new, is_thorough, inherits, *more)
     chain = _chain(records, stash, lower if stash_frontier is None else stash_frontier, state, arguments)
     arguments = replace(arguments, has_ranges=bool(cuts))
     chain = exchanged(chain, cuts, arguments, in_one_task=in_one_task)
