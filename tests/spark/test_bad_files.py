@@ -20,7 +20,7 @@ import zstandard
 from persist_core.alerts.health import healths
 from persist_core.config.thresholds import ERRORS
 from persist_core.contents.err_groups import lines_of
-from persist_core.errors import SourceChanged, UnreadableFiles
+from persist_core.errors import SourceChanged, UnclearOrder, UnreadableFiles
 from persist_core.inspection.inspector import Inspector
 from persist_core.keys import attempt_prefix
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD
@@ -115,6 +115,17 @@ def test_one_commit_without_bad_files_of_each_kind_and_they_heal(spark: SparkSes
 
 def _packed(name: str, data: bytes) -> bytes:
     return PACKERS.get(Path(name).suffix, bytes)(data)
+
+
+@pytest.mark.family("decoders")
+def test_a_bad_file_does_not_answer_the_question(spark: SparkSession, tmp_path: Path) -> None:
+    """No record of the feed says its place: the err of a file has no order either."""
+    source = {"path": "in/*", "format": "debezium-json"}
+    things = Dying(tmp_path, source=source, delete={}, limits={"max_errors": None})
+    (tmp_path / "in" / "no gzip.json.gz").write_bytes(lines(50))
+    things.drop("a.json", {"op": "u", "after": {"id": 1}, "source": {"connector": "vitess", "vgtid": "[]"}})
+    with pytest.raises(UnclearOrder, match="no record of the feed says its place"):
+        things.write(spark, things.mint(UNTIL))
 
 
 @pytest.mark.family("decoders")

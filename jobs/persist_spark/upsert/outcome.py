@@ -18,6 +18,7 @@ from persist_core.schema import BAD_FILE, ERR_KIND, LATE_TIME, MISSING_ORDER
 from persist_spark.counted import digest_sums, rows_digest, tally
 from persist_spark.stage import StateRows, Written
 from persist_spark.upsert.arguments import ACTS, Arguments, SeenBefore
+from persist_spark.upsert.sequence import IS_UNORDERED
 
 _READ = {
     "records_read": "own_time IS NOT NULL AND NOT stashed AND NOT expanded",
@@ -38,7 +39,7 @@ _READ = {
 _UNPLACED = f"coalesce(err.kind = '{MISSING_ORDER}', false)"
 _READ_OF_SEQUENCE = {
     "unplaced": f"own_time IS NOT NULL AND {_UNPLACED}",
-    "placed": f"own_time IS NOT NULL AND op != ascii('s') AND NOT expanded AND NOT {_UNPLACED}",
+    "placed": f"own_time IS NOT NULL AND op != ascii('s') AND NOT expanded AND NOT {IS_UNORDERED}",
     "errors": f"{_READ['errors']} AND NOT is_beaten",
     "bad_records": f"{_READ['bad_records']} AND NOT is_beaten",
     "order_ties": f"({_READ['order_ties']}) OR is_tied_before",
