@@ -55,3 +55,17 @@ def test_a_column_that_input_and_view_lose_is_no_correction(shards: ViewShards) 
     shards.commit("items", ITEMS, 10)
     assert shards.refresh(view("v", "SELECT id, colour FROM items", ["items"])).stats["corrections"] == 1
     assert shards.rows("v") == {row(id=1, colour=None): 1, row(id=2, colour=None): 1}
+
+
+def test_a_refresh_that_is_forgotten_is_no_correction(shards: ViewShards, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only seals are known, and the query before does not fit the input any more."""
+    before = view("v", "SELECT id, colour FROM items", ["items"])
+    shards.refresh(before)
+    for bound in ("state.MIN_COMMITS_KEPT", "state.MAX_COMMITS_KEPT", "invariants.MIN_COMMITS_KEPT"):
+        monkeypatch.setattr(f"persist_core.shard.{bound}", 2)
+    for upper in (8, 9):
+        shards.commit("items", ITEMS, upper)
+        assert shards.refresh(before).stats == {}, "a seal"
+    shards.commit("items", CollectionSchema(key=ITEMS.key, values=(Column("n", "int"),), dropped=("colour",)), 10)
+    stats = shards.refresh(view("v", "SELECT id FROM items", ["items"], dropped=["colour"])).stats
+    assert (stats["updates"], stats["corrections"]) == (0, 0)

@@ -23,7 +23,7 @@ from persist_core.config.view import ViewConfig
 from persist_core.contents.batch import BatchManifest, HollowBatch
 from persist_core.contents.pieces import all_errs, oks_as_of
 from persist_core.contents.stats import DryRun, show_bytes
-from persist_core.errors import CorruptArtifact, InvalidInput, NotReadable, TooManyUpdates
+from persist_core.errors import CorruptArtifact, InvalidInput, NotReadable, RunFailed, TooManyUpdates
 from persist_core.handles.client import PersistClient
 from persist_core.keys import dry_run_key
 from persist_core.location.open import OpenLocation
@@ -35,6 +35,7 @@ from persist_core.sources.shards import FrozenShards, Refreshed, ShardSource
 from persist_core.spark_job.spec import JobSpec
 from persist_core.time_text import show_time
 from persist_spark import progress
+from persist_spark.compat import ENGINE_ERRORS
 from persist_spark.frame import part_type, quoted
 from persist_spark.read.damage import check_sizes, named_damage, part_sizes
 from persist_spark.read.frames import error_updates, snapshot
@@ -44,6 +45,7 @@ from persist_spark.stage import Planned, stage
 from persist_spark.view.difference import EMPTY, Contents, Refresh, inherited, install_desired_into_persist
 from persist_spark.view.rows import failed, queried, refused, shaped
 
+_UNREPEATABLE: tuple[type[Exception], ...] = (NotReadable, CorruptArtifact, InvalidInput, RunFailed, *ENGINE_ERRORS)
 SAMPLE_ROWS = 20  # of a dry run
 _SHOWN_OF_ERRS = (ERR_KIND, ERR_MESSAGE)
 # A query may join anything, so Spark decides what to broadcast. It may have another result when the work of a lost
@@ -171,11 +173,12 @@ def _corrections(view: _View, schema: CollectionSchema, refresh: Refresh) -> int
         run_without_output(installed.updates)
         found = installed.outcome(installed.updates).report
         differing = sum(found[name] for name in ("inserted", "retracted", "errs_inserted", "errs_retracted"))
-    except (NotReadable, CorruptArtifact, InvalidInput) as error:
+    except _UNREPEATABLE as error:
         sys.stderr.write(f"the last refresh cannot be evaluated again: {error}\n")
-        before = left or EMPTY
-        differing = abs(refresh.before.rows - before.rows) + abs(refresh.before.errs - before.errs)
-        differing = max(differing, 0 if left is None else 1)
+        if left is None:  # its commit is forgotten: no difference is known
+            return 0
+        differing = abs(refresh.before.rows - left.rows) + abs(refresh.before.errs - left.errs)
+        differing = max(differing, 1)
     return differing
 
 
