@@ -154,6 +154,10 @@ def _check_tag(node: yaml.Node) -> None:
     )
     if node.tag not in _TAGS or is_other_form:
         raise YamlError(f"found the tag {node.tag!r}, expected plain data without tags; remove it", node.start_mark)
+    _check_storable(node)
+
+
+def _check_storable(node: yaml.Node) -> None:
     if isinstance(node, yaml.ScalarNode) and (odd := _UNSTORABLE.search(node.value)):
         said = f"found the character U+{ord(odd[0]):04X}, expected whole characters, and not U+0000; write others"
         raise YamlError(said, node.start_mark)
@@ -165,6 +169,7 @@ def _check_keys(node: yaml.MappingNode) -> None:
         if not isinstance(key, yaml.ScalarNode) or key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
             found = repr(key.value)[:80] if isinstance(key, yaml.ScalarNode) else "a list or mapping"
             raise YamlError(f"found the key {found}, expected text; put it in quotes", key.start_mark)
+        _check_storable(key)
         if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
             first = seen[key.value].line + 1
             said = f"found the key {key.value[:80]!r} a second time (first on line {first}), expected each key once"

@@ -187,7 +187,10 @@ class Copier:
             if task is not None:
                 self._move(task, task.inventory.needed)
                 tasks.append(task)
-        for task in reversed(tasks):  # inputs before their views
+        ordered: dict[str, _Task] = {}  # inputs before views, forks before what they share files of: it refuses eras
+        for task in reversed(tasks):
+            ordered |= {each.shard: each for each in [*(fork for fork in tasks if task.shard in fork.owners), task]}
+        for task in ordered.values():
             self._commit(task, moving_to)
         for task in tasks:
             if isinstance(task.result, Received):
@@ -323,8 +326,8 @@ class Copier:
             raise _Again(f"a list of erasures of {shard} was replaced meanwhile, or is missing")
         if relation == ANOTHER:
             raise InvalidInput(
-                f"shard {shard} in {self._place} has commits that the shard to be copied does not have: it is another"
-                " shard of that name, or a copy that was written to, or keys were erased in both places, or"
+                f"shard {shard} in {self._place} has commits or erasures that the shard to be copied does not have: it"
+                " is another shard of that name, or a copy that was written to, or keys were erased in both places, or"
                 " in the copy alone. Nothing was changed there. Copy into another location, or, if it is not needed,"
                 f" drop it there first (`persist drop {shard}`)"
             )

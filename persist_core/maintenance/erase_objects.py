@@ -33,7 +33,7 @@ from persist_core.shard.replace import Replacements
 from persist_core.shard.replace import erase as replace_manifests
 from persist_core.shard.state import ShardState
 
-KILLED_MS = 24 * 3_600_000  # an upload that was begun before that is of a killed writer: no write stage is longer
+KILLED_MS = 24 * 3_600_000  # an upload begun before that is of a killed writer, or of one that has to try again
 MAX_ROUNDS = 20  # each but the first because an append, a merge or another erasure has come in between
 
 

@@ -116,9 +116,8 @@ def found_by(globs: Sequence[str], location: OpenLocation, connection: str | Non
     if gone:
         raise InvalidInput(f"--from: found no folder {gone[0]}; expected the path of a file, or a glob in quotes")
     # A shell expands a glob to files: their folder is listed once, and not once for each.
-    files = {join(each.root, Path(text).name): each.root for text, each in zip(globs, patterns, strict=True)
-             if Path(text).is_file()}  # fmt: skip
-    folders = [parse_pattern(f"{escaped(root)}/*", "/") for root in dict.fromkeys(files.values())]
+    files = {os.path.normpath(Path.cwd() / text) for text in globs if Path(text).is_file()}
+    folders = [parse_pattern(f"{escaped(root)}/*", "/") for root in sorted({*map(os.path.dirname, files)})]
     looks = [*folders, *(each for text, each in zip(globs, patterns, strict=True) if not Path(text).is_file())]
     feeds = [feed_at(location, pattern, connection) for pattern in looks]
     for place, (pattern, feed) in enumerate(zip(looks, feeds, strict=True)):

@@ -139,9 +139,9 @@ class FileSource:
         """All files that are not in `consumed`, dated before `until` (ms; `None`: all), within the collection's limits.
 
         `lower` is the shard's upper: files dated before it belong to one time. `listed_to` (`None`: `lower`): see
-        `sources.collection`. `is_look`: no one reads the files, so they stay as they were listed. Reads names and file
-        metadata, not contents; the same tree gives the same result. Raises `Determinate` if a folder can't be listed,
-        `CorruptArtifact` if the ledger is damaged.
+        `sources.collection`. `is_look`: no run reads the files, a sample may; they stay as they were listed. Reads
+        names and file metadata, not contents; the same tree gives the same result. Raises `Determinate` if a folder
+        can't be listed, `CorruptArtifact` if the ledger is damaged.
         """
         place, known, is_move = self._known(consumed)
         base = place.base

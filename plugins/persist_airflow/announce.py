@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import suppress
 from functools import partial
 from threading import Event
@@ -122,9 +123,10 @@ class AnnounceFailure:
         if not is_kept.is_set():
             why = work.exception() if work.done() else f"it has not answered after {STEP_S:g} s"
             _log.warning("failures are announced without the record of the location: %s", why)
-            work = in_thread(partial(_send_unkept, made), "announce failures")
-        with suppress(TimeoutError):
-            work.exception(CALLBACK_S - STEP_S)
+            _send_unkept(made)
+        else:
+            with suppress(TimeoutError):
+                work.exception(CALLBACK_S - STEP_S)
 
 
 def failure_notice(shard: str, error: str | None, context: Context, *, now_ms: int, guide: str = "") -> Notice:
@@ -167,10 +169,15 @@ def _keep_and_send(conn_id: str, made: Mapping[Notice, Sequence[Target]], is_kep
 
 
 def _send_unkept(made: Mapping[Notice, Sequence[Target]]) -> None:
-    for notice, by in made.items():
-        for target in by:
-            if target.accepts(notice):
-                send(target, notice, [], STEP_S)
+    """Send all at the same time: no one sends later what is not kept."""
+    each_s = CALLBACK_S - STEP_S
+    tries = [
+        in_thread(partial(send, target, notice, [], each_s), f"announce by {target.name}")
+        for notice, by in made.items()
+        for target in by
+        if target.accepts(notice)
+    ]
+    wait(tries, each_s)
 
 
 def _send(board: WatchBoard, notice: Notice, by: Sequence[Target], seconds: float | None = None) -> None:

@@ -69,6 +69,9 @@ def test_no_record_hides_behind_a_cr_in_a_file_without_a_header(feed: Feed) -> N
     feed.write("1.csv", "1,a\r2,b\r3,c\r")
     with pytest.raises(UnreadableFiles, match="a CR is in its first line"):
         feed.records("csv", COLUMNS, source={"header": False})
+    feed.write("1.csv", "1\r2\r3\r")
+    with pytest.raises(UnreadableFiles, match="a CR is in its first line"):
+        feed.records("csv", {"id": "bigint"}, source={"header": False})
     feed.write("1.csv", '1,"a\rb",new\n2,c,new\n')  # in a value
     rows = feed.records("csv", COLUMNS, source={"header": False})
     assert [(row["id"], row["name"]) for row in rows] == [(1, "a\rb"), (2, "c")]

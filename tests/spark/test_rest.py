@@ -219,3 +219,6 @@ def test_csv_fields_of_one_name_are_all_kept(feed: Feed) -> None:
     feed.write("1.csv", "id,name,b,b,,\n1,a,x,y,z,w\n")
     (found,) = feed.records("csv", COLUMNS, **REST)
     assert found["more"] == '{"":"z","4":"y","6":"w","b":"x"}'
+    feed.write("1.csv", "id,4,b,b,name\n1,p,x,y,a\n")
+    (found,) = feed.records("csv", COLUMNS, **REST)
+    assert found["more"] == '{"4":"p","b":"x","b 4":"y"}', "4 is another field's name"

@@ -22,7 +22,7 @@ from __future__ import annotations
 import io
 import re
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from pyspark.sql import functions as F
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.sample.csv_records import csv_rows, null_text, open_field, whole_records
+from persist_core.sample.fields import known_fields
 from persist_core.sample.files import DMS_OP, DMS_OPS
 from persist_core.sources.input_file import InputFile
 from persist_spark.decode.encoding import Encoding
@@ -188,8 +189,8 @@ def _names(config: CollectionConfig, file: InputFile, line: str) -> tuple[str, .
     names = tuple(next(csv_rows([line], config.source.delimiter)))
     if len(names) > _MAX_NAMES:
         raise pa.ArrowInvalid(f"its first line has {len(names)} fields; expected at most {_MAX_NAMES}")
-    # Without a header a value may hold a CR. Other records behind it would be fields without a column.
-    is_over = len(names) > len(config.columns) + (config.source.format == "dms-csv")
+    # Without a header a value may hold a CR. Other records behind it would be fields without a column, if it has any.
+    is_over = len(config.columns) == 1 or len(names) > len(config.columns) + (config.source.format == "dms-csv")
     if "\r" in (line if config.source.header else re.sub('"[^"]*+"', "", line) * is_over):
         raise pa.ArrowInvalid("a CR is in its first line: end lines in LF or CRLF")
     if not config.source.header:
@@ -264,10 +265,8 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
         known = F.when(found != null, found)
         return known.when(found.isNull(), F.lit("")) if is_dms and null and raw in texts else known
 
-    named = enumerate(zip(layout.fields, layout.names, strict=True)) if config.source.rest else ()
-    # A field whose name another one has before it is known by its number.
-    places = {shown if at[name] == place else str(place + 1): place for place, (shown, name) in named}
-    rest = rest_of_cells(config, fields, {shown: text("", place) for shown, place in places.items()})
+    shown = _distinct(layout, at, known_fields(config)) if config.source.rest else ()
+    rest = rest_of_cells(config, fields, {name: text("", place) for place, name in enumerate(shown)})
     is_trusted, fault = _fault(layout, parsed, wanted)
     frame = rows.select(
         *line_columns(config),
@@ -293,6 +292,17 @@ def _broken(layout: Layout, found: SparkColumn) -> SparkColumn:
         for char, escape in reversed(ESCAPES.items()):
             found = F.replace(found, F.lit(escape), F.lit(char))
     return found
+
+
+def _distinct(layout: Layout, at: Mapping[str, int], known: Set[str]) -> list[str]:
+    """The fields of `rest`. One whose name another has before it is known by its number, which no other may have."""
+    shown = list(layout.fields)
+    for place, name in enumerate(layout.names):
+        if at[name] != place:
+            shown[place] = str(place + 1)
+            while shown[place] in {*shown[:place], *layout.fields, *known}:
+                shown[place] = f"{name} {shown[place]}"
+    return shown
 
 
 def _fault(layout: Layout, row: SparkColumn, wanted: dict[str, str]) -> tuple[SparkColumn, SparkColumn]:

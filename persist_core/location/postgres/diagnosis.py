@@ -18,7 +18,7 @@ MIN_VERSION = 130_000
 # The share of the connections for ordinary users above which the next peak may be refused.
 MAX_BUSY_SHARE = 0.8
 
-# Of other users' sessions an ordinary user sees only database, process and user, so these say what is a client.
+# Of other users' sessions an ordinary user sees no type, but database and user, which clients have.
 _SERVER = """
 SELECT current_setting('server_version') AS version, current_setting('server_version_num')::int AS version_number,
        current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes,
@@ -27,7 +27,8 @@ SELECT current_setting('server_version') AS version, current_setting('server_ver
        current_setting('autovacuum') AS autovacuum, current_setting('transaction_read_only') AS read_only,
        pg_catalog.pg_is_in_recovery() AS in_recovery, pg_catalog.pg_backend_pid() AS session,
        current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int AS max_busy,
-       (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datid IS NOT NULL AND usesysid IS NOT NULL) AS busy,
+       (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datid IS NOT NULL AND usesysid IS NOT NULL
+            AND coalesce(backend_type, 'client backend') = 'client backend') AS busy,
        (extract(epoch FROM clock_timestamp()) * 1000)::float8 AS now_ms
 """
 _TABLE = """

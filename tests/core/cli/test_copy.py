@@ -166,7 +166,7 @@ def test_it_prints_what_it_did_and_goes_on_after_a_refusal(
         grow(laptop, shard)
     assert run_command(["copy", *to]) == 2
     printed = capsys.readouterr()
-    assert "has commits that the shard to be copied does not have" in printed.err
+    assert "has commits or erasures that the shard to be copied does not have" in printed.err
     assert re.search(r"orders_by_status .* copied .* 2 ", printed.out)
     assert run_command(["copy", *to, "nothing"]) == 3
     assert run_command(["copy", "--to-blob-uri", f"file://{tmp_path}/blobs", *to[2:], "orders"]) == 2

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from persist_core.checkpoint.publish import publish_missing
 from persist_core.gc.collect import GRACE_MS, collect
 from persist_core.handles.client import PersistClient
 from persist_core.keys import batches_prefix, gc_prefix
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.copy import Copier
+from persist_core.protocol.fork import fork
 from persist_core.shard.eras import begin_era, refuse_earlier
 from tests.core.gc.test_kills import SHARD, make_garbage
 from tests.virtual import ManualClock, SeededIds
@@ -48,3 +50,18 @@ def test_a_nightly_copy_does_not_hold_up_gc_at_its_target() -> None:
     assert target.state(SHARD).era == source.state(SHARD).era
     assert target.state(SHARD).oldest_era > DAYS / 2
     assert len(list(target.blob.list_keys_and_metadata(gc_prefix(SHARD)))) < DAYS - 3
+
+
+def test_a_nightly_copy_of_a_fork_and_its_owner_takes_one_round() -> None:
+    """The owner's new state refuses eras at the target; the fork's, which shares files, must not find that."""
+    clock = ManualClock(1_700_000_000_000)
+    source, target = client_at(clock, 1), client_at(clock, 2)
+    make_garbage(source, 1)
+    publish_missing(source, source.state(SHARD))
+    fork(source, SHARD, source.state(SHARD).commits[-1].checkpoint_id, "a-fork", writer="test")
+    for day in range(2, DAYS):
+        make_garbage(source, day)
+        source.machine.apply(SHARD, lambda state: begin_era(state, after=state.era, kept=3))
+        done = {each.shard: each for each in Copier(source, target, threads=1).copy(["a-fork", SHARD])}
+        assert (done[SHARD].is_new, done[SHARD].objects > 0) == (True, True), day
+        clock.sleep_ms(GRACE_MS - 60_000)

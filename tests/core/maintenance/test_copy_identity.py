@@ -44,7 +44,7 @@ def test_another_shard_of_that_name_is_never_replaced() -> None:
     make_garbage(source, 1)
     make_garbage(target, 1)
     before = target.state(FRUIT)
-    with pytest.raises(InvalidInput, match="has commits that the shard to be copied does not have"):
+    with pytest.raises(InvalidInput, match="has commits or erasures that the shard to be copied does not have"):
         copy_all(source, target)
     assert target.state(FRUIT) == before
 

@@ -335,9 +335,11 @@ def test_files_of_no_format_that_is_read(text: str, place: Path, capsys: pytest.
 def test_files_that_the_shell_has_expanded(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b [1]"):
         lines(place / "feed" / f"{name}.jsonl", {"id": name})
+    (place / "feed" / "d[1]").mkdir()
+    lines(place / "feed" / "d[1]" / "c.jsonl", {"id": "c"})
     lines(place / "feed" / "c.jsonl", {"id": "not given"})
-    _, text = proposed(capsys, "feed/a.jsonl", "feed/b [1].jsonl")
-    assert "from 2 records of 2 of 2 files" in text
+    _, text = proposed(capsys, "feed/a.jsonl", "feed/b [1].jsonl", "feed/d[1]/c.jsonl")
+    assert "from 3 records of 3 of 3 files" in text
 
 
 def test_a_folder_is_listed_once_for_all_files_of_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
