@@ -28,7 +28,7 @@ from persist_core.keys import (
     owner_of,
 )
 from persist_core.protocol.fork_records import ForkRecord, list_forks
-from persist_core.shard.eras import refuse_earlier
+from persist_core.shard.eras import readers_before, refuse_earlier
 from persist_core.shard.state import ShardState
 from persist_core.sources.registry import progress_of
 
@@ -206,9 +206,8 @@ class Needs:
 
     def _may_be_read(self, fork: ShardState) -> bool:
         """True if a reader with a lease may still read what the fork has merged since: it began its read eras ago."""
-        now_ms = self._client.clock.now_ms()
-        leases = [each for each in fork.leases.values() if not each.has_expired(now_ms)]
-        return any(self._is_immediate or each.era < fork.era - 1 for each in leases)
+        before = fork.era + 1 if self._is_immediate else fork.era - 1
+        return bool(readers_before(fork, before, self._client.clock.now_ms()))
 
     def _names_any_of(self, fork: ShardState, keys: Iterable[str]) -> bool:
         others = Needs(self._client, fork.shard)

@@ -28,12 +28,13 @@ from persist_core.keys import (
 from persist_core.maintenance.sought import Sought
 from persist_core.protocol.fork_records import list_forks
 from persist_core.schema import CollectionSchema
-from persist_core.shard.eras import refuse_earlier
+from persist_core.shard.eras import readers_before, refuse_earlier
 from persist_core.shard.replace import Replacements
 from persist_core.shard.replace import erase as replace_manifests
 from persist_core.shard.state import ShardState
+from persist_core.time_text import DAY_MS
 
-KILLED_MS = 24 * 3_600_000  # an upload begun before that is of a killed writer, or of one that has to try again
+KILLED_MS = DAY_MS  # an upload begun before that is of a killed writer, or of one that has to try again
 MAX_ROUNDS = 20  # each but the first because an append, a merge or another erasure has come in between
 
 
@@ -67,7 +68,7 @@ def delete(
         return 0, (), ()
     doomed = tuple(key for name, keys in found.items() if keys or name == shard for key in _refused(client, name, keys))
     state = client.state(shard)
-    readers = _readers(client, state, state.era)
+    readers = readers_before(state, state.era, client.clock.now_ms())
     if readers:
         return 0, doomed, readers
     return len(delete_all(client, doomed)), (), ()
@@ -132,7 +133,7 @@ def finish(client: PersistClient, shard: str) -> int:
             return deleted
         known = erased_list(client, state)
         place = next((place for place, each in enumerate(known.erasures) if each.waiting), None)
-        if place is None or _readers(client, state, known.erasures[place].era):
+        if place is None or readers_before(state, known.erasures[place].era, client.clock.now_ms()):
             return deleted
         erasure = known.erasures[place]
         shared = _shared(client, shard)  # by a fork of a copy, of which the erasure in the other place did not know
@@ -213,11 +214,6 @@ def store(
     for other in others if is_stored else ():
         client.blob.delete(other)
     return is_stored
-
-
-def _readers(client: PersistClient, state: ShardState, era: int) -> tuple[str, ...]:
-    now_ms = client.clock.now_ms()
-    return tuple(sorted(name for name, each in state.leases.items() if each.era < era and not each.has_expired(now_ms)))
 
 
 def _is_by_the_way(shard: str, key: str) -> bool:

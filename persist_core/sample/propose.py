@@ -106,7 +106,8 @@ def found_by(globs: Sequence[str], location: OpenLocation, connection: str | Non
     Raises `InvalidInput` for files in several stores, and for none; `StorageError`.
     """
     found: dict[str, InputFile] = {}
-    patterns = [parse_pattern(escaped(text) if Path(text).is_file() else text, str(Path.cwd())) for text in globs]
+    files = {text: os.path.normpath(Path.cwd() / text) for text in globs if Path(text).is_file()}
+    patterns = [parse_pattern(escaped(text) if text in files else text, str(Path.cwd())) for text in globs]
     stores = {each.root.removeprefix(S3).partition("/")[0] if each.root.startswith(S3) else "" for each in patterns}
     if connection is not None and stores == {""}:
         raise InvalidInput("--connection is for files on s3://; leave it out")
@@ -116,14 +117,14 @@ def found_by(globs: Sequence[str], location: OpenLocation, connection: str | Non
     if gone:
         raise InvalidInput(f"--from: found no folder {gone[0]}; expected the path of a file, or a glob in quotes")
     # A shell expands a glob to files: their folder is listed once, and not once for each.
-    files = {os.path.normpath(Path.cwd() / text) for text in globs if Path(text).is_file()}
-    folders = [parse_pattern(f"{escaped(root)}/*", "/") for root in sorted({*map(os.path.dirname, files)})]
-    looks = [*folders, *(each for text, each in zip(globs, patterns, strict=True) if not Path(text).is_file())]
+    paths = {*files.values()}
+    folders = [parse_pattern(f"{escaped(root)}/*", "/") for root in sorted({*map(os.path.dirname, paths)})]
+    looks = [*folders, *(each for text, each in zip(globs, patterns, strict=True) if text not in files)]
     feeds = [feed_at(location, pattern, connection) for pattern in looks]
     for place, (pattern, feed) in enumerate(zip(looks, feeds, strict=True)):
         for each in feed.scan(Wanted()).found:
             path = join(pattern.root, each.below_root)
-            if place < len(folders) and path not in files:
+            if place < len(folders) and path not in paths:
                 continue
             facts = (each.size_bytes, each.mtime_ms, each.ctime_ns, None, natural_key(path))
             found[path] = InputFile(path, path, *facts, etag=each.etag)

@@ -43,6 +43,11 @@ def refuse_earlier(state: ShardState) -> tuple[ShardState, int]:
     return begin_era(state, after=state.era, kept=0)
 
 
+def readers_before(state: ShardState, era: int, now_ms: int) -> tuple[str, ...]:
+    """The readers with a lease whose read began before this era, by name."""
+    return tuple(sorted(name for name, each in state.leases.items() if each.era < era and not each.has_expired(now_ms)))
+
+
 def drop(state: ShardState) -> tuple[ShardState, ShardState]:
     """Close both frontiers and forget everything else but erasures. Returns what there was.
 

@@ -89,11 +89,17 @@ def test_a_backup_continues_elsewhere_after_a_loss() -> None:
         copy_all(lost, backup)  # what was lost has another day 2
 
 
-def test_an_older_copy_never_replaces_an_erasure() -> None:
-    """An erasure of a key that is not living makes no commit: only the lists of erasures differ."""
-    source, target, other = Client(), Client(), Client()
+def with_two_dead_keys() -> PersistClient:
+    """A source that has inserted and retracted the keys 1 and 2."""
+    source = Client()
     for upper, diff in ((10, 1), (20, -1)):
         commit(source, FRUIT, SCHEMA, upper, [((number, "Ann"), upper - 1, diff) for number in (1, 2)])
+    return source
+
+
+def test_an_older_copy_never_replaces_an_erasure() -> None:
+    """An erasure of a key that is not living makes no commit: only the lists of erasures differ."""
+    source, target, other = with_two_dead_keys(), Client(), Client()
     copy_all(source, target)
     copy_all(source, other)
     for number in (1, 2):
@@ -115,9 +121,7 @@ def test_an_older_copy_never_replaces_an_erasure() -> None:
 
 
 def test_a_later_copy_never_undoes_an_erasure() -> None:
-    source, target = Client(), Client()
-    for upper, diff in ((10, 1), (20, -1)):
-        commit(source, FRUIT, SCHEMA, upper, [((number, "Ann"), upper - 1, diff) for number in (1, 2)])
+    source, target = with_two_dead_keys(), Client()
     copy_all(source, target)
     erase(source, FRUIT, [(1,)], by="me", reason="asked")
     copy_all(source, target)
@@ -136,9 +140,7 @@ def test_a_later_copy_never_undoes_an_erasure() -> None:
 
 def test_lists_of_erasures_are_compared_or_read_again() -> None:
     """The transition refuses a list that the copier has not read: it was replaced meanwhile."""
-    source, target = Client(), Client()
-    for upper, diff in ((10, 1), (20, -1)):
-        commit(source, FRUIT, SCHEMA, upper, [((number, "Ann"), upper - 1, diff) for number in (1, 2)])
+    source, target = with_two_dead_keys(), Client()
     copy_all(source, target)
     erase(source, FRUIT, [(1,)], by="me", reason="asked")
     copy_all(source, target)
