@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from persist_core.contents.batch import BatchDescription
 from persist_core.errors import SchemaMismatch
+from persist_core.protocol import stages
 from persist_core.schema import CollectionSchema, Column
+from persist_core.shard.state import Committed
 from tests.spark.view_shards import ITEMS, ViewShards, text, view
 
 
@@ -55,6 +58,16 @@ def test_a_column_that_input_and_view_lose_is_no_correction(shards: ViewShards) 
     shards.commit("items", ITEMS, 10)
     assert shards.refresh(view("v", "SELECT id, colour FROM items", ["items"])).stats["corrections"] == 1
     assert shards.rows("v") == {row(id=1, colour=None): 1, row(id=2, colour=None): 1}
+
+
+def test_a_refresh_reads_the_columns_that_were_frozen(shards: ViewShards) -> None:
+    """An input may lose one between mint and write, or between two tries of write."""
+    colours = view("v", "SELECT id, colour FROM items", ["items"])
+    description = shards.mint(colours)
+    assert isinstance(description, BatchDescription)
+    shards.commit("items", CollectionSchema(key=ITEMS.key, values=(Column("n", "int"),), dropped=("colour",)), 8)
+    assert isinstance(stages.append(shards.client, description, shards.write(colours, description)), Committed)
+    assert shards.rows("v") == {row(id=1, colour="red"): 1, row(id=2, colour="blue"): 1}
 
 
 def test_a_refresh_that_is_forgotten_is_no_correction(shards: ViewShards, monkeypatch: pytest.MonkeyPatch) -> None:

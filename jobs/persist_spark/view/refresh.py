@@ -68,9 +68,12 @@ class _View:
     committed: Sequence[tuple[HollowBatch, BatchManifest]]
 
     def desired(self, frozen: FrozenShards) -> tuple[CollectionSchema, DataFrame, DataFrame | None]:
-        """Schema, rows and errs at the frozen time."""
+        """Schema, rows and errs at the frozen time. Inputs have the columns that they had when they were frozen."""
         name, as_of = self.config.name, frozen.as_of
-        inputs = {each: snapshot(self.spark, self.location, each, as_of) for each in frozen.uppers}
+        inputs = {
+            each: snapshot(self.spark, self.location, each, as_of, schema=frozen.schemas[each] or None)
+            for each in frozen.uppers
+        }
         with refused(name, "the query"):
             schema, rows = shaped(name, queried(self.spark, name, frozen.definition, inputs))
         errs = [
@@ -213,10 +216,9 @@ def check_limits(config: ViewConfig, refresh: Refresh) -> None:
 def _dry_run(view: _View, schema: CollectionSchema, installed: Planned[Refresh], as_of: int) -> DryRun:
     run_without_output(installed.updates)
     stats = _corrected(view, schema, installed, installed.updates).report
-    _, again = view.plan(ShardSource(view.client, view.config).frozen_at(as_of), as_of)
     columns = [quoted(column.name) for column in schema.columns]
     shown = [DIFF, *columns, *_SHOWN_OF_ERRS]
-    ordered = again.updates.orderBy(ERR_KIND, *columns, DIFF).limit(SAMPLE_ROWS)
+    ordered = installed.updates.orderBy(ERR_KIND, *columns, DIFF).limit(SAMPLE_ROWS)
     texts = ordered.selectExpr(
         f"to_json(struct({', '.join(shown)}), map('ignoreNullFields', 'false')) AS row"
     ).collect()
