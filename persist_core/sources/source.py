@@ -81,7 +81,10 @@ class Source(Protocol):
         """
 
     def pending(self, state: ShardState, *, until: int | None) -> int:
-        """The number of inputs that `freeze` up to `until` would find due if the shard's upper were before `until`."""
+        """The number of inputs that `freeze` up to `until` would find due if the shard's upper were before `until`.
+
+        Inputs that only its listing of the day finds, by dates long past, may be missing.
+        """
 
     def inputs(self, input_key: str) -> list[ReadInput]:
         """The inputs of a description with this frozen input. Raises `CorruptArtifact`."""

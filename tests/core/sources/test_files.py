@@ -15,7 +15,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.sealed import seal
-from persist_core.shard.state import ShardState
+from persist_core.shard.state import Commit, ShardState
 from persist_core.sources.collection import CollectionSource
 from persist_core.sources.feed import LocalFeed, Wanted
 from persist_core.sources.file_scan import FoundFile, Scan
@@ -63,8 +63,8 @@ def test_a_file_dated_at_the_upper_is_not_due(tmp_path: Path) -> None:
     assert source.freeze(None, until=parse_time("2026-01-03") + 1).not_due == 0
 
 
-def test_a_run_that_is_covered_lists_no_more_than_another() -> None:
-    """Files that wait for it are looked for by date: to list the whole bucket would cost as much as its history."""
+def test_a_look_for_files_lists_days_and_not_the_bucket() -> None:
+    """A run that is covered looks so, and a task that waits: to list the whole bucket costs as much as its history."""
     client = PersistClient(OpenLocation(MemBlob(), MemConsensus()))
     source = {"path": "s3://bucket/{date:%Y-%m-%d}/*.jsonl", "format": "debezium-json"}
     asked: list[tuple[int, int] | None] = []
@@ -79,9 +79,12 @@ def test_a_run_that_is_covered_lists_no_more_than_another() -> None:
     upper = parse_time("2026-01-10T12:00")
     consumed = found.files.advance(None, found.files.freeze(None, until=upper).frozen, era=0)
     state = replace(ShardState("orders"), upper=Frontier(upper), sources={"files": consumed})
-    for until in (upper, upper - DAY_MS):
+    for until in (upper, upper - DAY_MS, upper + DAY_MS):
         assert found.pending(state, until=until) == 0
-        assert asked.pop() == (until - 7 * DAY_MS, until)
+        assert asked.pop() == (min(upper, until) - 7 * DAY_MS, until)
+    commit = Commit("t", "c", 0, upper, "key", "aa", "id", 1, "cli", 3, 6, 0, 99, restored_from="id0", is_change=True)
+    assert found.pending(replace(state, commits=(commit,)), until=upper) == 0
+    assert asked.pop() is None, "the progress was put back: any file may be due again"
 
 
 def test_empty_files_are_consumed_too(tmp_path: Path) -> None:
