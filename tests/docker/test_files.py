@@ -210,6 +210,20 @@ def kubernetes_objects() -> list[dict[str, Any]]:
     return [each for file in files for each in yaml.safe_load_all((DOCKER / "kubernetes" / file).read_text())]
 
 
+@pytest.mark.parametrize("file", sorted(DOCKER.rglob("*.yaml")), ids=lambda path: path.name)
+def test_no_key_is_there_twice(file: Path) -> None:
+    """PyYAML takes the last one; kustomize refuses the whole folder."""
+    found = [root for root in yaml.compose_all(file.read_text(), yaml.SafeLoader) if root is not None]
+    while found:
+        node = found.pop()
+        if isinstance(node, yaml.MappingNode):
+            names = [key.value for key, _ in node.value]
+            assert len(names) == len(set(names)), f"{file.name}: {names} at line {node.start_mark.line + 1}"
+            found += [value for _, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            found += node.value
+
+
 def test_spark_creates_pods_apart_from_airflows_secrets() -> None:
     objects = kubernetes_objects()
     spark = {each["metadata"]["namespace"] for each in objects if each["kind"] in ("Role", "RoleBinding")}
