@@ -279,6 +279,10 @@ def test_executors_are_locked_down_as_the_server_is() -> None:
     account = given["spark.kubernetes.authenticate.executor.serviceAccountName"]
     found = next(each for each in objects if each["kind"] == "ServiceAccount" and each["metadata"]["name"] == account)
     assert found["automountServiceAccountToken"] is False
+    local = re.search(r"SPARK_LOCAL_DIRS=(\S+)", (DOCKER / "spark.Dockerfile").read_text())
+    assert local is not None
+    # Spark mounts a volume of its own there unless it finds one with this name: two at one path are refused.
+    assert {"name": "spark-local-dir-1", "mountPath": local[1]} in inside["volumeMounts"]
 
 
 def test_every_pod_has_a_network_policy() -> None:
