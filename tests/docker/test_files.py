@@ -117,6 +117,11 @@ def test_the_airflow_image_has_every_extra_that_fits_it() -> None:
             assert locked[requirement.name] in requirement.specifier, requirement
 
 
+def test_the_airflow_image_has_what_the_chart_expects() -> None:
+    """The chart's probes call /entrypoint."""
+    assert "ln -s /usr/local/bin/entrypoint.sh /entrypoint\n" in (DOCKER / "airflow.Dockerfile").read_text()
+
+
 def _reaches_the_build(path: str) -> bool:
     allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     return any(path == each or path.startswith(f"{each}/") for each in allowed)
