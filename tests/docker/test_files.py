@@ -118,8 +118,12 @@ def test_the_airflow_image_has_every_extra_that_fits_it() -> None:
 
 
 def test_the_airflow_image_has_what_the_chart_expects() -> None:
-    """The chart's probes call /entrypoint."""
+    """The chart's probes call /entrypoint, and it configures the auth manager FAB."""
+    lock = (ROOT / "requirements" / "image-airflow.txt").read_text()
+    assert re.search(r"^apache-airflow-providers-fab==", lock, re.MULTILINE)
     assert "ln -s /usr/local/bin/entrypoint.sh /entrypoint\n" in (DOCKER / "airflow.Dockerfile").read_text()
+    values = yaml.safe_load((DOCKER / "kubernetes" / "airflow-values.yaml").read_text())
+    assert values["createUserJob"] == {"enabled": False}, "it makes a user whose password is known"
 
 
 def _reaches_the_build(path: str) -> bool:
