@@ -124,6 +124,9 @@ def test_the_airflow_image_has_what_the_chart_expects() -> None:
     assert "ln -s /usr/local/bin/entrypoint.sh /entrypoint\n" in (DOCKER / "airflow.Dockerfile").read_text()
     values = yaml.safe_load((DOCKER / "kubernetes" / "airflow-values.yaml").read_text())
     assert values["createUserJob"] == {"enabled": False}, "it makes a user whose password is known"
+    given = {each["name"]: each["value"] for each in values["env"]}
+    parallel = COMPOSE["services"]["scheduler"]["environment"]["AIRFLOW__CORE__PARALLELISM"]
+    assert f":-{given['AIRFLOW__CORE__PARALLELISM']}}}" in parallel, "the pod has memory for as many (docs/deploy.md)"
 
 
 def _reaches_the_build(path: str) -> bool:
