@@ -288,6 +288,10 @@ def test_executors_are_locked_down_as_the_server_is() -> None:
     volume = next(each for each in server["volumes"] if each["name"] == mounted[folder])
     assert (volume["configMap"]["name"], file in template["data"]) == ("spark-executor-template", True)
     assert given["spark.kubernetes.executor.podTemplateContainerName"] == inside["name"]
+    # Executors get one of the two, by Spark's version: both have to lead to the driver.
+    assert given["spark.driver.host"] == given["spark.driver.bindAddress"] == "$(POD_IP)"
+    fields = {each["name"]: each.get("valueFrom", {}).get("fieldRef") for each in container["env"]}
+    assert fields["POD_IP"] == {"fieldPath": "status.podIP"}
     account = given["spark.kubernetes.authenticate.executor.serviceAccountName"]
     found = next(each for each in objects if each["kind"] == "ServiceAccount" and each["metadata"]["name"] == account)
     assert found["automountServiceAccountToken"] is False
