@@ -122,7 +122,7 @@ def erased(operator: Any, client: PersistClient, context: Context, params: Mappi
     )
     report = reported(operator, context, done)
     if not done.facts["is_clean"]:
-        raise AirflowFailException(f"{len(report['holding'])} objects still hold a key; the log names them")
+        raise AirflowFailException(f"{len(done.facts['holding'])} objects still hold a key; the log names them")
     return report
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from persist_airflow import shard_actions
 from persist_airflow.compat import AirflowFailException
 from persist_core.handles.client import PersistClient
+from persist_core.maintenance.actions import Done
 from tests.airflow.test_actions import SHARD, act, fill, rows
 
 pytestmark = pytest.mark.airflow_2_11
@@ -25,3 +27,12 @@ def test_an_erasure_needs_the_name_and_a_reason(client: PersistClient) -> None:
     assert rows(client) == []
     with pytest.raises(AirflowFailException, match="expected a JSON array of texts"):
         act(**{**asked, "key": "[1]"})
+
+
+def test_all_objects_that_hold_a_key_are_counted(client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(client)
+    holding = [f"object {number}" for number in range(shard_actions.MAX_LISTED + 5)]
+    done = Done({"shard": SHARD, "status": "up_to_date", "holding": holding, "is_clean": False}, ())
+    monkeypatch.setattr(shard_actions, "erase", lambda *_, **__: done)
+    with pytest.raises(AirflowFailException, match=f"^{len(holding)} objects still hold a key"):
+        act(action="erase", shard=SHARD, key="1", reason="asked", confirm=SHARD, verify=True)
