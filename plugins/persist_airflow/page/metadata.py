@@ -89,7 +89,7 @@ def writers(session: Any) -> Writers:
         select(AssetModel.uri, DagModel.is_stale, outlet.dag_id)
         .join(outlet, outlet.asset_id == AssetModel.id)
         .join(DagModel, DagModel.dag_id == outlet.dag_id)
-        .where(AssetModel.uri.like("persist://%"))
+        .where(AssetModel.uri.like("persist://%"), AssetModel.uri.not_like("persist://%/%/%"))  # not of checkpoints
         .distinct()
         .order_by(AssetModel.uri, DagModel.is_stale, outlet.dag_id)
         .limit(MAX_ASSETS)

@@ -13,6 +13,8 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 
 from persist_core.errors import Determinate
 from persist_core.shard.state import ShardState
@@ -71,6 +73,27 @@ def test_a_connection_with_a_slash_is_found_by_its_assets() -> None:
 
     session = SimpleNamespace(execute=lambda _: [("persist://team%2Flake%231/fruit", False, "dag")])
     assert writers(session) == {"team/lake#1": {"fruit": ("dag",)}}
+
+
+def test_assets_of_checkpoints_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards beyond the limit would be without the rights of their DAGs."""
+    from airflow.models.asset import AssetModel, TaskOutletAssetReference
+    from airflow.models.dag import DagModel
+
+    from persist_airflow.page import metadata
+
+    engine = create_engine("sqlite://")
+    for model in (AssetModel, DagModel, TaskOutletAssetReference):
+        model.__table__.create(engine)
+    with Session(engine) as session:
+        session.add(DagModel(dag_id="dag", bundle_name="dags"))  # type: ignore[no-untyped-call] # Airflow's has no types
+        for number, name in enumerate(("apple", "apple/checkpoints", "pear", "pear/checkpoints")):
+            uri = f"persist://lake%2F1/{name}"
+            session.add(AssetModel(id=number, name=uri, uri=uri))
+            session.add(TaskOutletAssetReference(asset_id=number, dag_id="dag", task_id="append"))
+        session.commit()
+        monkeypatch.setattr(metadata, "MAX_ASSETS", 2)
+        assert metadata.writers(session) == {"lake/1": {"apple": ("dag",), "pear": ("dag",)}}
 
 
 @pytest.mark.parametrize("kept", ["file:///xcom/seconds", '"s3://xcom/seconds"', {"at": "s3://xcom/seconds"}, None])
