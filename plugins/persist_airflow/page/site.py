@@ -159,16 +159,16 @@ class Site:
             others = readable.intersection(metadata.known_dags(session, [*ids, *LOCATION_DAGS]))
         inspector = self._place(conn_id).inspector
         description = _without_address(inspector.description(shard), is_seen=access.reads_connection(conn_id))
-        alerts, shows_rows = _open_alerts(inspector), self._shows_rows(access, conn_id, ids)
+        alerts, shows_rows = _open_alerts(inspector, shard), self._shows_rows(access, conn_id, ids)
         if not shows_rows:
             warned = tuple(replace(each, samples=()) if each.count else each for each in description.warned)
             description = replace(description, warned=warned)
-        facts = _looked_at(description, _known(ids, known, readable), _by_shard(alerts)[shard])
+        facts = _looked_at(description, _known(ids, known, readable), alerts or ())
         return asdict(description) | {
             "conn_id": conn_id,
             "now_ms": self._clock.now_ms(),
             "shows_rows": shows_rows,
-            "alerts": _shown(alerts, lambda each: each == shard),
+            "alerts": _shown(alerts, lambda _: True),
             "problems": facts["problems"],
             "airflow": facts["airflow"]
             | {
@@ -270,10 +270,11 @@ class Site:
             place.listed_ms = self._clock.now_ms()
 
 
-def _open_alerts(inspector: Inspector) -> tuple[AlertFacts, ...] | None:
-    """The open alerts; `None` if their record is damaged: the next dag run of `persist_watch` replaces it."""
+def _open_alerts(inspector: Inspector, shard: str | None = None) -> tuple[AlertFacts, ...] | None:
+    """The open alerts of a shard or of all; `None` if their record is damaged: the next dag run of `persist_watch`
+    replaces it."""
     try:
-        return tuple(open_alerts(inspector))
+        return tuple(open_alerts(inspector, shard))
     except Corruption as error:
         log.warning("page for shards: %s: %s", error.kind, error)
         return None

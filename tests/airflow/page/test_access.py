@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -11,6 +12,7 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from persist_airflow.page.answers import READS
+from persist_core.alerts import health
 from persist_core.alerts.health import open_alerts
 from persist_core.alerts.record import RECORD_KEY
 from persist_core.handles.client import PersistClient
@@ -76,6 +78,20 @@ def test_an_alert_is_seen_with_its_shard(browse: Browse, shop_location: PersistL
     (menace,) = admin.get("/persist/api/shard", params=MENACE).json()["alerts"]
     with open_location(shop_location) as opened:
         assert [menace] == [asdict(alert) for alert in open_alerts(Inspector(PersistClient(opened)), "menace")]
+
+
+def test_the_page_of_a_shard_looks_at_no_other_alerts(browse: Browse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs a state and a listing."""
+    looked: list[list[str]] = []
+    healths = health.healths
+
+    def counted(inspector: Inspector, shards: Iterable[str]) -> Any:
+        looked.append(sorted(shards))
+        return healths(inspector, shards)
+
+    monkeypatch.setattr(health, "healths", counted)
+    assert browse("ADMIN").get("/persist/api/shard", params=CUSTOMERS).status_code == 200
+    assert looked == [["customers"]]
 
 
 def test_a_damaged_record_of_alerts_hides_nothing_else(browse: Browse, shop_location: PersistLocation) -> None:
