@@ -22,8 +22,10 @@ def jvm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     (py4j,) = jars.glob("py4j-*.jar")
     gateways: Any = importlib.import_module("py4j.java_gateway")  # it has no types
     gateway = gateways.JavaGateway.launch_gateway(classpath=f"{jars}/*", jarpath=str(py4j), die_on_exit=True)
-    yield gateway.jvm
-    gateway.shutdown()
+    with gateway.java_process as process:
+        yield gateway.jvm
+        gateway.shutdown()
+        process.kill()
 
 
 def test_the_cluster_takes_it_and_it_finds_the_driver(jvm: Any, tmp_path: Path) -> None:
