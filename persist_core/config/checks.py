@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from persist_core.config.path_pattern import MAX_PATTERN_CHARS, BadPattern, PathPattern, parse_pattern
@@ -47,6 +48,14 @@ def field_name(name: str, *, at: Sequence[str | int] = ()) -> str:
     if odd is not None:
         raise refuse(name, f"a name without the invisible character U+{ord(odd):04X}", "remove it", at=at)
     return name
+
+
+def placeholder(text: str) -> str:
+    """Debezium's text for a value that it does not know, or `hex:` and the digits of its bytes."""
+    with suppress(ValueError):
+        if text and (not text.startswith("hex:") or bytes.fromhex(text[4:])):
+            return text
+    raise refuse(text, "a text, or hex: and pairs of digits", "copy it from the connector's settings")
 
 
 def distinct(names: Sequence[str], *, at: Sequence[str | int]) -> None:

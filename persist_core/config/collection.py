@@ -87,7 +87,7 @@ class SourceConfig(ConfigModel):
     ignored: Names = ()
     rest: str | None = None
     on_bad_file: Literal["quarantine", "fail"] = "quarantine"
-    unavailable_value: str = UNAVAILABLE_VALUE
+    unavailable_value: Annotated[str, AfterValidator(checks.placeholder)] = UNAVAILABLE_VALUE
     delimiter: str = ","
     header: Flag = True
     null_value: str | None = None
