@@ -219,12 +219,14 @@ def _rows(table: Any) -> int:
     return int(table.num_rows) if isinstance(table, pa.Table) else int(table.count())
 
 
-# One process for all: to import Airflow takes longer than to build a DAG.
+# One process for all: to import Airflow takes longer than to build a DAG. It does not start in the folder of the files.
 BUILD = """
-import json, sys
+import json, os, sys
+file = os.path.abspath("dags/example.py")
+os.chdir("/")
 for document, block in json.loads(sys.argv[1]):
     print("the last one:", document, block, flush=True)
-    exec(compile(block, document, "exec"), {"__name__": "dag_file"})
+    exec(compile(block, document, "exec"), {"__name__": "dag_file", "__file__": file})
 """
 
 

@@ -371,12 +371,13 @@ class CollectionConfig(ShardConfig):
         return str(Path(self.base_dir).absolute())
 
 
-def load_collection(path: Path) -> CollectionConfig:
+def load_collection(path: str | Path) -> CollectionConfig:
     """Parse and check one file. Its name without the suffix is the collection's, and the shard's.
 
     A relative `source.path` lies below the file's folder, or below `base_dir:` there. Raises `ConfigError`: one line
     per mistake, with file, field, value found and value expected.
     """
+    path = Path(path)
     body = read_mapping(path, first_fields="source:, key:, columns:")
     if "source" not in body and not body.keys().isdisjoint(("query", "function")):
         raise ConfigError(f"{path}: the file: found a view, expected a collection; move it to views/")

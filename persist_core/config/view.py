@@ -180,13 +180,14 @@ class _Known:
         return self._view_inputs[name]
 
 
-def load_view(path: Path, *, collections: Path | None = None) -> ViewConfig:
+def load_view(path: str | Path, *, collections: Path | None = None) -> ViewConfig:
     """Parse and check one view file. Its name without the suffix is the view's, and its shard's.
 
     `collections` is the folder whose files may be inputs (default: `collections` beside the file's folder); other view
     files beside it may be inputs too. Raises `ConfigError`: one line per mistake, naming file, field, what was found
     (in a query with line and column) and what was expected.
     """
+    path = Path(path)
     return _load_view(path, _Known(path.parent, collections))
 
 

@@ -244,7 +244,7 @@ def _group_dag(folder: Path, group: str, members: Sequence[CollectionConfig], **
 def build_view_dags(
     folder: str | Path, *, collections: str | Path | None = None, **options: Unpack[DagOptions]
 ) -> dict[str, DAG]:
-    """Like `build_collection_dags`, for views.
+    """Like `build_dags`, for views.
 
     `collections` is the folder of the collections that views may read (default: `collections` beside `folder`).
     """

@@ -2,7 +2,7 @@
 
 ShardSensor(task_id="wait", shard="customers")                          up to the end of this run's data interval
 ShardSensor(task_id="wait", shard="customers", upper="2026-01-31")      up to a fixed time
-InputSensor(task_id="files", config=load_collection("customers.yaml"))  dated before the end of the data interval
+InputSensor(task_id="files", config=customers)  by `load_collection`; dated before the end of the data interval
 """
 
 from __future__ import annotations

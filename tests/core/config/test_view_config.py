@@ -47,6 +47,13 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path)
 
 
+def test_a_file_may_be_named_by_a_text(files: Files) -> None:
+    path = files.write("by_city", "query: SELECT city, count(*) AS n FROM orders GROUP BY city")
+    assert load_view(str(path)) == load_view(path)
+    orders = files.collections / "orders.yaml"
+    assert load_collection(str(orders)) == load_collection(orders)
+
+
 def test_a_view_is_a_query_and_finds_its_inputs(files: Files) -> None:
     view = load_view(files.write("by_city", "query: SELECT city, count(*) AS n FROM orders GROUP BY city"))
     assert (view.name, view.inputs, view.schedule, view.read_only) == ("by_city", ("orders",), ON_INPUT, False)
