@@ -27,7 +27,7 @@ from persist_airflow.embedded.run import main
 from persist_core.clock import SystemClock
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
-from persist_core.location.settings import PersistLocation
+from persist_core.location.settings import ENV_BLOB_URI, ENV_CONSENSUS_URI, PersistLocation, location_from
 from persist_core.time_text import DAY_MS, parse_time
 from tests.core.world import SCHEMA
 from tests.plain_commit import commit
@@ -296,6 +296,23 @@ def test_the_project_keeps_everything_below_the_clone(tmp_path: Path) -> None:
     airflow = project_airflow(tmp_path)
     assert airflow.home == tmp_path / ".airflow"
     assert airflow.location.blob_uri == f"file://{tmp_path}/.persist/blob"
+
+
+def test_it_has_the_location_of_persist_toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`persist init` writes the file, and `persist run` beside this Airflow reads it."""
+    monkeypatch.setenv(ENV_BLOB_URI, "mem:another")
+    monkeypatch.setenv(ENV_CONSENSUS_URI, "mem:another")
+    file = tmp_path / "persist.toml"
+    file.write_text('blob_uri = "file:///data/blob"\nconsensus_uri = "sqlite:///consensus.db"\n')
+    location = project_airflow(tmp_path).location
+    assert location == location_from(env={}, config_file=file)
+    assert (location.blob_uri, location.consensus_uri) == ("file:///data/blob", f"sqlite:///{tmp_path}/consensus.db")
+    file.write_text('blob_uri = "file:///data/blob"\n')
+    with pytest.raises(EmbeddedAirflowError, match="blob_uri is given but consensus_uri is not"):
+        project_airflow(tmp_path)
+    (tmp_path / "Makefile").touch()
+    (tmp_path / "persist_core").mkdir()
+    assert project_airflow(tmp_path).location == PersistLocation.in_folder(tmp_path / ".persist")
 
 
 def test_an_unknown_command_prints_the_usage(capsys: pytest.CaptureFixture[str]) -> None:

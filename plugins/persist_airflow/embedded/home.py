@@ -30,11 +30,12 @@ from typing import Any
 
 from persist_airflow.embedded import EmbeddedAirflowError, keeper
 from persist_airflow.embedded.keeper import KeptProcesses, Program, write_private
-from persist_airflow.embedded.ports import accepts_connections, free_port
+from persist_airflow.embedded.ports import accepts_connections, free_port, is_clone
 from persist_airflow.embedded.postgres import ENVIRONMENT, LocalPostgres, as_ordinary_user
 from persist_airflow.embedded.spark_connect import LocalSpark
 from persist_core.clock import Clock, SystemClock
-from persist_core.location.settings import PersistLocation
+from persist_core.errors import PersistError
+from persist_core.location.settings import CONFIG_FILE_NAME, PersistLocation, location_from
 
 POSTGRES = "postgres"
 SPARK = "spark-connect"
@@ -326,7 +327,18 @@ class LocalAirflow:
 
 
 def project_airflow(root: Path, *, port: int = 0, settings: Mapping[str, str] | None = None) -> LocalAirflow:
-    """The embedded Airflow of a clone: home `.airflow`, DAGs `dags`, location `.persist`, the rest in `.cache`."""
+    """The embedded Airflow of a folder: home `.airflow`, DAGs `dags`, the rest in `.cache`."""
     root = root.absolute()
-    location = PersistLocation.in_folder(root / ".persist")
-    return LocalAirflow(root / ".airflow", root / "dags", location, settings or {}, port, has_spark=True)
+    return LocalAirflow(root / ".airflow", root / "dags", _location_of(root), settings or {}, port, has_spark=True)
+
+
+def _location_of(root: Path) -> PersistLocation:
+    """By its `persist.toml`, as for the command line there; else `.persist`. A clone has `.persist`: its bundled DAGs
+    start unpaused, and must not write to other tables. Nor does the caller's environment count."""
+    file = root / CONFIG_FILE_NAME
+    if is_clone(root) or not file.is_file():
+        return PersistLocation.in_folder(root / ".persist")
+    try:
+        return location_from(env={}, config_file=file)
+    except PersistError as error:
+        raise EmbeddedAirflowError(str(error)) from error
