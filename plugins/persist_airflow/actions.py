@@ -27,7 +27,7 @@ from persist_airflow.compat import DAG, Context, Param, TriggerDagRunOperator
 from persist_airflow.failures import fail_without_retry
 from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.lineage import ReportsLineage
-from persist_airflow.maintenance import MaintainShardOperator
+from persist_airflow.maintenance import MaintainShardOperator, bounds_of
 from persist_airflow.operators import writer_of
 from persist_airflow.options import location_dag
 from persist_airflow.shard_actions import (
@@ -44,6 +44,7 @@ from persist_airflow.shard_actions import (
     typed,
 )
 from persist_airflow.spark import DEFAULT_SPARK
+from persist_airflow.watch import project_of
 from persist_core.config.collection import CollectionConfig, load_collections
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
@@ -181,6 +182,14 @@ def _recreate(operator: Any, client: PersistClient, context: Context, params: Ma
     return report
 
 
+def _maintain(operator: Any, client: PersistClient, context: Context, _: Mapping[str, Any]) -> Json:
+    """By the `persist.yaml` beside the collections, as the DAG `persist_maintenance`."""
+    if operator.action is None and operator.collections is not None:
+        vars(operator).update(bounds_of(project_of(operator.collections.parent).maintenance))
+    done: Json = operator.maintain(client, context)
+    return done
+
+
 def _resolve(operator: Any, client: PersistClient, context: Context, params: Mapping[str, Any]) -> Done:
     writer, is_dry_run = writer_of(context), params["dry_run"]
     done = actions.resolve(client, operator.shard, at=params["at"], writer=writer, is_dry_run=is_dry_run)
@@ -193,7 +202,7 @@ ACTIONS: dict[str, Action] = {
     "run": Action("starts a run of the shard's DAG", _run, takes=("dag_id",)),
     "maintain": Action(
         "merges batches, moves `since`, deletes what nothing needs",
-        lambda operator, client, context, _: operator.maintain(client, context),
+        _maintain,
     ),
     "fsck": Action("checks every stored byte and the invariants", checked, takes=("repair",)),
     "pin": Action(

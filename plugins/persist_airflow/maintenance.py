@@ -23,7 +23,7 @@ from persist_airflow.metrics import count, export, measured, report_shards
 from persist_airflow.options import location_dag
 from persist_airflow.spark import DEFAULT_SPARK, SparkJobOperator
 from persist_core.compaction.steps import BUDGET_BYTES
-from persist_core.config.project import ProjectConfig, load_project
+from persist_core.config.project import MaintenanceConfig, ProjectConfig, load_project
 from persist_core.errors import Corruption, StorageError
 from persist_core.gc.collect import GRACE_MS, INTENT_MS
 from persist_core.handles.client import PersistClient
@@ -163,6 +163,17 @@ class MaintainShardOperator(SparkJobOperator):
         return {**asdict(done), "summary": str(done)}
 
 
+def bounds_of(config: MaintenanceConfig) -> dict[str, int]:
+    """The arguments of `MaintainShardOperator` that `persist.yaml` says."""
+    return {
+        "max_rows": config.max_rows,
+        "max_merges": config.max_merges,
+        "max_merge_bytes": config.max_merge_bytes,
+        "grace_ms": config.grace_hours * HOUR_MS,
+        "intent_ms": config.intent_hours * HOUR_MS,
+    }
+
+
 def build_maintenance_dag(
     project: ProjectConfig | str | Path | None = None,
     *,
@@ -206,15 +217,11 @@ def build_maintenance_dag(
         MaintainShardOperator.partial(
             task_id="maintain_shard",
             persist_conn_id=persist_conn_id,
-            max_rows=config.max_rows,
-            max_merges=config.max_merges,
-            max_merge_bytes=config.max_merge_bytes,
-            grace_ms=config.grace_hours * HOUR_MS,
-            intent_ms=config.intent_hours * HOUR_MS,
             spark_conn_id=spark_conn_id,
             pool=config.pool,
             max_active_tis_per_dag=config.max_tasks,
             map_index_template="{{ task.shard }}",
+            **bounds_of(config),
             **(spark or {}),
         ).expand(shard=shards.output)
     return dag
