@@ -79,7 +79,7 @@ _TEXTS = {
     ),
     FILE: _Texts(
         "its file is wrong",
-        "persist describe {shard}",
+        "persist plan {shard}",
         "a-file-is-wrong",
         "{shard} is not watched and not loaded: its file is wrong.",
         "{shard} is watched again: its file is correct.",

@@ -47,6 +47,7 @@ def look(health: Health, before: ShardWatch | None = None, *, now_ms: int = NOW,
         ({"findings": 0}, DEFAULTS, "fsck", None, None, ""),
         ({"findings": 2, "notes": {"fsck": "part: x"}}, DEFAULTS, "fsck", "fail", 2, "first: part: x"),
         ({"has_stash": True}, DEFAULTS, "stash_age", None, None, ""),
+        ({"is_defined": False}, DEFAULTS, "file", "fail", 1, "persist plan fruit"),
     ],
 )  # fmt: skip
 def test_a_value_opens_an_alert_from_its_threshold_on(
