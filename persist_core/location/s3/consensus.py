@@ -6,7 +6,7 @@
     truncate         `head`, some GETs of headers, PUT of an entry that records it; then old objects are swept
 
 So an append (a head, then a compare-and-set) costs 3 requests for a process that sees the key for the first time, and
-2 afterwards. A lost race costs 2 more.
+2 afterwards. A lost race costs 3 more.
 
 **Why it is linearizable.** A position is filled once (S3 decides the PUTs), entries never change, and each entry stands
 for the whole log up to it, truncations included. A writer that adds position n + 1 has seen entry n. So the log is one

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -29,11 +31,10 @@ class Server(ThreadingHTTPServer):
         self.honours = honours
         self.objects: dict[str, bytes] = {}
         self.lock = threading.Lock()
-        self.puts = 0
+        self.asked: Counter[str] = Counter()
 
     def put(self, handler: Handler) -> int:
         """The status of a PUT, in this server's way."""
-        self.puts += 1
         is_conditional = handler.headers.get("If-None-Match") == "*"
         if self.honours == "refuses":
             handler.body()
@@ -76,6 +77,8 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(204)
 
     def answer(self, status: int, body: bytes = b"") -> None:
+        with self.server.lock:
+            self.server.asked["LIST" if "list-type" in self.path else self.command] += 1
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -128,11 +131,11 @@ def test_a_server_that_does_not_decide_is_refused_for_good(server: Server, says:
 def test_a_server_that_decides_is_asked_once_per_process(server: Server) -> None:
     consensus = consensus_on(server)
     assert consensus.compare_and_set("k", None, NEW) is CaSResult.COMMITTED
-    asked = server.puts
+    asked = server.asked["PUT"]
     assert asked > ROUNDS
     another = consensus_on(server)
     assert another.compare_and_set("other", None, NEW) is CaSResult.COMMITTED
-    assert server.puts == asked + 1
+    assert server.asked["PUT"] == asked + 1
     assert not [path for path in server.objects if "=probe" in path]
     consensus.close()
     another.close()
@@ -143,7 +146,18 @@ def test_reading_asks_nothing(server: Server) -> None:
     consensus = consensus_on(server)
     assert consensus.head("k") is None
     assert list(consensus.list_keys()) == []
-    assert server.puts == 0
+    assert server.asked["PUT"] == 0
+    consensus.close()
+
+
+@pytest.mark.parametrize("server", ["always"], indirect=True)
+def test_the_probe_costs_what_the_page_says(server: Server) -> None:
+    consensus = consensus_on(server)
+    probe(consensus._logs.client, consensus._root, RandomIds())
+    assert server.asked == {"PUT": 25, "GET": 4, "DELETE": 4, "LIST": 1}
+    page = (Path(__file__).parents[3] / "docs" / "locations-s3.md").read_text()
+    assert "The probe is 25 PUTs, 4 GETs, 4 DELETEs and a LIST" in page
+    assert f"| {server.asked.total()}, as above |" in page
     consensus.close()
 
 
