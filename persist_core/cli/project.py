@@ -151,12 +151,13 @@ def _create(folder: Path) -> None:
 def demo(folder: Path) -> None:
     """Run the bundled demo in FOLDER (default: persist-demo): an Airflow scheduler, Spark, seven days of changes.
 
-    Everything that it starts listens on 127.0.0.1 only and is stopped at its end. Needs airflow-persist[airflow,spark]
-    and Java 17 or newer.
+    Everything that it starts listens on 127.0.0.1 only and is stopped at its end. Needs
+    airflow-persist[airflow,spark,embedded] and Java 17 or newer.
     """
     missing = [name for name in ("airflow", "pyspark", "persist_airflow") if importlib.util.find_spec(name) is None]
     if missing:
-        raise InvalidInput(f"not installed: {', '.join(missing)}; run pip install 'airflow-persist[airflow,spark]'")
+        extras = "airflow,spark,embedded"
+        raise InvalidInput(f"not installed: {', '.join(missing)}; run pip install 'airflow-persist[{extras}]'")
     folder.mkdir(parents=True, exist_ok=True)
     done = subprocess.run([sys.executable, "-m", "persist_airflow.embedded.run", "demo"], cwd=folder, check=False)
     raise SystemExit(done.returncode)  # it has printed what failed

@@ -41,9 +41,15 @@ VIEWS_FOLDER = "views"  # beside the folder of collections
 DRY_RUN_COUNTS = ("inserted", "retracted", "errs_inserted", "errs_retracted", "corrections", "rows", "errs")
 _DIGESTS = ("contents_0", "contents_1")  # among a view's stats; only the next refresh uses them
 
-collections_option = click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files.")
+collections_option = click.option(
+    "--collections",
+    type=click.Path(path_type=Path),
+    help=f"Folder of collection files (default: {ENV_COLLECTIONS}, or {DEFAULT_COLLECTIONS}).",
+)
 views_option = click.option(
-    "--views", type=click.Path(path_type=Path), help="Folder of view files (default: `views` beside it)."
+    "--views",
+    type=click.Path(path_type=Path),
+    help=f"Folder of view files (default: {ENV_VIEWS}, or `{VIEWS_FOLDER}` beside --collections).",
 )
 _master_option = click.option("--master", help=f"Spark master (default: {ENV_SPARK_MASTER}, or {LOCAL_MASTER}).")
 _conf_option = click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A Spark setting; may be repeated.")
@@ -55,7 +61,11 @@ _conf_option = click.option("--conf", multiple=True, metavar="NAME=VALUE", help=
     "--all", "is_all", is_flag=True, help="All collections and views of the folders, views after their inputs."
 )
 @click.option("--group", metavar="NAME", help="All collections of a group.")
-@click.option("--until", help="The input's frontier: files and records before it are final (default: now).")
+@click.option(
+    "--until",
+    help="The input's frontier: files and records before it are final (default: now; of `time: path`, the start of the"
+    " day or hour that is not over).",
+)
 @click.option("--force", is_flag=True, help="Accept a --until more than an hour from now. See docs/operations.md.")
 @click.option("--close", is_flag=True, help="The input has ended: take all of it and close the shard.")
 @click.option("--recreate", is_flag=True, help="Begin a dropped shard again, empty: it takes in all its input.")

@@ -70,8 +70,11 @@ def location_options(command: Callable[..., None]) -> Callable[..., None]:
     options = (
         click.option("--json", "as_json", is_flag=True, help="JSON on stdout: one object, or one a line."),
         click.option("--config", "config_file", type=click.Path(path_type=Path), help="TOML file with the location."),
-        click.option("--consensus-uri", help="sqlite:////folder/consensus.db, postgresql://user:pw@host/db, mem:name"),
-        click.option("--blob-uri", help="file:///folder, mem:name"),
+        click.option(
+            "--consensus-uri",
+            help="sqlite:////folder/consensus.db, postgresql://user:pw@host/db, s3://bucket/prefix, mem:name",
+        ),
+        click.option("--blob-uri", help="file:///folder, s3://bucket/prefix, mem:name"),
     )
     for option in options:
         command = option(command)
