@@ -259,6 +259,8 @@ def check(session: Session, shard: str | None, with_repair: bool) -> None:
             lost = lost_shards(session.client)
         except StorageError as error:  # such as `lost+found` in the root
             session.say(f"shards whose state is gone were not looked for: {error}")
+    if not (names or lost or session.as_json):
+        output.print_line(session.no_shards)
     is_clean, is_damaged = True, False
     for name in (*names, *lost):
         done = actions.check(session.client, name, with_repair=with_repair and name not in lost)

@@ -156,6 +156,7 @@ def test_an_empty_location(tmp_path: Path, consensus_uri: str, capsys: pytest.Ca
     assert empty("shards", "--json") == Ran(0, "", "")
     assert empty("shards").out.startswith("no shards in ")
     assert empty("fsck", "--json") == Ran(0, "", "")
+    assert empty("fsck") == Ran(0, empty("shards").out, "")
     empty.client.location.close()
 
 
