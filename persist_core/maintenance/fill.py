@@ -33,6 +33,8 @@ from persist_core.protocol.stages import append
 from persist_core.shard.state import Commit, Committed, ShardState
 from persist_core.time_text import MAX_TIME
 
+CONFIRM = "confirm with --yes (in the action: confirm, the shard's name)"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
@@ -49,8 +51,8 @@ class Wishes:
         limit = None if self.is_confirmed else exceeded_limit(self.max_changed, changed, rows or 0)
         if limit:
             raise InvalidInput(
-                f"{what}, more than {limit} (limits.max_changed). Nothing was changed: look at {look_at}, then confirm"
-                f" with --yes{kept}"
+                f"{what}, more than {limit} (limits.max_changed). Nothing was changed: look at {look_at}, then"
+                f" {CONFIRM}{kept}"
             )
 
 

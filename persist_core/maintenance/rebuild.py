@@ -20,7 +20,7 @@ from persist_core.contents.evolution import has_other_times
 from persist_core.errors import ConfigError, InvalidInput, RunFailed, SchemaMismatch
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import check_as_of
-from persist_core.maintenance.fill import Wishes
+from persist_core.maintenance.fill import CONFIRM, Wishes
 from persist_core.maintenance.fsck import fsck
 from persist_core.maintenance.hidden import (
     REBUILD,
@@ -363,7 +363,7 @@ def _check_confirmed(found: Rebuilt, request: Request) -> None:
     elif not request.is_confirmed:
         raise InvalidInput(
             f"the new generation of {found.shard} has {found.after}; before {found.before}. Nothing was changed: look"
-            f" at {look_at}, then confirm with --yes{kept}"
+            f" at {look_at}, then {CONFIRM}{kept}"
         )
 
 

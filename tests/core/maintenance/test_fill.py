@@ -173,7 +173,7 @@ def test_a_fill_gives_up_if_others_always_win(world: World) -> None:
 
 def test_a_large_fill_needs_a_person(world: World) -> None:
     shown: list[Filled] = []
-    with pytest.raises(InvalidInput, match=r"2 rows of things would change, more than 10 %.*--yes"):
+    with pytest.raises(InvalidInput, match=r"2 rows of things would change, more than 10 %.*\(in the action: confirm,"):
         world.fill(Wishes(max_changed=("10 %",)), report=shown.append)
     assert [each.changed for each in shown] == [2], "the report comes first"
     assert world.rows() == {**FULL, 1: (None, "a"), 2: (None, "b")}
