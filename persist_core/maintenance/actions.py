@@ -162,8 +162,16 @@ def fork(client: PersistClient, shard: str, checkpoint_id: str, new_shard: str, 
     )
 
 
-def resolve(client: PersistClient, shard: str, *, at: str = "*", writer: str, is_dry_run: bool = False) -> Done:
-    """Remove the errs `missing_order` whose positions match a glob; a dry run says which.
+def resolve(
+    client: PersistClient,
+    shard: str,
+    *,
+    at: str = "*",
+    writer: str,
+    is_dry_run: bool = False,
+    has_payloads: bool = True,
+) -> Done:
+    """Remove the errs `missing_order` whose positions match a glob; a dry run says which, and their raw records.
 
     Raises what `resolve.plan_resolve` and `resolve.resolve` do, and `RunFailed` if another writer was faster.
     """
@@ -177,7 +185,10 @@ def resolve(client: PersistClient, shard: str, *, at: str = "*", writer: str, is
     elif not plan.records:
         _publish_left(client, shard, is_dry_run=is_dry_run)
     status = "resolved" if done else "dry_run" if plan.records else "up_to_date"
-    records = [{**asdict(record), "payload": record.payload.decode(errors="replace")} for record in plan.records]
+    records = [asdict(record) for record in plan.records]
+    for each in records:
+        payload = each.pop("payload").decode(errors="replace")
+        each |= {"payload": payload} if has_payloads else {}
     facts = {
         "shard": shard,
         "status": status,
@@ -191,7 +202,8 @@ def resolve(client: PersistClient, shard: str, *, at: str = "*", writer: str, is
         "up_to_date": f"nothing to do: {shard} has no error missing_order at {at}",
     }
     lines = [
-        f"  {each['position']}: {each['message']}: {each['payload'][:MAX_PAYLOAD]}" for each in records[:MAX_SHOWN]
+        f"  {each['position']}: {each['message']}" + (f": {each['payload'][:MAX_PAYLOAD]}" if has_payloads else "")
+        for each in records[:MAX_SHOWN]
     ]
     if len(records) > MAX_SHOWN:
         lines.append(f"  and {len(records) - MAX_SHOWN} more; --json has all")

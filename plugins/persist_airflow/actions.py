@@ -191,11 +191,8 @@ def _maintain(operator: Any, client: PersistClient, context: Context, _: Mapping
 
 
 def _resolve(operator: Any, client: PersistClient, context: Context, params: Mapping[str, Any]) -> Done:
-    writer, is_dry_run = writer_of(context), params["dry_run"]
-    done = actions.resolve(client, operator.shard, at=params["at"], writer=writer, is_dry_run=is_dry_run)
-    for record in done.facts["records"]:
-        del record["payload"]  # it may be of any size; the log has its beginning
-    return done
+    wishes = {"at": params["at"], "is_dry_run": params["dry_run"]}
+    return actions.resolve(client, operator.shard, **wishes, writer=writer_of(context), has_payloads=False)
 
 
 ACTIONS: dict[str, Action] = {

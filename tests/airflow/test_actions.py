@@ -198,13 +198,19 @@ def test_a_shard_that_others_need_is_not_emptied(client: PersistClient) -> None:
     assert client.state(SHARD).batches == ()
 
 
-def test_errors_without_an_order_are_removed_by_position(tmp_path: Path, client: PersistClient) -> None:
+def test_errors_without_an_order_are_removed_by_position(
+    tmp_path: Path, client: PersistClient, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "feed").mkdir()
     feed = OrderedCollection(tmp_path / "feed", client.location)
     feed.client.part_format = client.part_format
     shard = with_unordered(feed).shard
     before = client.state(shard)
-    done = act(action="resolve", shard=shard, at="day=2/*", dry_run=True)
+    with caplog.at_level("INFO"):
+        done = act(action="resolve", shard=shard, at="day=2/*", dry_run=True)
+    logged = caplog.text + capsys.readouterr().out
+    assert "day=2/2.txt, line 10: " in logged
+    assert not [record for record in plan_resolve(client, shard).records if record.payload.decode() in logged]
     assert (done["status"], [record["position"] for record in done["records"]]) == (
         "dry_run",
         ["day=2/2.txt, line 10", "day=2/2.txt, line 11"],
