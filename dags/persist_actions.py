@@ -1,4 +1,4 @@
-"""The DAG `persist_actions`: one action on one shard, by hand. See docs/operations.md, Actions."""
+"""The DAG `persist_actions`: one action on one shard, by hand. See docs/reference/airflow.md, Actions."""
 
 from pathlib import Path
 

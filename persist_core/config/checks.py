@@ -133,10 +133,9 @@ def spark_conf(settings: dict[str, str]) -> dict[str, str]:
     groups = tuple(name for name in SPARK_CONF if name.endswith("."))
     for name in settings:
         if name not in SPARK_CONF and not (name.startswith(groups) and not name.endswith("Class")):
-            remedy = (
-                nearest(name, SPARK_CONF)
-                or "set it where Spark is set up: its connection, spark-defaults.conf, or `spark` of the DAG factory"
-            )
+            remedy = "set it where Spark is set up: its connection, spark-defaults.conf, or `spark` of the DAG factory"
+            if hint := nearest(name, SPARK_CONF):
+                remedy = f"{hint} If not, {remedy}"
             raise refuse(name, "a setting of sizes, numbers or scheduling (docs/reference/collections.md)", remedy)
         if not _SPARK_VALUE.fullmatch(settings[name]):
             raise refuse(settings[name], f"a size, number or name for {name}", "for example 2g, 4 or true")

@@ -192,7 +192,7 @@ def test_a_variable_that_may_hold_a_secret_is_not_expanded(
     ],
 )
 def test_spark_settings_run_no_code_and_change_no_result(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="a setting of sizes, numbers or scheduling"):
+    with pytest.raises(ConfigError, match=r"a setting of sizes, numbers or scheduling.*set it where Spark is"):
         load(tmp_path, {**LEAST, "spark_conf": {"spark.executor.memory": "2g", name: "x"}})
 
 
