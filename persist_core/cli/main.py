@@ -80,10 +80,11 @@ class _Commands(click.Group):
 def persist() -> None:
     """Correct, incremental, replayable tables from change feeds.
 
-    The location is taken from --blob-uri and --consensus-uri, or PERSIST_BLOB_URI and PERSIST_CONSENSUS_URI, or
-    ./persist.toml, or ~/.config/persist/config.toml. Times are ISO (2026-01-31, "2026-01-31 12:00 +01:00",
-    "2026-01-31 12:00 Europe/Berlin"), now, today, yesterday (the start of that day), "2 hours ago", or integers
-    (milliseconds since 1970). Without an offset they are in the time zone of the collection, or UTC.
+    The location is taken from --blob-uri and --consensus-uri, or --config, or PERSIST_BLOB_URI and
+    PERSIST_CONSENSUS_URI, or ./persist.toml, or ~/.config/persist/config.toml. Times are ISO (2026-01-31,
+    "2026-01-31 12:00 +01:00", "2026-01-31 12:00 Europe/Berlin"), now, today, yesterday (the start of that day),
+    "2 hours ago", or integers (milliseconds since 1970). Without an offset they are in the time zone of the collection,
+    or UTC.
 
     \b
     Exit codes: 0 done, 1 doctor found a problem, 2 wrong arguments or files, 3 not readable (not there, or outside the

@@ -1,6 +1,6 @@
 """Find the configured location.
 
-    arguments > environment > config file --location_from--> PersistLocation
+    arguments > config file that is named > environment > other config files --location_from--> PersistLocation
 
 A location is a pair, so both halves always come from one place: half of it from the environment and half from a
 file would join one store's state with another's data.
@@ -82,17 +82,17 @@ def location_from(
 ) -> PersistLocation:
     """The location that is configured, its `sqlite:` path made absolute so that every process uses the same file.
 
-    Looked for in this order: the arguments; `PERSIST_BLOB_URI` and `PERSIST_CONSENSUS_URI` in `env` (default: this
-    process's); `config_file`, or else the first that exists of `./persist.toml` and `~/.config/persist/config.toml`
-    (TOML with `blob_uri` and `consensus_uri`; relative paths are relative to the file). Connections come from
-    variables `PERSIST_CONNECTION_...` in `env`, and from the file's table `connections` if the pair does. Raises
-    `ConfigError` if none of them has it, or the first that does has only half of it, and `InvalidUri` for a URI that
-    cannot be opened.
+    Looked for in this order: the arguments; in `config_file` alone, if one is named; `PERSIST_BLOB_URI` and
+    `PERSIST_CONSENSUS_URI` in `env` (default: this process's); the first file that exists of `./persist.toml` and
+    `~/.config/persist/config.toml` (TOML with `blob_uri` and `consensus_uri`; relative paths are relative to it).
+    Connections come from variables `PERSIST_CONNECTION_...` in `env`, and from the file's table `connections` if the
+    pair does. Raises `ConfigError` if none of them has it, or the first that does has only half of it, and
+    `InvalidUri` for a URI that cannot be opened.
     """
     env = os.environ if env is None else env
     found = _whole_pair(blob_uri, consensus_uri, "the arguments", ("blob_uri", "consensus_uri"), Path.cwd())
     if found is None:
-        found, _ = location_around(env=env, config_file=config_file)
+        found, _ = location_around(env=env) if config_file is None else _from_config_file(config_file, env)
     if found is None:
         raise ConfigError(
             f"no location is configured: give blob_uri and consensus_uri, or set {ENV_BLOB_URI} and "
@@ -103,15 +103,13 @@ def location_from(
     return replace(found, connections={**found.connections, **given}) if given else found
 
 
-def location_around(
-    *, env: Mapping[str, str] | None = None, config_file: Path | None = None
-) -> tuple[PersistLocation | None, str]:
+def location_around(*, env: Mapping[str, str] | None = None) -> tuple[PersistLocation | None, str]:
     """The location that the environment or a config file names, and which of them; as in `location_from`."""
     env = os.environ if env is None else env
     names = ENV_BLOB_URI, ENV_CONSENSUS_URI
     values = env.get(ENV_BLOB_URI) or None, env.get(ENV_CONSENSUS_URI) or None
     found = _whole_pair(*values, "the environment", names, Path.cwd())
-    return (found, "the environment") if found else _from_config_file(config_file, env)
+    return (found, "the environment") if found else _from_config_file(None, env)
 
 
 def _whole_pair(

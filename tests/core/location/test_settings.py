@@ -60,6 +60,18 @@ def test_the_nearest_setting_counts(home: Path, monkeypatch: pytest.MonkeyPatch)
     assert location_from("mem:a", "mem:b") == PersistLocation("mem:a", "mem:b")
 
 
+def test_a_named_config_file_goes_over_the_environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`persist drop --config test.toml` drops nothing elsewhere, also where the environment names a location."""
+    monkeypatch.setenv("PERSIST_BLOB_URI", "mem:env")
+    monkeypatch.setenv("PERSIST_CONSENSUS_URI", "mem:env")
+    write_config(home / "named.toml", "named")
+    assert location_from(config_file=home / "named.toml") == PersistLocation("mem:named", "mem:named")
+    (home / "named.toml").write_text("")
+    for name, says in (("named", "no location is configured"), ("absent", "no such file")):
+        with pytest.raises(ConfigError, match=says):
+            location_from(config_file=home / f"{name}.toml")
+
+
 def test_an_empty_variable_is_none(home: Path) -> None:
     write_config(home / "work/persist.toml", "work")
     env = {"PERSIST_BLOB_URI": "", "PERSIST_CONSENSUS_URI": ""}
