@@ -217,9 +217,13 @@ def pin(client: PersistClient, shard: str, checkpoint_id: str) -> Done:
 
 
 def unpin(client: PersistClient, shard: str, checkpoint_id: str) -> Done:
-    """Leave a pinned checkpoint to retention and the history again. Raises `CheckpointNotFound`."""
-    Checkpointer(client.blob, shard, client.state(shard).origin.life).check_known(checkpoint_id)
+    """Leave a pinned checkpoint to retention and the history again, also if its manifest is lost.
+
+    Raises `CheckpointNotFound` for an id that is neither pinned nor a checkpoint.
+    """
     was_pinned = pins.unpin(client, shard, checkpoint_id)
+    if not was_pinned:
+        Checkpointer(client.blob, shard).check_known(checkpoint_id)
     said = "no longer pinned: the next run may delete it" if was_pinned else "was not pinned"
     return _pinned(shard, checkpoint_id, said, is_pinned=False)
 

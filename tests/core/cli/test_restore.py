@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from persist_core.checkpoint.quarantine import Quarantine
 from persist_core.cli.main import run_command
 from persist_core.handles.client import PersistClient
+from persist_core.keys import CheckpointLayout
 from persist_core.location.open import open_location
 from persist_core.maintenance.hidden import hidden_of
 from persist_core.protocol import stages
@@ -95,6 +97,18 @@ def test_pins_are_shown_and_kept(persist: Persist) -> None:
     assert "no longer pinned" in persist("unpin", "orders", first).out
     assert "was not pinned" in persist("unpin", "orders", first).out
     assert "retention skips it" in persist("pin", "orders", second).out
+
+
+def test_a_pin_of_a_lost_checkpoint_can_be_ended(persist: Persist) -> None:
+    """Repair moves a damaged manifest aside. The pin still keeps all history since then, and only `unpin` ends it."""
+    first, _ = checkpoint_ids(persist)
+    persist("pin", "orders", first)
+    assert Quarantine(persist.client.blob, CheckpointLayout("orders")).move(first)
+    refused = persist("release", "orders", f"pin/{first}", "--reason", "its checkpoint is lost")
+    assert f"end it with `persist unpin orders {first}`" in refused.err
+    assert "no longer pinned" in persist("unpin", "orders", first).out
+    assert not persist.client.state("orders").holds
+    assert persist("unpin", "orders", first).code == 3
 
 
 def test_a_checkpoint_that_can_not_be_read_is_listed_so(persist: Persist) -> None:
