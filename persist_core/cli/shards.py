@@ -14,7 +14,7 @@ import click
 from persist_core.cli import output
 from persist_core.cli.session import Session, with_session
 from persist_core.contents.stats import show_bytes
-from persist_core.errors import StorageError
+from persist_core.errors import Corruption, StorageError
 from persist_core.inspection.facts import LastCommit, ShardDescription
 from persist_core.inspection.inspector import DEFAULT_COMMITS, MAX_COMMITS, Inspector
 from persist_core.inspection.late import LateRecord, late_records
@@ -79,8 +79,11 @@ def describe(session: Session, shard: str) -> None:
     """Frontiers, schema, sizes, progress and holders of SHARD."""
     found = Inspector(session.client).description(shard)
     if _is_correctable(found):
-        kept = [each for each in starts(session.client, session.client.state(shard)) if each.checkpoint_id]
-        found = replace(found, reprocess_from=kept[-1].inputs_end if kept else None)
+        try:
+            kept = [each for each in starts(session.client, session.client.state(shard)) if each.checkpoint_id]
+            found = replace(found, reprocess_from=kept[-1].inputs_end if kept else None)
+        except Corruption as damage:
+            found = replace(found, error=found.error or f"{damage.kind}: {damage}")
     if session.as_json:
         output.print_json(asdict(found))
         return
@@ -135,7 +138,7 @@ def _facts(found: ShardDescription, now_ms: int) -> Iterable[tuple[str, str]]:
         yield "attention", ", ".join(found.attention)
     if found.error:
         yield "not readable", found.error
-    if _is_correctable(found):
+    if _is_correctable(found) and not found.error:
         first = found.reprocess_from
         replayed = "all input" if first is None else f"days from {show_time(first)} on; earlier ones by all input"
         yield "reprocess", f"replays {replayed}"

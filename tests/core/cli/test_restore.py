@@ -236,6 +236,22 @@ def test_the_procedure_of_the_handbook(inside: World, capsys: pytest.CaptureFixt
     assert sorted(inside.client.open_reader("orders_fork").snapshot()["id"].to_pylist()) == [1, 2, 4]
 
 
+def test_a_damaged_restore_hides_nothing_else(inside: World, capsys: pytest.CaptureFixture[str]) -> None:
+    stages.checkpoint(inside.client, inside.config())
+    first = inside.client.state("orders").commits[0].checkpoint_id
+    assert run_command(["restore", "orders", "--to", first]) == 0
+    assert run_command(["describe", "orders"]) == 0
+    assert "replays days from" in capsys.readouterr().out
+    commit = inside.client.state("orders").newest_commit
+    assert commit is not None
+    inside.client.blob.delete(commit.manifest_key)
+    assert run_command(["describe", "orders"]) == 0
+    said = capsys.readouterr().out
+    assert "shard:        orders (collection)" in said
+    assert f"not readable: corrupt_artifact: manifest {commit.manifest_key} is missing" in said
+    assert "replays" not in said
+
+
 @pytest.mark.parametrize("command", ["reprocess", "rebuild"])
 def test_giving_up_is_all_that_a_command_does(command: str, inside: World, capsys: pytest.CaptureFixture[str]) -> None:
     hidden = hidden_of("orders", command)
