@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from persist_core.checkpoint.checkpointer import Checkpointer
-from persist_core.errors import InvalidInput
+from persist_core.errors import Corruption, InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.ids import time_of_uuid7
 from persist_core.keys import fork_in, is_shard_name
@@ -73,10 +73,13 @@ def list_holders(client: PersistClient, state: ShardState) -> Holders:
     for record in records:
         about, remedy = f"shares files up to checkpoint {record.checkpoint_id}; holds no history", ""
         if not is_shard_name(record.fork):  # hidden: a replay
-            hidden = client.machine.fetch(record.fork)
-            if hidden is None or not hidden.commits:
-                continue
-            about, remedy = _of_hidden(shard, record.fork)
+            try:
+                hidden = client.machine.fetch(record.fork)
+                if hidden is None or not hidden.commits:
+                    continue
+                about, remedy = _of_hidden(shard, record.fork)
+            except Corruption as damage:
+                about = f"shares files, and its state can't be read: {damage}"
         forks[record.fork] = Held("fork", record.fork, None, False, record.made_ms, None, about, remedy)
     for key, error in damaged.items():  # GC stops at such a record, so it keeps everything
         about, remedy = f"a damaged record, so GC deletes nothing: {error}", f"persist fsck {shard}; copy {key} back"
@@ -140,10 +143,13 @@ def _described_hold(client: PersistClient, shard: str, holder: str, release: str
 
 
 def _live_view(client: PersistClient, shard: str, view: str) -> str | None:
-    state = client.machine.fetch(view)
-    if state is None or state.is_dropped:
-        return None
-    refreshed = Refreshed.of(state.sources)
+    try:
+        state = client.machine.fetch(view)
+        if state is None or state.is_dropped:
+            return None
+        refreshed = Refreshed.of(state.sources)
+    except Corruption as error:
+        return f"a view whose state can't be read: {error}"
     if refreshed is None:
         return "a view that was not refreshed yet"
     return f"a view, refreshed as of {show_time(refreshed.as_of)}" if shard in refreshed.uppers else None

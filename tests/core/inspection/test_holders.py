@@ -8,7 +8,9 @@ from persist_core.errors import InvalidInput, LeaseExpired
 from persist_core.frontier import Frontier
 from persist_core.inspection.holders import list_holders, release
 from persist_core.keys import fork_key
+from persist_core.location.consensus import VersionedData
 from persist_core.maintenance.drop import drop
+from persist_core.protocol.fork_records import record_fork
 from tests.core.protocol.test_view_protocol import World, world
 
 __all__ = ["world"]  # the fixture
@@ -51,6 +53,23 @@ def test_holders_are_listed_with_what_ends_them(world: World) -> None:
     assert (by_kind["lease"].from_ms, by_kind["lease"].expires_ms) == (now_ms, now_ms + 50)
     assert by_kind["lease"].remedy == f"persist release a {by_kind['lease'].holder} --reason TEXT"
     assert world.client.advance_since("a").since == Frontier(0)
+
+
+def test_a_damaged_view_or_replay_hides_no_other_holder(world: World) -> None:
+    world.refresh()
+    client, consensus = world.client, world.client.location.consensus
+    client.open_since("a", "program")
+    record_fork(client.blob, "a~reprocess", ["a/batches/x"], checkpoint_id="", made_ms=1, eras=lambda _: 0)
+    for name in ("v", "a~reprocess"):
+        seqno = client.ensure_shard(name).seqno
+        consensus.compare_and_set(name, seqno, VersionedData(seqno + 1, b"rotten"))
+    said = {held.holder: held.about for held in list_holders(client, client.state("a")).held}
+    assert said["program"] == "a program"
+    assert said["view/v"].startswith("a view whose state can't be read: version ")
+    assert said["a~reprocess"].startswith("shares files, and its state can't be read: version ")
+    with pytest.raises(InvalidInput, match="view v still reads shard a"):
+        release(client, "a", "view/v", by="me", reason="it is damaged")
+    assert release(client, "a", "view/v", by="me", reason="it is damaged", is_forced=True).holder == "view/v"
 
 
 def test_the_hold_of_a_live_view_is_ended_by_force_only(world: World) -> None:
