@@ -254,12 +254,18 @@ class Inspector:
     def conflicts(self, shard: str) -> list[ConflictRecord]:
         """Every recorded conflict, oldest first. Raises `ShardNotFound` and `CorruptArtifact`."""
         self.state(shard)
-        return list_conflicts(self.client.blob, shard, known=self._conflicts)
+        return list_conflicts(self.client.blob, shard, known=self._conflicts, threads=self.client.fetch_threads)
 
     def _recent_conflicts(self, shard: str) -> int | None:
-        records = list_conflicts(self.client.blob, shard, known=self._conflicts, limit=MAX_CONFLICTS + 1)
-        oldest = self.client.clock.now_ms() - WEEK_MS
-        return sum(r.detected_ms >= oldest for r in records) if len(records) <= MAX_CONFLICTS else None
+        found = list_conflicts(
+            self.client.blob,
+            shard,
+            since_ms=self.client.clock.now_ms() - WEEK_MS,
+            known=self._conflicts,
+            limit=MAX_CONFLICTS + 1,
+            threads=self.client.fetch_threads,
+        )
+        return len(found) if len(found) <= MAX_CONFLICTS else None
 
     def contents(self, shard: str, *, checked: int = MAX_CHECKED) -> ShardSummary:
         """The summary without what depends on the time of looking. Raises `ShardNotFound` and `Corruption`.

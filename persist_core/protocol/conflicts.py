@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from persist_core.clock import Clock
 from persist_core.contents.batch import BatchDescription
 from persist_core.errors import CorruptArtifact
+from persist_core.handles.side_by_side import side_by_side
 from persist_core.keys import conflict_key, conflicts_prefix
 from persist_core.location.blob import Blob
 from persist_core.sealed import Sealed, check_in_place
@@ -94,21 +95,28 @@ def record_conflict(
 
 
 def list_conflicts(
-    blob: Blob, shard: str, *, known: MutableMapping[str, ConflictRecord] | None = None, limit: int | None = None
+    blob: Blob,
+    shard: str,
+    *,
+    since_ms: int = 0,
+    known: MutableMapping[str, ConflictRecord] | None = None,
+    limit: int | None = None,
+    threads: int = 1,
 ) -> list[ConflictRecord]:
-    """All conflicts recorded for a shard (or `limit` of them, any), oldest first.
+    """The conflicts recorded for a shard since a time (or `limit` of them, any), oldest first.
 
-    `known` remembers records by key, because a record never changes. Raises `CorruptArtifact` naming a record that is
-    damaged.
+    A record that was stored before that time is not read. `known` remembers records by key, because a record never
+    changes. Raises `CorruptArtifact` naming a record that is damaged.
     """
     known = {} if known is None else known
-    records = []
-    for entry in itertools.islice(blob.list_keys_and_metadata(conflicts_prefix(shard)), limit):
-        record = known.get(entry.key)
-        if record is None:
-            data = blob.get(entry.key)
-            if data is None:
-                continue
-            record = known[entry.key] = ConflictRecord.read(data, entry.key)
-        records.append(record)
+    listed = blob.list_keys_and_metadata(conflicts_prefix(shard))
+    keys = list(itertools.islice((entry.key for entry in listed if entry.modified_ms >= since_ms), limit))
+
+    def read(key: str) -> None:
+        data = blob.get(key)
+        if data is not None:
+            known[key] = ConflictRecord.read(data, key)
+
+    side_by_side(read, [key for key in keys if key not in known], threads=threads)
+    records = [record for key in keys if (record := known.get(key)) is not None and record.detected_ms >= since_ms]
     return sorted(records, key=lambda record: (record.detected_ms, record.conflict_id))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -19,7 +20,7 @@ from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import Determinate, ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.facts import CommitFacts
-from persist_core.inspection.inspector import MAX_COMMITS, WEEK_MS, Inspector
+from persist_core.inspection.inspector import MAX_COMMITS, MAX_CONFLICTS, WEEK_MS, Inspector
 from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
@@ -196,6 +197,22 @@ def test_a_shard_without_rights_hides_no_other(client: PersistClient, monkeypatc
     assert known is not None
     assert known.inserts == 1
     assert (denied.attention, unknown and unknown.inserts) == (("unreadable",), None)
+
+
+def test_conflicts_of_earlier_weeks_are_not_read() -> None:
+    clock = ManualClock(NOW)
+    with OpenLocation(MemBlob(clock=clock), MemConsensus()) as opened:
+        client = PersistClient(opened, clock)
+        history(client, 1)
+        for number in range(MAX_CONFLICTS + 1):
+            lose(client, "orders", f"old {number}")
+        assert Inspector(client).summary("orders").conflicts_7d is None
+        clock.sleep_ms(WEEK_MS + 1)
+        lose(client, "orders", "new")
+        with patch.object(opened.blob, "get", wraps=opened.blob.get) as get:
+            assert Inspector(client).summary("orders").conflicts_7d == 1
+        assert sum("/conflicts/" in call.args[0] for call in get.call_args_list) == 1
+        assert len(Inspector(client).conflicts("orders")) == MAX_CONFLICTS + 2
 
 
 def test_damage_hides_nothing_else(client: PersistClient) -> None:
