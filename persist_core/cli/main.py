@@ -268,11 +268,15 @@ def run_command(arguments: Sequence[str]) -> int:
         return _INTERRUPTED
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
-    except OSError as error:  # of the output: stores, and files that are read, have errors of their own
-        sys.stdout = io.StringIO()  # else Python tries to write the rest when it ends
-        full = StorageError(f"{error.filename or 'the output'} can't be written: {error.strerror}")
-        output.print_error(full, as_json=as_json)
-        return output.exit_code(full)
+    except OSError as error:  # stores, and files that are parsed, have errors of their own
+        failed: PersistError
+        if error.filename is None:
+            sys.stdout = io.StringIO()  # else Python tries to write the rest when it ends
+            failed = StorageError(f"the output can't be written: {error.strerror}")
+        else:
+            failed = InvalidInput(f"{error.filename}: {error.strerror}; check the path, and the rights of this user")
+        output.print_error(failed, as_json=as_json)
+        return output.exit_code(failed)
     return 0
 
 

@@ -269,6 +269,7 @@ def test_conflicts(persist: Persist) -> None:
         (["snapshot", "orders", "--frobnicate"], 2, "invalid_input"),
         (["run", "none"], 2, "invalid_input"),
         (["run", "none.yaml"], 2, "config"),
+        (["run", "none", "--collections", "a_long_name" * 30], 2, "invalid_input"),
         (["run", "x", "--close", "--until", "1"], 2, "invalid_input"),
     ],
 )
