@@ -66,8 +66,9 @@ class Holders:
 
 def list_holders(client: PersistClient, state: ShardState) -> Holders:
     """List the holders of the shard, what each holds since when, and what ends it. Changes nothing."""
-    shard = state.shard
-    found = [_described(client, state, each) for each in holders(state, now_ms=client.clock.now_ms())]
+    shard, has_pins = state.shard, any(name.startswith(PIN) for name in state.holds)
+    pinned = Checkpointer(client.blob, shard).pinned() if has_pins else frozenset[str]()
+    found = [_described(client, state, each, pinned) for each in holders(state, now_ms=client.clock.now_ms())]
     forks: dict[str, Held] = {}
     records, damaged = readable_forks(client.blob, shard)
     for record in records:
@@ -104,7 +105,7 @@ def _of_hidden(shard: str, name: str) -> tuple[str, str]:
     return f"an earlier generation, kept to be swapped back; `persist generations {shard}` says until when", ""
 
 
-def _described(client: PersistClient, state: ShardState, holder: Holder) -> Held:
+def _described(client: PersistClient, state: ShardState, holder: Holder, pinned: frozenset[str]) -> Held:
     blocks = holder.since < history_start(state)
     release = f"persist release {state.shard} {holder.name} --reason TEXT"
     from_ms = expires_ms = None
@@ -117,7 +118,7 @@ def _described(client: PersistClient, state: ShardState, holder: Holder) -> Held
         about, remedy = f"a reader, which last renewed its lease at {format_time(lease.heartbeat_ms)}", release
     else:
         from_ms = time_of_uuid7(state.holds[holder.name].opaque)
-        kind, about, remedy = _described_hold(client, state.shard, holder.name, release)
+        kind, about, remedy = _described_hold(client, state.shard, holder.name, pinned, release)
     return Held(kind, holder.name, holder.since.time, blocks, from_ms, expires_ms, about, remedy)
 
 
@@ -127,10 +128,12 @@ def _about_history(state: ShardState) -> str:
     return f"{show_history(state.history_ms)} before the upper are kept" if state.history_ms else "the newest contents"
 
 
-def _described_hold(client: PersistClient, shard: str, holder: str, release: str) -> tuple[str, str, str]:
+def _described_hold(
+    client: PersistClient, shard: str, holder: str, pinned: frozenset[str], release: str
+) -> tuple[str, str, str]:
     if holder.startswith(PIN):
         checkpoint_id = holder.removeprefix(PIN)
-        if checkpoint_id in Checkpointer(client.blob, shard).pinned():
+        if checkpoint_id in pinned:
             return "pin", "a restore to this pinned checkpoint", f"persist unpin {shard} {checkpoint_id}"
         return "pin", "left by a pin that was not completed", release
     if holder.startswith(VIEW):

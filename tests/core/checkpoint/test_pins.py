@@ -61,6 +61,18 @@ def test_retention_keeps_what_the_history_reaches_back_to(history_ms: int | None
         assert since <= manifest.upper - 1, "every retained checkpoint can be restored"
 
 
+def test_holders_are_described_by_one_listing_of_pins() -> None:
+    shard, ids = shard_of(4)
+    shard.publish()
+    for checkpoint_id in ids:
+        pin(shard.client, "s", checkpoint_id)
+    blob = shard.client.blob
+    with patch.object(blob, "list_keys_and_metadata", wraps=blob.list_keys_and_metadata) as listed:
+        found = list_holders(shard.client, shard.client.state("s")).held
+    assert [held.about for held in found if held.kind == "pin"] == ["a restore to this pinned checkpoint"] * 4
+    assert [call.args for call in listed.call_args_list].count(("s/checkpoints/",)) == 1
+
+
 @pytest.mark.parametrize("is_late", [False, True], ids=["before", "after"])
 def test_a_pin_that_died_anywhere_is_completed_or_ended(is_late: bool) -> None:
     for action in (pin, unpin):
