@@ -31,6 +31,7 @@ from persist_core.contents.operator_state import StateArtifact
 from persist_core.contents.parts import PARQUET, PartFormat, read_as
 from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import CheckpointNotFound, CorruptArtifact, Corruption, InvalidInput
+from persist_core.handles.side_by_side import side_by_side
 from persist_core.keys import (
     MANIFEST,
     CheckpointLayout,
@@ -178,8 +179,9 @@ class Checkpointer:
         """Ids of all checkpoints with a readable manifest, oldest first by (epoch, id)."""
         return [manifest.checkpoint_id for manifest in self.listing().manifests]
 
-    def listing(self) -> Listing:
-        """All checkpoints, including damaged ones. Raises only what the store raises."""
+    def listing(self, *, threads: int = 1) -> Listing:
+        """All checkpoints, including damaged ones; so many manifests are read at a time. Raises only what the store
+        raises."""
         entries = {entry.key: entry.size_bytes for entry in self.blob.list_keys_and_metadata(self.layout.root)}
         folders: dict[str, set[str]] = {}
         for key in entries:
@@ -189,14 +191,14 @@ class Checkpointer:
         manifests: list[CheckpointManifest] = []
         unreadable: dict[str, Corruption] = {}
         other_lives: dict[str, str | None] = {}
-        for checkpoint_id in sorted(name for name, names in folders.items() if MANIFEST in names):
-            try:
-                manifests.append(self.load_manifest(checkpoint_id))
-            except OfAnotherLife as error:
-                other_lives[checkpoint_id] = error.life
-            except Corruption as error:
-                if self.blob.get(self.layout.manifest(checkpoint_id)) is not None:  # else deleted since the listing
-                    unreadable[checkpoint_id] = error
+        listed = sorted(name for name, names in folders.items() if MANIFEST in names)
+        for checkpoint_id, found in zip(listed, side_by_side(self._found, listed, threads=threads), strict=True):
+            if isinstance(found, OfAnotherLife):
+                other_lives[checkpoint_id] = found.life
+            elif isinstance(found, Corruption):
+                unreadable[checkpoint_id] = found
+            elif found is not None:
+                manifests.append(found)
         return Listing(
             manifests=tuple(sorted(manifests, key=lambda manifest: manifest.position)),
             unreadable=unreadable,
@@ -205,6 +207,15 @@ class Checkpointer:
             pinned=frozenset(name for name, names in folders.items() if "pinned" in names),
             sizes=entries,
         )
+
+    def _found(self, checkpoint_id: str) -> CheckpointManifest | Corruption | None:
+        """The manifest, or why it can't be read; `None` if it is not there any more."""
+        try:
+            return self.load_manifest(checkpoint_id)
+        except OfAnotherLife as error:
+            return error
+        except Corruption as error:
+            return None if self.blob.get(self.layout.manifest(checkpoint_id)) is None else error
 
     def delete_checkpoint(self, checkpoint_id: str) -> bool:
         """Delete a checkpoint, manifest first. False if it did not exist.

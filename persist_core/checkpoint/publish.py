@@ -209,7 +209,7 @@ def repair_checkpoints(client: PersistClient, shard: str) -> CheckpointRepair:
         task.publish_missing()
     except Corruption as error:
         task.damaged.append(str(error))
-    listing = task.checkpointer.listing()
+    listing = task.checkpointer.listing(threads=client.fetch_threads)
     task.repair(listing, thorough=True)
     task.settle(anew=True)
     return CheckpointRepair(*task.results())
@@ -222,9 +222,9 @@ def _publish_and_retain(client: PersistClient, shard: str, retention: RetentionC
         return None
     task = _Publication(client, state)
     task.publish_missing()
-    listing = task.checkpointer.listing()
+    listing = task.checkpointer.listing(threads=client.fetch_threads)
     if task.repair(listing):
-        listing = task.checkpointer.listing()
+        listing = task.checkpointer.listing(threads=client.fetch_threads)
     task.settle()
     task.sweep(listing)
     deleted = task.retain(listing, retention)

@@ -69,7 +69,8 @@ class Needs:
         """Like `of`, without what only forks need."""
         if state.is_dropped:
             return set()
-        listing = Checkpointer(self._client.blob, state.shard, state.origin.life).listing()
+        checkpointer = Checkpointer(self._client.blob, state.shard, state.origin.life)
+        listing = checkpointer.listing(threads=self._client.fetch_threads)
         return {
             *self.of_batches(state),
             *self.of_commits(state),

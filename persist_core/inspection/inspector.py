@@ -233,7 +233,7 @@ class Inspector:
         """Every checkpoint, oldest first; unreadable ones come last. Raises `ShardNotFound`."""
         state = self.state(shard)
         checkpointer = Checkpointer(self.client.blob, shard, state.origin.life)
-        listing = checkpointer.listing()
+        listing = checkpointer.listing(threads=self.client.fetch_threads)
         try:
             latest = checkpointer.read_latest()
         except CorruptArtifact:

@@ -80,7 +80,7 @@ def starts(client: PersistClient, state: ShardState) -> Iterator[Start]:
 
 def _points(client: PersistClient, state: ShardState) -> Iterator[Start]:
     """The points after commits whose checkpoints are kept, newest first, and the beginning."""
-    listing = Checkpointer(client.blob, state.shard, state.origin.life).listing()
+    listing = Checkpointer(client.blob, state.shard, state.origin.life).listing(threads=client.fetch_threads)
     for manifest in reversed(listing.manifests):
         upper = manifest.shard.upper if manifest.shard else None
         if upper is None or (state.since.time or 0) >= upper:

@@ -72,7 +72,8 @@ class Shard:
     def __init__(self, blob: MemBlob | None = None) -> None:
         self.clock = ManualClock(1_700_000_000_000)
         self.blob, self.consensus = blob or MemBlob(), MemConsensus()
-        self.client = PersistClient(OpenLocation(self.blob, self.consensus), self.clock, SeededIds(1, self.clock))
+        location, ids = OpenLocation(self.blob, self.consensus), SeededIds(1, self.clock)
+        self.client = PersistClient(location, self.clock, ids, fetch_threads=1)  # its calls have an order
         self.writer = self.client.open_writer("s")
         self.epoch = 0
         self.parent: str | None = None

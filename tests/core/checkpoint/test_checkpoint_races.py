@@ -6,9 +6,11 @@ what it was reading was deleted correctly, which is not corruption.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -253,3 +255,18 @@ def test_a_pointer_to_nothing_gives_way_to_the_newest() -> None:
     shard.blob.set("s/checkpoints/_latest", b"0fffffff-ffff-7fff-bfff-ffffffffffff")
     shard.publish(KEEP_ONE)
     assert shard.checkpointer.read_latest() == last
+
+
+def test_manifests_are_read_several_at_a_time() -> None:
+    """Retention may keep hundreds: one after the other, their latency was most of a checkpoint task on S3."""
+    shard = Shard()
+    ids = [shard.commit() for _ in range(4)]
+    shard.publish(KEEP_ALL)
+    get, together = shard.blob.get, threading.Barrier(4)
+
+    def waiting(key: str) -> bytes | None:
+        together.wait(timeout=60)
+        return get(key)
+
+    with patch.object(shard.blob, "get", waiting):
+        assert [each.checkpoint_id for each in shard.checkpointer.listing(threads=4).manifests] == ids
