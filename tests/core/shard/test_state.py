@@ -196,6 +196,9 @@ def test_a_broken_state_is_named() -> None:
         check_step(state, replace(state, upper=Frontier(5), seqno=state.seqno + 1))
     with pytest.raises(InvariantViolation, match="seqno_moves_by_one"):
         check_step(state, state)
+    for origin in ({"branches": ()}, {"received": 7}):
+        with pytest.raises(InvariantViolation, match="origin_follows_the_commits"):
+            check_step(state, replace(state, seqno=state.seqno + 1, origin=replace(state.origin, **origin)))
 
 
 COMMANDS = st.lists(
