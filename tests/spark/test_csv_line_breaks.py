@@ -6,7 +6,6 @@ import csv
 import gzip
 import io
 import random
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,9 +13,6 @@ from persist_core.schema import ERR_KIND, ERR_PAYLOAD, ERR_POSITION
 from persist_spark.frame import OP
 from tests.sampling import sample
 from tests.spark.decode_feed import Feed
-
-if TYPE_CHECKING:
-    pass
 
 COLUMNS = {"id": "bigint", "text": "string", "note": "string"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -16,9 +16,6 @@ from persist_spark.decode import parquet
 from persist_spark.decode.parquet import file_schema
 from tests.sampling import sample
 from tests.spark.decode_feed import Feed, Record
-
-if TYPE_CHECKING:
-    pass
 
 
 def records(feed: Feed, table: pa.Table, columns: dict[str, Any], **changes: Any) -> list[Record]:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from persist_core.errors import UnreadableFiles
 from persist_core.schema import ERR_KIND, ERR_MESSAGE
 from persist_spark.decode.csv import MAX_FIELDS, MISCOUNTED
 from tests.spark.decode_feed import Feed
-
-if TYPE_CHECKING:
-    pass
 
 MIB = 1 << 20
 

@@ -8,7 +8,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,9 +28,6 @@ from persist_spark.frame import ORDER
 from persist_spark.session import FASTER, stage_settings, use
 from tests.sampling import sample
 from tests.spark.decode_feed import Feed, access_to
-
-if TYPE_CHECKING:
-    pass
 
 COLUMNS: dict[str, Any] = {"id": "int"}
 HOSTILE_NAMES = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,9 +15,6 @@ from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIM
 from persist_spark.compat import SPARK_VERSION
 from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, UPSERT
 from tests.spark.decode_feed import Feed, Record
-
-if TYPE_CHECKING:
-    pass
 
 
 def kinds(rows: list[Record]) -> list[str | None]:

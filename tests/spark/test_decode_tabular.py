@@ -6,7 +6,7 @@ import gzip
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from threading import Barrier
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,9 +22,6 @@ from persist_core.sources.input_file import InputFile
 from persist_spark.decode.parquet import looked_at
 from persist_spark.frame import BAD_KEY, OP
 from tests.spark.decode_feed import Feed, Record
-
-if TYPE_CHECKING:
-    pass
 
 COLUMNS = {"id": "bigint", "name": "string", "price": "decimal(10,2)", "day": "date"}
 

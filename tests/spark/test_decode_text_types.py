@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,10 +15,6 @@ from persist_spark.decode.records import BROKEN_TEXT
 from persist_spark.frame import BAD_KEY
 from tests.sampling import sample
 from tests.spark.decode_feed import Feed
-
-if TYPE_CHECKING:
-    pass
-
 
 # Type, the field's text; what it is in CSV, and in JSON as a quoted text. None: an err.
 TEXTS: list[tuple[str, str, str | None]] = [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -11,9 +9,6 @@ import pytest
 from persist_core.errors import UnreadableFiles
 from persist_spark.frame import OP
 from tests.spark.decode_feed import Feed
-
-if TYPE_CHECKING:
-    pass
 
 COLUMNS = {"id": "bigint", "name": "string"}
 
