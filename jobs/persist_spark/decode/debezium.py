@@ -67,7 +67,7 @@ from persist_spark.decode.rest import all_marked, read_paths, rest_of_json
 from persist_spark.decode.unsent import ROW_FIELDS, fields_in, is_absent, unsent
 from persist_spark.frame import ANY_LENGTH, DELETE, SKIP, TRUNCATE, UPSERT, struct_of
 
-_STRUCTURE = ("before", "after", "source", "payload", "schema")  # objects of the format itself
+_STRUCTURE = ("before", "after", "source")  # objects of the format itself
 _BODY_OBJECTS = ("payload", "before", "after")
 _CONTROL = ("status", "ddl", "tableChanges", "databaseName", "ts_ms")
 _UNWRAPPED = ("__op", "__deleted")
@@ -121,6 +121,8 @@ def _wanted(config: CollectionConfig) -> _Wanted:
     free = free_paths(config, lambda _, name: tuple(name.split(".")))
     free = {raw: path for raw, path in free.items() if fields.named(".".join(path)) is None}
     for path in free.values():
+        if path[0] in ("schema", "payload"):
+            raise InvalidInput(f"field {'.'.join(path)!r} of order or time: leave payload. out, as in source.ts_ms")
         if len(path) == 1 and path[0] in _STRUCTURE:
             raise InvalidInput(f"field {path[0]!r} of order or time is an object; name a field of it: {path[0]}.ts_ms")
 
@@ -139,12 +141,11 @@ def _wanted(config: CollectionConfig) -> _Wanted:
     document = Shape(dict(body.fields))
     document.put("payload", body)
     document.need_all([("key",), ("value",)])
-    key_document = Shape(dict(key_row.fields))
-    key_document.put("payload", key_row)
+    key_document = Shape()  # columns of a key may be called as its parts
+    key_document.need_all([("schema",), ("payload",), *[paths[key.raw] for key in fields.keys]])
     wanted = _Wanted(config, fields, paths, free, row, flat, key_row, source, body, document, key_document)
     if wanted.is_hinted:
         document.put("schema", _SCHEMA)
-        key_document.put("schema", _SCHEMA)
     return wanted
 
 
@@ -206,6 +207,7 @@ def _opened(wanted: _Wanted, lines: DataFrame) -> DataFrame:
         text.alias("text"),
         "key",
         "message_key",
+        parse_text(wanted.key_document.get(F.col("message_key"), ("payload",)), wanted.key_row).alias("key_row"),
     )
 
 
@@ -234,7 +236,8 @@ def _with_body(wanted: _Wanted, opened: DataFrame) -> DataFrame:
         return found
     fields = wanted.document.get(document, ("schema",)).getField("fields")
     fields = F.when(~_is_flat() | F.col("is_wrapped"), fields)  # else it is a column of the row
-    of_key = wanted.key_document.get(F.col("message_key"), ("schema",)).getField("fields")
+    of_key = wanted.key_document.get(F.col("message_key"), ("schema",))
+    of_key = F.from_json(of_key, _SCHEMA, ANY_LENGTH).getField("fields")
     return found.select(
         "*",
         F.when(_is_envelope(), _pick(fields, "after").getField("fields"))
@@ -367,18 +370,18 @@ def _key_texts(wanted: _Wanted, is_before: SparkColumn) -> dict[str, SparkColumn
     """The key: what the message key does not have of it is from `after`, or from `before`."""
     key, message_key = F.col("key"), F.col("message_key")
     paths = {field.raw: wanted.paths[field.raw] for field in wanted.fields.keys}
-    payload = wanted.key_document.get(message_key, ("payload",))
-    inner = {raw: wanted.key_row.get(payload, path) for raw, path in paths.items()}
-    outer = {raw: wanted.key_document.get(message_key, path) for raw, path in paths.items()}
+    schema, payload = (wanted.key_document.get(message_key, (name,)) for name in ("schema", "payload"))
+    alone = F.when(~key.startswith("{"), document_text(key))  # of a key that is not a struct: the value itself
+    alone = alone.when(~F.get_json_object(schema, "$.type").isin("struct", "map"), payload)
     found = {}
-    for raw in paths:
-        stated = F.coalesce(inner[raw], outer[raw])
+    for raw, path in paths.items():
+        inner, outer = wanted.key_row.get(F.col("key_row"), path), wanted.key_document.get(message_key, path)
+        stated = F.when(payload.startswith("{"), inner).otherwise(outer)
+        stated = F.coalesce(alone, stated) if len(paths) == 1 else stated
         text = F.when(stated.isNotNull(), stated)
-        if len(paths) == 1:  # a key that is not a struct: the value itself
-            text = text.when(~key.startswith("{"), document_text(key))
         before, after = _row_text(wanted, raw, "before"), _row_text(wanted, raw, "after")
         if wanted.leaves_out:
-            after = F.when(is_absent(F.col(ROW_FIELDS), paths[raw]), before).otherwise(after)
+            after = F.when(is_absent(F.col(ROW_FIELDS), path), before).otherwise(after)
         found[raw] = text.when(is_before, before).otherwise(after)
     return found
 

@@ -43,11 +43,12 @@ _HIGH, _LOW = rf"\\u[dD][89abAB]{_HEX}{{2}}", rf"\\u[dD][c-fC-F]{_HEX}{{2}}"
 _ESCAPE = r"(?=\\)(?<!\\)(?:\\\\)*+"  # what stands before a backslash that is not escaped itself
 _HALF = rf"{_ESCAPE}(?:{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW})"
 _ESCAPED = rf"{_ESCAPE}\\u[fF][dD][dD][01]"
+_ODD = "\ufdd1odd"  # not the name of a field
 _OPTIONS = {
     **ANY_LENGTH,
     "maxNestingDepth": "1002",  # of a record 1,000, as Jackson's default is, and two of `envelope`
     "mode": "PERMISSIVE",
-    "columnNameOfCorruptRecord": "odd",
+    "columnNameOfCorruptRecord": _ODD,
     "allowSingleQuotes": "false",
     "allowNonNumericNumbers": "true",
 }
@@ -168,10 +169,10 @@ def has_escaped_noncharacters(text: SparkColumn) -> SparkColumn:
 def envelope(line: SparkColumn, shape: Shape) -> SparkColumn:
     """Parse `line` in an array with a sentinel after it; the sentinel is found only if the line is one value.
 
-    A struct of `rows`, the array, and of what `from_json` found `odd`.
+    A struct of `rows`, the array, and of what `from_json` found odd.
     """
     element = T.StructType([*shape.json_type(), *_END])
-    kind = struct_of({"rows": T.ArrayType(element), "odd": T.StringType()})
+    kind = struct_of({"rows": T.ArrayType(element), _ODD: T.StringType()})
     wrapped = F.concat(F.lit('{"rows":['), exact_numbers(line), F.lit(f',{{"{_SENTINEL}":"1"}}]}}'))
     return F.from_json(wrapped, kind, _OPTIONS)
 
@@ -183,7 +184,7 @@ def parsed(envelope: SparkColumn, shape: Shape) -> tuple[SparkColumn, SparkColum
     row = F.when(is_whole, F.get(rows, F.lit(0)))
     if shape.has_clashes():
         row = row.cast(T.StructType([*shape.inner_type(), *_END]))
-    return row, envelope.getField("odd").isNotNull()
+    return row, envelope.getField(_ODD).isNotNull()
 
 
 def parse_text(text: SparkColumn, shape: Shape) -> SparkColumn:
