@@ -118,9 +118,10 @@ def test_the_airflow_image_has_every_extra_that_fits_it() -> None:
 
 
 def test_the_airflow_image_has_what_the_chart_expects() -> None:
-    """The chart's probes call /entrypoint, and it configures the auth manager FAB."""
+    """The chart's probes call /entrypoint, it configures the auth manager FAB, and its values offer an executor."""
     lock = (ROOT / "requirements" / "image-airflow.txt").read_text()
-    assert re.search(r"^apache-airflow-providers-fab==", lock, re.MULTILINE)
+    for provider in ("fab", "cncf-kubernetes"):
+        assert re.search(rf"^apache-airflow-providers-{provider}==", lock, re.MULTILINE), provider
     assert "ln -s /usr/local/bin/entrypoint.sh /entrypoint\n" in (DOCKER / "airflow.Dockerfile").read_text()
     values = yaml.safe_load((DOCKER / "kubernetes" / "airflow-values.yaml").read_text())
     assert values["createUserJob"] == {"enabled": False}, "it makes a user whose password is known"
