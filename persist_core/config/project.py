@@ -25,6 +25,8 @@ from persist_core.config.model import AirflowName, ConfigModel, Schedule, TimeZo
 from persist_core.config.problems import refuse, validated
 from persist_core.time_text import UTC_ZONE
 
+_HOUR_MS = 3_600_000
+
 
 class MaintenanceConfig(ConfigModel):
     """When and how the DAG `persist_maintenance` runs, and how much one dag run does.
@@ -45,6 +47,14 @@ class MaintenanceConfig(ConfigModel):
     max_merge_bytes: Annotated[Whole, Field(ge=1)] = 2 << 30
     grace_hours: Annotated[Whole, Field(ge=1, le=8760)] = 24
     intent_hours: Annotated[Whole, Field(ge=1, le=8760)] = 72
+
+    @property
+    def grace_ms(self) -> int:
+        return self.grace_hours * _HOUR_MS
+
+    @property
+    def intent_ms(self) -> int:
+        return self.intent_hours * _HOUR_MS
 
     @model_validator(mode="after")
     def _check_hours(self) -> MaintenanceConfig:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from persist_core.compaction.due import Debt, debt_of, merge_due
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.compaction.steps import BUDGET_BYTES
+from persist_core.config.project import MaintenanceConfig
 from persist_core.errors import PersistError
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, MAX_KEYS, Collected, collect, due_since_ms
 from persist_core.handles.client import PersistClient
@@ -157,18 +158,27 @@ def whole_debt_of(client: PersistClient, state: ShardState, *, grace_ms: int) ->
     return replace(debt, gc_due_ms=due_since_ms(client, state, grace_ms=grace_ms))
 
 
-def maintain_inline(client: PersistClient, shard: str) -> str | None:
-    """A small part of what is due, if much is; what was done or went wrong, for logs.
+def maintain_inline(client: PersistClient, shard: str, given: MaintenanceConfig | None = None) -> str | None:
+    """A small part of what is due, if much is; what was done or went wrong, for logs. `given` says the times of GC.
 
     Never raises a `PersistError`: the commit that came before is not to fail for it.
     """
+    given = given or MaintenanceConfig()
     try:
         state = client.state(shard)
         if len(state.batches) < INLINE_BATCHES:
-            overdue_ms = due_since_ms(client, state, grace_ms=INLINE_GRACES * GRACE_MS)  # takes a listing
+            overdue_ms = due_since_ms(client, state, grace_ms=INLINE_GRACES * given.grace_ms)  # a listing
             if overdue_ms is None or overdue_ms < 0:
                 return None
-        done = maintain(client, shard, max_rows=INLINE_ROWS, max_merges=1, max_keys=INLINE_KEYS)
+        done = maintain(
+            client,
+            shard,
+            max_rows=INLINE_ROWS,
+            max_merges=1,
+            max_keys=INLINE_KEYS,
+            grace_ms=given.grace_ms,
+            intent_ms=given.intent_ms,
+        )
     except PersistError as error:
         return f"{shard}: maintenance failed: {error.kind}: {error}"
     return str(done) if done.did or done.owed else None

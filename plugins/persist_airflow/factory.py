@@ -55,6 +55,7 @@ from persist_core.config.collection import FILES, CollectionConfig, load_collect
 from persist_core.config.files import config_files, groups_beside
 from persist_core.config.groups import GroupConfig
 from persist_core.config.order import AUTO_ORDERS
+from persist_core.config.project import MaintenanceConfig
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ON_INPUT, SHARDS, ViewConfig, load_views
 from persist_core.errors import ConfigError
@@ -82,6 +83,7 @@ def shard_tasks(
     spark_conn_id: str = DEFAULT_SPARK,
     notify: Sequence[NotifyBy] | NotifyBy = (),
     guide: str = "",
+    maintenance: MaintenanceConfig | None = None,
     spark: Mapping[str, Any] | None = None,
     tasks: StageOptions | None = None,
 ) -> ShardTasks:
@@ -91,7 +93,7 @@ def shard_tasks(
     `tasks` Airflow's options of all four tasks and of each: they go over `airflow:` in the shard's file, and that over
     `default_args`. After a conflict append runs Spark, so without its own it takes write's pool, slots,
     queue and `executor_config`. `notify`: the notifiers of failed tasks and conflicts, unless the file has its own
-    (docs/alerts.md); `guide`: as `watch: {guide: ...}`.
+    (docs/alerts.md). `guide`, `maintenance`: as `persist.yaml` has them.
     """
     notify = chosen(config.notify, notify)
     shared: dict[str, Any] = {"config": config, "persist_conn_id": persist_conn_id}
@@ -100,11 +102,7 @@ def shard_tasks(
     options["append"] = _place_of(options["write"], options["append"]) | options["append"]
     mint = MintBatchDescriptionsOperator(task_id=TASK_IDS[0], **shared, **options["mint"])
     write = WriteBatchesOperator(
-        task_id=TASK_IDS[1],
-        description=mint.output,
-        spark_conn_id=spark_conn_id,
-        **shared,
-        **options["write"],
+        task_id=TASK_IDS[1], description=mint.output, spark_conn_id=spark_conn_id, **shared, **options["write"]
     )
     append = AppendBatchesOperator(
         task_id=TASK_IDS[2],
@@ -116,7 +114,7 @@ def shard_tasks(
         **options["append"],
     )
     checkpoint = CheckpointManifestOperator(
-        task_id=TASK_IDS[3], appended=append.output, **shared, **options["checkpoint"]
+        task_id=TASK_IDS[3], appended=append.output, maintenance=maintenance, **shared, **options["checkpoint"]
     )
     mint >> write >> append >> checkpoint
     if takes(notify, "failures"):
@@ -219,8 +217,8 @@ build_upsert_dag = build_view_dag = build_dag
 def build_dags(folder: str | Path, **options: Unpack[DagOptions]) -> dict[str, DAG]:
     """A DAG for every collection file in `folder`, by DAG id: `globals().update(...)`. `options`: see `build_dag`.
 
-    Collections of a group have one DAG together. `notify` and `guide` are by default those in `persist.yaml` beside the
-    folder. A task's process gets its own DAG alone, so the number of files costs it nothing.
+    Collections of a group have one DAG together. `notify`, `guide` and `maintenance` are by default those in
+    `persist.yaml` beside the folder. A task's process gets its own DAG alone, so the number of files costs it nothing.
     """
     folder = Path(folder).absolute()
     options = {**announced_as(folder.parent), **options}

@@ -35,6 +35,7 @@ from persist_airflow.spark import DEFAULT_SPARK
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.files import config_files
 from persist_core.config.groups import agreed
+from persist_core.config.project import MaintenanceConfig
 from persist_core.errors import ConfigError, Corruption
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
@@ -102,6 +103,7 @@ def group_tasks(
     *,
     notify: Sequence[NotifyBy] | NotifyBy = (),
     guide: str = "",
+    maintenance: MaintenanceConfig | None = None,
     persist_conn_id: str = PersistHook.default_conn_name,
     tasks: StageOptions | None = None,
     **options: Any,
@@ -115,7 +117,7 @@ def group_tasks(
     for number, first in enumerate(range(0, len(members), batch_of), start=1):
         names = tuple(members)[first : first + batch_of]
         with TaskGroup(f"batch_{number}", tooltip=", ".join(names)):
-            batch = Batch(group, names, members, by, guide)
+            batch = Batch(group, names, members, by, guide, maintenance)
             last += _batch_tasks(batch, persist_conn_id=persist_conn_id, tasks=tasks, **options)
     of_stage = options_of(next(iter(members.values())).airflow, tasks or {}, STAGES[-1])
     complete = CompleteGroupOperator(

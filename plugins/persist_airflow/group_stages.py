@@ -176,7 +176,7 @@ class CheckpointGroupOperator(GroupOperator):
     def execute(self, context: Context) -> None:
         results = result_before(self, self.appended)["results"]
         with task_client(self.persist_conn_id, *self.batch.configs(results)) as client:
-            found = for_each(self.batch, results, lambda config, _: checkpointed(client, config))
+            found = for_each(self.batch, results, lambda config, _: checkpointed(client, config, self.batch))
             report_shards(self.persist_conn_id, client, list(found))
         done = {name: each.value for name, each in found.items() if each.value is not None}
         failed = self.ended(context, "checkpoint", found, {name: "; ".join(one[1]) for name, one in done.items()})
@@ -290,7 +290,7 @@ class RetryFailedOperator(_GroupSparkOperator):
         with task_client(self.persist_conn_id, *self.batch.configs(again)) as client:
             done = self._heal(client, context, [name for name in again if name in self.batch.members])
             reports = {name: each.value for name, each in done.items() if each.value is not None}
-            commits = for_each(self.batch, reports, lambda config, _: checkpointed(client, config))
+            commits = for_each(self.batch, reports, lambda config, _: checkpointed(client, config, self.batch))
         reports = {name: with_page(report, self.persist_conn_id, name) for name, report in reports.items()}
         found = self.ended(context, "retry", done, {name: in_few_words(report) for name, report in reports.items()})
         unpublished = {name: failure_of(each.error) for name, each in commits.items() if each.error is not None}

@@ -26,6 +26,7 @@ from persist_airflow.notifications import NotifyBy
 from persist_airflow.operators import StageOperator, report_of
 from persist_core.clock import SystemClock
 from persist_core.config.collection import CollectionConfig
+from persist_core.config.project import MaintenanceConfig
 from persist_core.errors import ConfigError, PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.handles.side_by_side import side_by_side
@@ -42,13 +43,15 @@ Json = dict[str, Any]
 @dataclass(frozen=True)
 class Batch:
     """Some collections of a group: their `names`. `members` are all of the group: a file that is new since the dag run
-    began may have moved one into another batch. `notify`: the notifiers of each; `guide`: what their notices name."""
+    began may have moved one into another batch. `notify`: the notifiers of each; `guide`: what their notices name.
+    `maintenance`: as `CheckpointManifestOperator` takes it."""
 
     group: str
     names: tuple[str, ...]
     members: Mapping[str, CollectionConfig]
     notify: Mapping[str, Sequence[NotifyBy]]
     guide: str = ""
+    maintenance: MaintenanceConfig | None = None
 
     def configs(self, names: Iterable[str]) -> list[CollectionConfig]:
         """These collections, for their sources' connections, without the ones whose files are gone."""
@@ -162,10 +165,10 @@ def assets_of(conn_id: str, batch: Batch, suffix: str = "") -> list[Any]:
     return [Asset(uri=f"{outlet_uri(conn_id, name)}{suffix}") for name in batch.names]
 
 
-def checkpointed(client: PersistClient, config: CollectionConfig) -> tuple[Json, list[str]]:
+def checkpointed(client: PersistClient, config: CollectionConfig, batch: Batch) -> tuple[Json, list[str]]:
     """The checkpoint of one collection, and a part of its maintenance: the report, and what was done."""
     published = stages.checkpoint(client, config)
-    maintained = maintain_inline(client, config.name)
+    maintained = maintain_inline(client, config.name, batch.maintenance)
     report = report_of(client, "published", client.state(config.name).newest_commit)
     lines = [] if published is None else [str(published), *published.warnings]
     return report, [*lines, *filter(None, [maintained])]

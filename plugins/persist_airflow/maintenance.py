@@ -33,7 +33,6 @@ from persist_core.spark_job.launch import merge_by_job
 
 DAG_ID = "persist_maintenance"
 LOWEST_PRIORITY = 0  # Airflow's default is 1, and more for tasks that others wait for
-HOUR_MS = 3_600_000
 MAX_UNREAD = 3  # shards for which the store fails; after more of them it fails for all, and each may take its timeout
 RETRIES = 1  # the next dag run tries again anyway
 RETRY_DELAY = timedelta(minutes=1)
@@ -169,8 +168,8 @@ def bounds_of(config: MaintenanceConfig) -> dict[str, int]:
         "max_rows": config.max_rows,
         "max_merges": config.max_merges,
         "max_merge_bytes": config.max_merge_bytes,
-        "grace_ms": config.grace_hours * HOUR_MS,
-        "intent_ms": config.intent_hours * HOUR_MS,
+        "grace_ms": config.grace_ms,
+        "intent_ms": config.intent_ms,
     }
 
 
@@ -211,7 +210,7 @@ def build_maintenance_dag(
         shards = ListShardsToMaintainOperator(
             task_id="list_shards",
             max_shards=config.max_shards,
-            grace_ms=config.grace_hours * HOUR_MS,
+            grace_ms=config.grace_ms,
             persist_conn_id=persist_conn_id,
         )
         MaintainShardOperator.partial(

@@ -35,6 +35,7 @@ from persist_airflow.metrics import Counted, count, measured, report_commit, rep
 from persist_airflow.notifications import NotifyBy, chosen
 from persist_airflow.spark import BEGUN_FIRST, RETRIES, RETRY_DELAY
 from persist_airflow.turns import wait_for_turn
+from persist_core.config.project import MaintenanceConfig
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig
 from persist_core.contents.batch import BatchDescription
@@ -274,6 +275,7 @@ class CheckpointManifestOperator(_ShardOperator):
 
     :param config: the collection or view
     :param appended: what append returns (templated): without it nothing says that this dag run has committed
+    :param maintenance: what `persist.yaml` says of it; default: its defaults
     :param persist_conn_id: the location (no template: the asset's name has it)
     """
 
@@ -281,9 +283,10 @@ class CheckpointManifestOperator(_ShardOperator):
     template_fields_renderers = {"appended": "json"}  # noqa: RUF012 - Airflow's way to say it
     ui_color = "#e5d8f3"
 
-    def __init__(self, *, appended: Any, **kwargs: Any) -> None:
+    def __init__(self, *, appended: Any, maintenance: MaintenanceConfig | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.appended = appended
+        self.maintenance = maintenance
         self.asset = Asset(uri=f"{outlet_uri(self.persist_conn_id, self.config.name)}/checkpoints")
         self.outlets = [*self.outlets, self.asset]
 
@@ -297,7 +300,7 @@ class CheckpointManifestOperator(_ShardOperator):
                 self.log.info("shard %s has no commit yet: no checkpoint", self.config.name)
                 return None
             report = report_of(client, "published", client.state(self.config.name).newest_commit)
-            maintained = maintain_inline(client, self.config.name)
+            maintained = maintain_inline(client, self.config.name, self.maintenance)
             report_shards(self.persist_conn_id, client, [self.config.name])
         self.log.info("%s", published)
         if maintained is not None:

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 from persist_airflow.compat import DAG, with_newest_files
 from persist_airflow.notifications import NotifyBy
+from persist_core.config.project import MaintenanceConfig
 from persist_core.config.shard import AirflowConfig, TaskConfig
 
 GROUP_PREFIX = "persist_group__"  # of the ids of groups' DAGs
@@ -33,6 +34,7 @@ class TaskOptions(TypedDict, total=False):
     spark_conn_id: str
     notify: Sequence[NotifyBy] | NotifyBy
     guide: str
+    maintenance: MaintenanceConfig | None
     spark: Mapping[str, Any] | None
     tasks: StageOptions | None
 

@@ -142,13 +142,13 @@ def project_of(folder: str | Path) -> ProjectConfig:
 
 
 def announced_as(folder: str | Path) -> TaskOptions:
-    """The options `notify` and `guide` by the folder's `persist.yaml`. A wrong file is an import error of the DAGs
-    that need all of it."""
+    """The options `notify`, `guide` and `maintenance` by the folder's `persist.yaml`. A wrong file is an import error
+    of the DAGs that need all of it."""
     try:
         project = project_of(folder)
     except ConfigError:
         return {}
-    return {"notify": chosen(project.notify), "guide": project.watch.guide}
+    return {"notify": chosen(project.notify), "guide": project.watch.guide, "maintenance": project.maintenance}
 
 
 def build_watch_dag(

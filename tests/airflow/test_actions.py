@@ -22,7 +22,6 @@ from persist_airflow.actions import (
 )
 from persist_airflow.compat import AirflowFailException
 from persist_airflow.failures import PersistStepFailed
-from persist_airflow.maintenance import HOUR_MS
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import Determinate, InvalidInput
@@ -163,7 +162,7 @@ def test_maintenance_goes_by_the_projects_file(client: PersistClient, tmp_path: 
     (tmp_path / "persist.yaml").write_text("maintenance: {max_merges: 0, grace_hours: 100, intent_hours: 200}")
     operator = ShardActionOperator(task_id="shard_action", shard=SHARD, collections=tmp_path / "collections")
     assert operator.execute(context(action="maintain", shard=SHARD))["merges"] == 0
-    assert (operator.grace_ms, operator.intent_ms) == (100 * HOUR_MS, 200 * HOUR_MS)
+    assert (operator.grace_ms, operator.intent_ms) == (360_000_000, 720_000_000)
 
 
 def test_a_recreation_empties_the_shard_and_starts_its_dag(client: PersistClient, started: list[Any]) -> None:

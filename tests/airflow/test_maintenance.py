@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from persist_airflow.compat import AirflowFailException
+from persist_airflow.factory import build_dags
 from persist_airflow.failures import PersistStepFailed
 from persist_airflow.maintenance import (
     MAX_UNREAD,
@@ -27,6 +28,7 @@ from persist_core.spark_job.answer import record_failure
 from persist_core.spark_job.launch import Ended
 from persist_core.spark_job.spec import JobSpec, MergeInputs
 from tests.airflow.airflow_process import run
+from tests.airflow.fruit import NAME, Fruit
 from tests.core.world import SCHEMA
 from tests.plain_commit import commit
 
@@ -65,6 +67,18 @@ def lose_a_part(client: PersistClient, shard: str) -> None:
 
 def rows(client: PersistClient, shard: str) -> int:
     return int(client.open_reader(shard).snapshot().num_rows)
+
+
+@pytest.mark.parametrize("group", ["", "group: orchard\n"])
+def test_the_checkpoint_task_has_the_projects_times(fruit: Fruit, client: PersistClient, group: str) -> None:
+    """Else it would delete files that `persist_maintenance` still keeps."""
+    del client  # it is there so that the location is in the environment
+    file = fruit.dags / "collections" / f"{NAME}.yaml"
+    file.write_text(file.read_text() + group)
+    (fruit.dags / "persist.yaml").write_text("maintenance: {grace_hours: 240, intent_hours: 720}\n")
+    dag: Any = next(iter(build_dags(fruit.dags / "collections").values()))
+    (task,) = (each for each in dag.tasks if each.task_id.endswith("checkpoint_manifest"))
+    assert getattr(task, "batch", task).maintenance == MaintenanceConfig(grace_hours=240, intent_hours=720)
 
 
 @pytest.mark.family("tasks")

@@ -15,6 +15,7 @@ from persist_core.compaction.due import TASK_BATCHES, TASK_ROWS, TASK_SINCE_MS, 
 from persist_core.compaction.files import RunFiles
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.compaction.spill import Spill
+from persist_core.config.project import MaintenanceConfig
 from persist_core.errors import StorageError
 from persist_core.gc.collect import GRACE_MS, INTENT_MS
 from persist_core.handles.client import PersistClient
@@ -236,6 +237,19 @@ def test_the_checkpoint_task_collects_after_two_graces() -> None:
     assert said is not None
     assert "unneeded files" in said
     assert maintain_inline(made.client, "s") is None
+
+
+def test_the_checkpoint_task_waits_as_long_as_the_project_says() -> None:
+    made = shard_with(3)
+    clock = made.client.clock
+    assert isinstance(clock, ManualClock)
+    made.client.blob.set(part_key("s", made.client.ids.uuid7(), "insertions", 0), b"an attempt that died")
+    project = MaintenanceConfig(grace_hours=240, intent_hours=720)
+    for wait_ms in (2 * GRACE_MS, 18 * GRACE_MS - 1):
+        clock.sleep_ms(wait_ms)
+        assert maintain_inline(made.client, "s", project) is None
+    clock.sleep_ms(1)
+    assert "unneeded files" in str(maintain_inline(made.client, "s", project))
 
 
 @pytest.mark.parametrize(
