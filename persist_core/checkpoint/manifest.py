@@ -6,11 +6,11 @@ and kind of `sealed`, `shard` (the version that the checkpoint pins), each opera
 on the parent's, even if it adds no artifact), `restored_from` (the checkpoint that a restore went back to, whose
 watermark it has) and `in_time_from` (as in the manifest of its batch).
 
-    checkpoint 7   stash: delta      order_index: delta (no artifact: unchanged)
-    checkpoint 6   stash: snapshot   order_index: delta
-    checkpoint 5   stash: delta      order_index: snapshot
+    checkpoint 7   stash: delta      order-index: delta (no artifact: unchanged)
+    checkpoint 6   stash: snapshot   order-index: delta
+    checkpoint 5   stash: delta      order-index: snapshot
 
-The chain of `stash` is 6, 7 and the chain of `order_index` 5, 6, 7: each operator has its own interval between full
+The chain of `stash` is 6, 7 and the chain of `order-index` 5, 6, 7: each operator has its own interval between full
 snapshots.
 """
 

@@ -4,10 +4,10 @@
 
     source  A: 1 2 3 4 5                           copied by one compare-and-set of the target
     target  A: 1 2 3       ──receive──> A: 1..5    an older copy
-            A: 1 2 3, B: 4 ──────────> `Another`   something was appended here: never replaced
-            A: 1..6        ──────────> `Ahead`     a later copy: left as it is
-            A: 1..5, erased ─────────> `Ahead`     too: keys were erased here since, by no commit
-            A: 1..3, erased ─────────> `Another`   of keys that were not erased in the source
+            A: 1 2 3, B: 4 ──────────> `ANOTHER`   something was appended here: never replaced
+            A: 1..6        ──────────> `AHEAD`     a later copy: left as it is
+            A: 1..5, erased ─────────> `AHEAD`     too: keys were erased here since, by no commit
+            A: 1..3, erased ─────────> `ANOTHER`   of keys that were not erased in the source
 
 What a copy takes from its own place: versions and eras, so that neither counts back, and the leases of its readers.
 

@@ -16,7 +16,7 @@ Why it is correct under READ COMMITTED, with seqnos that jump and rows that are 
 3. `expected=None` inserts the first row and leaves it to the unique index that there is no other.
 4. Readers see committed rows only, and a commit is visible only after its record is on disk: `synchronous_commit = off`
    is lifted for our transactions. With `fsync = off` there is no guarantee: the log has one warning.
-5. Readers ask the primary only (see `postgres_uri`): a standby lags.
+5. Readers ask the primary only (see `uri`): a standby lags.
 
 Every call is one message, which the server runs as one transaction: isolation level and settings for just this
 transaction, then the statement. So nothing is left in the session, and PgBouncer may pool transactions.

@@ -1,4 +1,4 @@
-"""Requests on the logs of `S3Consensus` (`s3_entry` says what they are): read an entry, find the newest, add one.
+"""Requests on the logs of `S3Consensus` (`entry` says what they are): read an entry, find the newest, add one.
 
 `add` is the only place that makes conditional writes and determines their outcome:
 
