@@ -315,6 +315,15 @@ def test_it_has_the_location_of_persist_toml(tmp_path: Path, monkeypatch: pytest
     assert project_airflow(tmp_path).location == PersistLocation.in_folder(tmp_path / ".persist")
 
 
+def test_the_demo_takes_no_folder_of_other_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "dags" / "collections").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo"]) == 1
+    assert "customers.yaml: no such file, and the demo runs it" in capsys.readouterr().err.replace("\n", "")
+
+
 def test_an_unknown_command_prints_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in ([], ["sideways"], ["up", "again"]):
         assert main(arguments) == 2

@@ -99,11 +99,13 @@ def down(root: Path) -> int:
 
 def demo(root: Path) -> int:
     """The demo. A folder without DAGs (`persist demo` makes one) gets the package's."""
-    from persist_airflow.embedded.demo import run_demo
+    from persist_airflow.embedded.demo import COLLECTION, run_demo
     from persist_core.cli.project import bundled_dags
 
     if not (root / "dags").exists():
         shutil.copytree(bundled_dags(), root / "dags")
+    elif not (file := root / "dags" / "collections" / f"{COLLECTION}.yaml").is_file():
+        raise EmbeddedAirflowError(f"{file}: no such file, and the demo runs it; give the demo a folder of its own")
     return run_demo(root)
 
 
