@@ -136,6 +136,10 @@ def test_what_postgres_does_not_send(logical: PostgresServer, consumer: Path, tm
         " spans int4multirange, area circle)",
         "CREATE TABLE p (id int, place text, PRIMARY KEY (id, place)) PARTITION BY LIST (place)",
         "CREATE TABLE p_eu PARTITION OF p FOR VALUES IN ('eu')",
+        "CREATE TABLE a (id int PRIMARY KEY, v int, words text[], days date[], sums numeric(12,2)[], sizes float8[],"
+        " flags boolean[], more int GENERATED ALWAYS AS (v + 1) STORED)",
+        "INSERT INTO a (id, v) VALUES (0, 1)",
+        *[f"ALTER TABLE a ALTER {name} SET STORAGE EXTERNAL" for name in ("words", "days", "sums", "sizes", "flags")],
     )
     world = World(source, [], consumer, tmp_path / "feed", **{"publish.via.partition.root": "true"})
     try:
@@ -146,6 +150,9 @@ def test_what_postgres_does_not_send(logical: PostgresServer, consumer: Path, tm
             "UPDATE t SET id = 2",
             "INSERT INTO p VALUES (1, 'eu')",
             "TRUNCATE p_eu",
+            "INSERT INTO a SELECT 1, 1, array_agg('w' || i), array_agg(date '2026-01-01' + i), array_agg(i),"
+            " array_agg(i / 4.0), array_agg(i % 2 = 0) FROM generate_series(1, 4000) i",
+            "UPDATE a SET v = 2 WHERE id = 1",
         )
         world.end()
     finally:
@@ -162,6 +169,13 @@ def test_what_postgres_does_not_send(logical: PostgresServer, consumer: Path, tm
     assert unscaled == [912, 91200], "the digits alone: the scale is in the schema"
     assert [each["op"] for each in messages(world, "p")] == ["c"], "a partition's truncate is missing"
     assert not (world.feed / "plain" / "p_eu").exists()
+    read, whole, without = (each["after"] for each in messages(world, "a"))
+    assert read["more"] == 2, "a snapshot has generated columns"
+    assert "more" not in whole
+    assert None not in whole.values()
+    placeholder = "__debezium_unavailable_value"
+    assert without == {"id": 1, "v": 2, "words": [placeholder], "days": [*placeholder.encode()],
+                       **dict.fromkeys(("sums", "sizes", "flags"))}  # fmt: skip
 
 
 def test_what_mariadb_sends_by_default_loses_values(consumer: Path, tmp_path: Path) -> None:
