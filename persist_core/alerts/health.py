@@ -18,7 +18,7 @@ from persist_core.alerts.facts import URGENCIES, AlertFacts, facts_of
 from persist_core.config.collection import FILES
 from persist_core.config.thresholds import ERRORS, FILE, FSCK, WARNINGS
 from persist_core.contents.err_groups import lines_of
-from persist_core.errors import Corruption, ShardNotFound
+from persist_core.errors import Corruption, ShardNotFound, StorageError
 from persist_core.handles.client import PersistClient
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.inspection.inspector import MAX_CONFLICTS, THREADS, Inspector
@@ -27,25 +27,43 @@ from persist_core.protocol.conflicts import ConflictRecord
 from persist_core.shard.state import ShardState
 from persist_core.sources.files import SET_ASIDE
 
+MAX_UNREAD = 3  # shards for which the store fails; if it fails for more of them, it fails for all
 
-def healths(inspector: Inspector, shards: Iterable[str]) -> dict[str, Health]:
+
+def healths(
+    inspector: Inspector, shards: Iterable[str], unread: dict[str, StorageError] | None = None
+) -> dict[str, Health]:
     """The facts of each shard. One that does not exist has no commit, one that was dropped or moved is left out.
 
-    Raises `StorageError`; damage is a finding.
+    So is one for which the store fails; `unread` says why. Raises `StorageError` without `unread`, or if the store
+    fails for more than `MAX_UNREAD`; damage is a finding.
     """
-    found = side_by_side(lambda shard: _health(inspector, shard), sorted(set(shards)), threads=THREADS)
+    failed = {} if unread is None else unread
+    failed.clear()  # of an earlier look
+
+    def look(shard: str) -> Health | None:
+        try:
+            return _health(inspector, shard)
+        except StorageError as error:
+            failed[shard] = error
+            if unread is None or len(failed) > MAX_UNREAD:
+                raise
+            return None
+
+    found = side_by_side(look, sorted(set(shards)), threads=THREADS)
     return {health.shard: health for health in found if health is not None}
 
 
 def open_alerts(inspector: Inspector, shard: str | None = None) -> list[AlertFacts]:
     """The open alerts of a shard or of all, the most urgent first, with their values of now; files are not read.
+    Of a shard for which the store fails, with the value that was stored.
 
     Raises `CorruptArtifact` if their record is damaged.
     """
     client = inspector.client
     record = WatchBoard(client).read()
     watches = {name: watch for name, watch in record.shards.items() if watch.alerts and shard in (None, name)}
-    known, now_ms = healths(inspector, watches), client.clock.now_ms()
+    known, now_ms = healths(inspector, watches, {}), client.clock.now_ms()
     found = []
     for name, watch in watches.items():
         values = values_of(known[name], watch, now_ms) if name in known else {}

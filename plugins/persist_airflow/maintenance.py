@@ -22,6 +22,7 @@ from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.metrics import count, export, measured, report_shards
 from persist_airflow.options import location_dag
 from persist_airflow.spark import DEFAULT_SPARK, SparkJobOperator
+from persist_core.alerts.health import MAX_UNREAD
 from persist_core.compaction.steps import BUDGET_BYTES
 from persist_core.config.project import MaintenanceConfig, ProjectConfig, load_project
 from persist_core.errors import Corruption, StorageError
@@ -33,7 +34,6 @@ from persist_core.spark_job.launch import merge_by_job
 
 DAG_ID = "persist_maintenance"
 LOWEST_PRIORITY = 0  # Airflow's default is 1, and more for tasks that others wait for
-MAX_UNREAD = 3  # shards for which the store fails; after more of them it fails for all, and each may take its timeout
 RETRIES = 1  # the next dag run tries again anyway
 RETRY_DELAY = timedelta(minutes=1)
 DOCUMENT = """Merges batches of shards and deletes what nothing needs: reads and commits stay fast, and shards small.

@@ -32,7 +32,7 @@ from persist_core.config.files import PROJECT_FILE, config_files
 from persist_core.config.project import ProjectConfig, load_project
 from persist_core.config.thresholds import DEFAULTS, FILE
 from persist_core.config.view import load_views
-from persist_core.errors import ConfigError
+from persist_core.errors import ConfigError, StorageError
 from persist_core.inspection.inspector import Inspector
 
 DAG_ID = "persist_watch"
@@ -78,18 +78,20 @@ class WatchShardsOperator(BaseOperator):
         self.persist_conn_id = persist_conn_id
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Look once. Raises `AirflowException` if a notifier did not take a notice; it is kept."""
+        """Look once. Raises `AirflowException` if a notifier did not take a notice, which is kept; and if the store
+        fails for a shard, after all the others were looked at."""
         project = self.project or project_of(self.folder)
         shards, wrong = self._files()
         rules = {shard.name: shard.rules(project) for shard in shards if shard.name not in wrong}
         broken = {name: Health(name, is_defined=False, notes={FILE: said}) for name, said in wrong.items()}
         general = self.notify or chosen(project.notify)
         by = {shard.name: targets(chosen(shard.notify, general), context) for shard in shards}
+        unread: dict[str, StorageError] = {}
         with task_client(self.persist_conn_id) as client:
             board, inspector = WatchBoard(client), Inspector(client)
             notices = board.turn(
                 {**rules, **dict.fromkeys(broken, DEFAULTS)},
-                lambda: {**healths(inspector, rules), **broken},
+                lambda: {**healths(inspector, rules, unread), **broken},
                 watcher=self.dag_id,
                 guide=project.watch.guide,
             )
@@ -102,8 +104,10 @@ class WatchShardsOperator(BaseOperator):
             value, limit = (show_value(alert.alert, each) for each in (alert.value, alert.limit))
             self.log.info("open: %s %s of %s: %s (limit %s)", alert.level, alert.alert, alert.shard, value, limit)
         self.log.info("%d shards, %d open alerts, %d notices sent", len(rules), len(still_open), done.sent)
-        if done.failures:
-            raise AirflowException("\n".join([*done.failures, "What was not taken is sent again by the next dag run"]))
+        failures = [*done.failures, "What was not taken is sent again by the next dag run"] if done.failures else []
+        failures += [f"{shard} was not looked at: {error.kind}: {error}" for shard, error in sorted(unread.items())]
+        if failures:
+            raise AirflowException("\n".join(failures))
         return {
             "shards": len(rules),
             "open": len(still_open),

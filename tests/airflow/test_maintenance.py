@@ -14,11 +14,11 @@ from persist_airflow.compat import AirflowFailException
 from persist_airflow.factory import build_dags
 from persist_airflow.failures import PersistStepFailed
 from persist_airflow.maintenance import (
-    MAX_UNREAD,
     ListShardsToMaintainOperator,
     MaintainShardOperator,
     build_maintenance_dag,
 )
+from persist_core.alerts.health import MAX_UNREAD
 from persist_core.compaction.due import debt_of
 from persist_core.config.project import MaintenanceConfig, ProjectConfig
 from persist_core.errors import ConfigError, Determinate, OutdatedDescription

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from persist_airflow.compat import AirflowException, AirflowFailException
+from persist_airflow.failures import PersistStepFailed
 from persist_airflow.notifications import Notify
 from persist_airflow.watch import build_watch_dag
 from persist_core.alerts.board import WatchBoard
 from persist_core.alerts.deliver import MAX_FAILURES
-from persist_core.alerts.health import open_alerts
+from persist_core.alerts.health import MAX_UNREAD, open_alerts
 from persist_core.config.project import load_project
+from persist_core.errors import Determinate
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.inspector import Inspector
 from persist_core.location.settings import PersistLocation
@@ -312,6 +314,27 @@ def test_a_location_that_does_not_answer_fails_the_task(tmp_path: Path, monkeypa
     monkeypatch.setenv("PERSIST_CONSENSUS_URI", "nonsense://x")
     with pytest.raises(AirflowFailException, match="nonsense"):
         watch(folder_of(tmp_path))
+
+
+@pytest.mark.parametrize("failing", [1, MAX_UNREAD + 1])
+def test_a_shard_for_which_the_store_fails_hides_no_other(
+    tmp_path: Path, client: PersistClient, slack: HttpSink, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    folder = folder_of(tmp_path, "freshness: {warn: 2h, fail: 6h}\n", f"notify: {SLACK}\n")
+    for number in range(failing):
+        (folder / "collections" / f"locked{number}.yaml").write_text(COLLECTION)
+    complete_until(client, 9)
+    contents = Inspector.contents
+
+    def locked(self: Inspector, shard: str, **options: Any) -> Any:
+        if shard.startswith("locked"):
+            raise Determinate(f"{shard}: access denied")
+        return contents(self, shard, **options)
+
+    monkeypatch.setattr(Inspector, "contents", locked)
+    with pytest.raises((AirflowException, PersistStepFailed), match=r"locked\d: access denied"):
+        watch(folder)
+    assert len(slack.bodies("/slack")) == (failing <= MAX_UNREAD)
 
 
 DAG_FILE = """

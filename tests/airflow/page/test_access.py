@@ -85,9 +85,9 @@ def test_the_page_of_a_shard_looks_at_no_other_alerts(browse: Browse, monkeypatc
     looked: list[list[str]] = []
     healths = health.healths
 
-    def counted(inspector: Inspector, shards: Iterable[str]) -> Any:
+    def counted(inspector: Inspector, shards: Iterable[str], unread: Any) -> Any:
         looked.append(sorted(shards))
-        return healths(inspector, shards)
+        return healths(inspector, shards, unread)
 
     monkeypatch.setattr(health, "healths", counted)
     assert browse("ADMIN").get("/persist/api/shard", params=CUSTOMERS).status_code == 200
