@@ -49,9 +49,9 @@ RUN useradd --uid 50000 --gid 0 --home-dir /opt/airflow --create-home --shell /u
     && touch /opt/airflow/airflow.cfg \
     && chown -R airflow:0 /opt/airflow && chmod -R g=u /opt/airflow
 COPY --from=environment /opt/venv /opt/venv
-COPY docker/entrypoint.sh docker/healthy.py docker/make_bucket.py docker/demo.sh /usr/local/bin/
-# The probes of Airflow's Helm chart call /entrypoint, as its own image has it.
-RUN ln -s /usr/local/bin/entrypoint.sh /entrypoint
+COPY docker/entrypoint.sh docker/healthy.py docker/make_bucket.py docker/demo.sh docker/clean_logs.sh /usr/local/bin/
+# Airflow's Helm chart calls these, as its own image has them: in probes, and in the sidecar that deletes old logs.
+RUN ln -s /usr/local/bin/entrypoint.sh /entrypoint && ln -s /usr/local/bin/clean_logs.sh /clean-logs
 ENV PATH=/opt/venv/bin:$PATH \
     AIRFLOW_HOME=/opt/airflow \
     AIRFLOW__CORE__LOAD_EXAMPLES=False \

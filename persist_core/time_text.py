@@ -39,6 +39,7 @@ _DURATION = re.compile(r"([0-9]{1,9}) *([a-z]+)", re.ASCII)
 _UNIT_MS = {"weeks": 604_800_000, "days": 86_400_000, "hours": 3_600_000, "minutes": 60_000}
 UNITS = tuple(_UNIT_MS)  # of a duration
 _SHORT_UNITS = {"w": "weeks", "d": "days", "h": "hours", "m": "minutes", "min": "minutes"}
+HOUR_MS = 3_600_000
 DAY_MS = 86_400_000  # times in the first day of 1970 are counters, not clock times
 LAST_DAY = LAST_ISO_MS - 3 * DAY_MS  # whose next day has a date in every zone
 _MAX_CHARS = 100  # longer than any text of a time; keeps messages short

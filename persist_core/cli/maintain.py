@@ -29,9 +29,8 @@ from persist_core.maintenance.drop import drop, with_dropped
 from persist_core.maintenance.maintain import MAX_MERGES, MAX_ROWS, Maintained, maintain
 from persist_core.spark_job.launch import merge_by_job
 from persist_core.spark_job.process import LOCAL_MASTER, SparkProcess
-from persist_core.time_text import show_time
+from persist_core.time_text import HOUR_MS, show_time
 
-_HOUR_MS = 3_600_000
 _UPLOAD = "its upload was not completed"
 _MAINTAINED: Columns[Maintained] = (
     ("shard", lambda m: m.shard),
@@ -104,14 +103,14 @@ def maintain_command(
 @click.option(
     "--grace-hours",
     type=output.COUNT,
-    default=GRACE_MS // _HOUR_MS,
+    default=GRACE_MS // HOUR_MS,
     show_default=True,
     help="Time for readers without lease.",
 )
 @click.option(
     "--intent-hours",
     type=output.COUNT,
-    default=INTENT_MS // _HOUR_MS,
+    default=INTENT_MS // HOUR_MS,
     show_default=True,
     help="Time for the longest dag run.",
 )
@@ -134,8 +133,8 @@ def gc_command(
             collected = collect(
                 session.client,
                 name,
-                grace_ms=grace_hours * _HOUR_MS,
-                intent_ms=intent_hours * _HOUR_MS,
+                grace_ms=grace_hours * HOUR_MS,
+                intent_ms=intent_hours * HOUR_MS,
                 max_keys=max_keys,
             )
             done.append(collected)

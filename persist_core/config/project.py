@@ -23,9 +23,9 @@ from persist_core.config.files import read_fields
 from persist_core.config.groups import GroupConfig, GroupName
 from persist_core.config.model import AirflowName, ConfigModel, Schedule, TimeZone, Whole
 from persist_core.config.problems import refuse, validated
-from persist_core.time_text import UTC_ZONE
+from persist_core.time_text import HOUR_MS, UTC_ZONE
 
-_HOUR_MS = 3_600_000
+MAX_HOURS = 8760
 
 
 class MaintenanceConfig(ConfigModel):
@@ -45,16 +45,16 @@ class MaintenanceConfig(ConfigModel):
     max_merges: Annotated[Whole, Field(ge=0, le=1000)] = 16
     max_rows: Annotated[Whole, Field(ge=0)] = 5_000_000
     max_merge_bytes: Annotated[Whole, Field(ge=1)] = 2 << 30
-    grace_hours: Annotated[Whole, Field(ge=1, le=8760)] = 24
-    intent_hours: Annotated[Whole, Field(ge=1, le=8760)] = 72
+    grace_hours: Annotated[Whole, Field(ge=1, le=MAX_HOURS)] = 24
+    intent_hours: Annotated[Whole, Field(ge=1, le=MAX_HOURS)] = 72
 
     @property
     def grace_ms(self) -> int:
-        return self.grace_hours * _HOUR_MS
+        return self.grace_hours * HOUR_MS
 
     @property
     def intent_ms(self) -> int:
-        return self.intent_hours * _HOUR_MS
+        return self.intent_hours * HOUR_MS
 
     @model_validator(mode="after")
     def _check_hours(self) -> MaintenanceConfig:

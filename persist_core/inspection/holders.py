@@ -138,7 +138,10 @@ def _described_hold(
         return "pin", "left by a pin that was not completed", release
     if holder.startswith(VIEW):
         view = holder.removeprefix(VIEW)
-        said = _live_view(client, shard, view)
+        try:
+            said = _live_view(client, shard, view)
+        except Corruption as error:
+            return "view", f"a view whose state can't be read: {error}", f"persist fsck {view}"
         return (
             ("view", said, f"refresh the view: persist run {view}") if said else ("view", "the view is gone", release)
         )
@@ -146,13 +149,10 @@ def _described_hold(
 
 
 def _live_view(client: PersistClient, shard: str, view: str) -> str | None:
-    try:
-        state = client.machine.fetch(view)
-        if state is None or state.is_dropped:
-            return None
-        refreshed = Refreshed.of(state.sources)
-    except Corruption as error:
-        return f"a view whose state can't be read: {error}"
+    state = client.machine.fetch(view)
+    if state is None or state.is_dropped:
+        return None
+    refreshed = Refreshed.of(state.sources)
     if refreshed is None:
         return "a view that was not refreshed yet"
     return f"a view, refreshed as of {show_time(refreshed.as_of)}" if shard in refreshed.uppers else None

@@ -257,15 +257,16 @@ class Inspector:
         return list_conflicts(self.client.blob, shard, known=self._conflicts, threads=self.client.fetch_threads)
 
     def _recent_conflicts(self, shard: str) -> int | None:
+        oldest = self.client.clock.now_ms() - WEEK_MS
         found = list_conflicts(
             self.client.blob,
             shard,
-            since_ms=self.client.clock.now_ms() - WEEK_MS,
+            since_ms=oldest,
             known=self._conflicts,
             limit=MAX_CONFLICTS + 1,
             threads=self.client.fetch_threads,
         )
-        return len(found) if len(found) <= MAX_CONFLICTS else None
+        return sum(each.detected_ms >= oldest for each in found) if len(found) <= MAX_CONFLICTS else None
 
     def contents(self, shard: str, *, checked: int = MAX_CHECKED) -> ShardSummary:
         """The summary without what depends on the time of looking. Raises `ShardNotFound` and `Corruption`.

@@ -93,6 +93,8 @@ def location_from(
     found = _whole_pair(blob_uri, consensus_uri, "the arguments", ("blob_uri", "consensus_uri"), Path.cwd())
     if found is None:
         found, _ = location_around(env=env) if config_file is None else _from_config_file(config_file, env)
+    if found is None and config_file is not None:
+        raise ConfigError(f"{config_file}: no location; expected blob_uri and consensus_uri")
     if found is None:
         raise ConfigError(
             f"no location is configured: give blob_uri and consensus_uri, or set {ENV_BLOB_URI} and "

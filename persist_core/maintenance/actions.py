@@ -16,6 +16,7 @@ from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.contents.batch import BatchCounts
 from persist_core.contents.erased import key_texts
+from persist_core.contents.err_groups import pattern_of
 from persist_core.contents.key_range import Key, parse_key
 from persist_core.contents.stats import show_bytes
 from persist_core.errors import InvalidInput, RunFailed, StorageError
@@ -188,7 +189,7 @@ def resolve(
     records = [asdict(record) for record in plan.records]
     for each in records:
         payload = each.pop("payload").decode(errors="replace")
-        each |= {"payload": payload} if has_payloads else {}
+        each |= {"payload": payload} if has_payloads else {"message": pattern_of(each["message"])}
     facts = {
         "shard": shard,
         "status": status,

@@ -42,7 +42,7 @@ def check_checkpoints(examined: Examined, found: Violations) -> None:
     state = examined.state
     checkpointer = Checkpointer(examined.client.blob, state.shard, state.origin.life)
     with found.checking("checkpoint", checkpointer.layout.root):
-        listing = checkpointer.listing()
+        listing = checkpointer.listing(threads=examined.client.fetch_threads)
         commits = {commit.checkpoint_id: (commit, manifest) for commit, manifest in examined.committed()}
         for checkpoint_id, error in listing.unreadable.items():
             found.add("checkpoint", f"{checkpoint_id}: {error}")
@@ -222,7 +222,8 @@ def _earlier_needs(examined: Examined, found: Violations) -> set[str]:
     """Blob keys that the progress in older commits and in checkpoints names, if a shard can be restored to it."""
     client, state = examined.client, examined.state
     earlier = {commit.checkpoint_id: manifest.sources for commit, manifest in examined.committed()}
-    for checkpoint in Checkpointer(client.blob, state.shard, state.origin.life).listing().manifests:
+    checkpointer = Checkpointer(client.blob, state.shard, state.origin.life)
+    for checkpoint in checkpointer.listing(threads=client.fetch_threads).manifests:
         earlier.setdefault(checkpoint.checkpoint_id, checkpoint.sources)
     needs: set[str] = set()
     for checkpoint_id, sources in earlier.items():

@@ -247,7 +247,7 @@ class Copier:
         owners = self._record_forks(shard, {owner_of(each.key) for each in inventory.needed} - {shard})
         there = self.target.machine.fetch(shard)
         mover = Mover(self.source.blob, self.target.blob, self.threads, self.verifies)
-        old = Checkpointer(self.target.blob, shard).listing()
+        old = Checkpointer(self.target.blob, shard).listing(threads=self.target.fetch_threads)
         checkpoints = (*old.unfinished, *(manifest.checkpoint_id for manifest in old.manifests))
         task = _Task(state, inventory, mover, there.era if there else 0, owners, checkpoints, erased)
         mover.look(self._prefixes(task))

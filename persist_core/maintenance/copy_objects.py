@@ -124,7 +124,7 @@ def inventory_of(client: PersistClient, state: ShardState) -> Inventory:
             progress.append(manifest.sources)
             for operator in manifest.operators.values():
                 needed += (Named(file.key, file.size_bytes, file.sha256) for file in operator.artifacts)
-    listing = Checkpointer(client.blob, state.shard, state.origin.life).listing()
+    listing = Checkpointer(client.blob, state.shard, state.origin.life).listing(threads=client.fetch_threads)
     newest = state.newest_commit
     past = [each for each in listing.manifests if newest is not None and each.epoch <= newest.epoch]
     needed += (Named(key, None, digest_in(key)) for sources in progress for key in _named_by(client, state, sources))

@@ -246,7 +246,7 @@ def rewrite_checkpoints(client: PersistClient, rewriting: Rewriting) -> None:
     commits = {commit.checkpoint_id: commit for commit in state.commits}
     checkpointer = Checkpointer(client.blob, state.shard, state.origin.life)
     layout = checkpointer.layout
-    for found in checkpointer.listing().manifests:
+    for found in checkpointer.listing(threads=client.fetch_threads).manifests:
         commit = commits.get(found.checkpoint_id)
         if commit is not None:
             expected = manifest_of(client.manifest(commit), commit, state.origin.life)

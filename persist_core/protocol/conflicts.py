@@ -103,9 +103,9 @@ def list_conflicts(
     limit: int | None = None,
     threads: int = 1,
 ) -> list[ConflictRecord]:
-    """The conflicts recorded for a shard since a time (or `limit` of them, any), oldest first.
+    """The conflicts of a shard whose records were stored since a time (or `limit` of them, any), oldest first.
 
-    A record that was stored before that time is not read. `known` remembers records by key, because a record never
+    Older records are not read. `known` remembers records by key, because a record never
     changes. Raises `CorruptArtifact` naming a record that is damaged.
     """
     known = {} if known is None else known
@@ -118,5 +118,5 @@ def list_conflicts(
             known[key] = ConflictRecord.read(data, key)
 
     side_by_side(read, [key for key in keys if key not in known], threads=threads)
-    records = [record for key in keys if (record := known.get(key)) is not None and record.detected_ms >= since_ms]
+    records = [record for key in keys if (record := known.get(key)) is not None]
     return sorted(records, key=lambda record: (record.detected_ms, record.conflict_id))

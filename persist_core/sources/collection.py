@@ -94,13 +94,10 @@ class CollectionSource:
             notices=freeze.notices(),
         )
 
-    def pending(self, state: ShardState, *, until: int | None) -> int:
-        """Files that no commit has consumed and that are dated before `until`.
-
-        Days before `look_back` are listed only if the progress was put back: a task that waits looks again and again.
-        """
+    def pending(self, state: ShardState, *, until: int | None, again: bool = False) -> int:
+        """Files that no commit has consumed and that are dated before `until`; `again`: not before `look_back`."""
         lower = min(state.upper.time or 0, MAX_TIME if until is None else until)  # `look_back` is counted from here
-        since = 0 if listed_to(self._client, state) == 0 else until
+        since = until if again else listed_to(self._client, state)
         freeze = self.files.freeze(state.sources.get(FILES), until=until, lower=lower, listed_to=since, is_look=True)
         return len(freeze.frozen.files) + freeze.left_over
 

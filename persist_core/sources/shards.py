@@ -44,8 +44,8 @@ NO_COLUMNS = CollectionSchema(key=())  # of a view without a refresh
 
 @dataclass(frozen=True)
 class FrozenShards(Sealed):
-    """The input of one refresh: the view's definition, the time, and each input's upper and schema version when it was
-    minted."""
+    """The input of one refresh: the view's definition, the time, and each input's upper, schema version and life when
+    it was minted."""
 
     KIND = "frozen_shards"
 
@@ -53,6 +53,7 @@ class FrozenShards(Sealed):
     as_of: int
     uppers: Mapping[str, int | None]
     schemas: Mapping[str, int]
+    lives: Mapping[str, str | None]
 
 
 @dataclass(frozen=True)
@@ -161,14 +162,13 @@ class ShardSource:
             )
         as_of = MAX_TIME if upper.time is None else upper.time - 1
         frozen = self._frozen(inputs, as_of)
-        lives = {name: each.origin.life for name, each in inputs.items()}
         given_up = tuple(self._still_held({*last.uppers, *last.given_up} if last else ()))
         sources = dict(state.sources)
         if last is not None and self._is_unchanged(state, last, inputs, as_of):
-            sources[SHARDS] = Refreshed(as_of, last.input_key, frozen.uppers, lives, given_up).to_source()
+            sources[SHARDS] = Refreshed(as_of, last.input_key, frozen.uppers, frozen.lives, given_up).to_source()
             return Intake(upper.time, sources, notices=(*notices, "no input has changed: nothing to read"))
         key = stage_frozen(self._client.blob, self._config.name, frozen, era=state.era)
-        sources[SHARDS] = Refreshed(as_of, key, frozen.uppers, lives, given_up).to_source()
+        sources[SHARDS] = Refreshed(as_of, key, frozen.uppers, frozen.lives, given_up).to_source()
         size_bytes = sum(batch.size_bytes for each in inputs.values() for batch in each.batches)
         return Intake(upper.time, sources, key, len(inputs), size_bytes, tuple(notices))
 
@@ -191,7 +191,7 @@ class ShardSource:
             )
         return inputs, upper, behind
 
-    def pending(self, state: ShardState, *, until: int | None) -> int:  # noqa: ARG002 - part of the contract
+    def pending(self, state: ShardState, *, until: int | None, again: bool = False) -> int:  # noqa: ARG002 - by contract
         """Always 0: the view contains everything that its inputs hold before its upper."""
         return 0
 
@@ -257,7 +257,8 @@ class ShardSource:
                     " what holds more"
                 )
         uppers = {name: state.upper.time for name, state in sorted(inputs.items())}
-        return FrozenShards(self._config.definition, as_of, uppers, _schemas_of(inputs))
+        lives = {name: state.origin.life for name, state in sorted(inputs.items())}
+        return FrozenShards(self._config.definition, as_of, uppers, _schemas_of(inputs), lives)
 
     def _is_unchanged(self, state: ShardState, last: Refreshed, inputs: Mapping[str, ShardState], as_of: int) -> bool:
         """True if the newest commit is a refresh with the same definition and inputs, none appended to since, each with

@@ -80,10 +80,10 @@ class Source(Protocol):
         Stages what it freezes and commits nothing; the same input gives the same result.
         """
 
-    def pending(self, state: ShardState, *, until: int | None) -> int:
+    def pending(self, state: ShardState, *, until: int | None, again: bool = False) -> int:
         """The number of inputs that `freeze` up to `until` would find due if the shard's upper were before `until`.
 
-        Inputs that only its listing of the day finds, by dates long past, may be missing.
+        `again`: an earlier call found none, so inputs dated long before the upper need not be looked for.
         """
 
     def inputs(self, input_key: str) -> list[ReadInput]:

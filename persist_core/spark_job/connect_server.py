@@ -25,12 +25,11 @@ from pathlib import Path
 
 from persist_core.clock import Clock, SystemClock
 from persist_core.spark_job.installation import OF_MANY_JOBS, find_spark_submit, locale_of_java
-from persist_core.time_text import DAY_MS
+from persist_core.time_text import HOUR_MS
 
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 PORT, HEAP_PERCENT, HOURS = 15002, 75, 24
 _PORT_SETTING = "spark.connect.grpc.binding.port"
-HOUR_MS = DAY_MS // 24
 PATIENCE_MS = HOUR_MS // 4  # a full heap is not waited with for longer: it would fill up and end in the middle of jobs
 _LOOK_MS = 2_000
 _METRICS_S = 30

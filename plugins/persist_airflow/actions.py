@@ -336,7 +336,8 @@ def build_actions_dag(
     `actions`: the names of the allowed ones, default all. `shards`: names or patterns (`sales_*`) of the shards
     that it allows, default all of the connection. `dags`: DAGs that write the shards and were not made by this
     package's factories: `run` and `recreate` may start them too, and no others. `collections`: the folder of collection
-    files, which `reprocess`, `fill` and `rebuild` need, and `run` and `recreate` look at. `spark`: more arguments for
+    files, which `reprocess`, `fill` and `rebuild` need, and `run` and `recreate` look at; `maintain` goes by the
+    `persist.yaml` beside it. `spark`: more arguments for
     the provider's SparkSubmitOperator. `dag_args` go over the factory's arguments for the DAG; give a `dag_id` to build
     a second one, for another location or team, or with fewer actions. Raises `InvalidInput` for an action that does not
     exist.

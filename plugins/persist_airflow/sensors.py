@@ -139,10 +139,10 @@ class ShardSensor(_Sensor):
 class InputSensor(_Sensor):
     """Wait until mint would take a file in: one that no commit has consumed, dated before the end of the data interval.
 
-    A folder and a bucket are looked at alike, by names; dates before the collection's `look_back` are left out. It is
-    also done if the shard covers the interval already: mint then skips. Airflow's `poke_interval`, `timeout`, `mode`
-    and `soft_fail` have their usual meaning. If the task is deferrable, the triggerer looks, and the task takes no slot
-    meanwhile.
+    A folder and a bucket are looked at alike, by names; after the first look, dates before the collection's `look_back`
+    are left out. It is also done if the shard covers the interval already: mint then skips. Airflow's `poke_interval`,
+    `timeout`, `mode` and `soft_fail` have their usual meaning. If the task is deferrable, the triggerer looks, and the
+    task takes no slot meanwhile.
 
     :param config: the collection
     :param deferrable: wait in the triggerer; default: Airflow's `[operators] default_deferrable`
@@ -154,6 +154,7 @@ class InputSensor(_Sensor):
     def __init__(self, *, config: CollectionConfig, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.config = config
+        self._has_looked = False
 
     def _trigger(self, context: Context) -> BaseTrigger:
         until = interval_end_ms(context, SystemClock())
@@ -168,7 +169,8 @@ class InputSensor(_Sensor):
     def _look(self, context: Context) -> bool:
         until = interval_end_ms(context, SystemClock())
         with task_client(self.persist_conn_id, self.config) as client:
-            files, upper = files_due(client, self.config, until)
+            files, upper = files_due(client, self.config, until, again=self._has_looked)
+        self._has_looked = True
         self.log.info(
             "shard %s: upper is %s; %s: %d files are due before %s",
             self.config.name,

@@ -92,12 +92,12 @@ def _check_poll(poll_s: float) -> None:
         raise InvalidInput(f"poll_s is {poll_s}; expected more than 0")
 
 
-def files_due(client: PersistClient, config: CollectionConfig, until: int) -> tuple[int, Frontier]:
+def files_due(client: PersistClient, config: CollectionConfig, until: int, *, again: bool) -> tuple[int, Frontier]:
     """How many files mint would take in up to `until` (ms), and the shard's upper. If that is not before `until`, mint
-    has nothing to do, and no file is looked for."""
+    has nothing to do, and no file is looked for. `again`: days before `look_back` are not listed."""
     state = client.machine.fetch(config.name) or ShardState(config.name)
     is_covered = state.upper >= Frontier(until)
-    return 0 if is_covered else source_of(client, config).pending(state, until=until), state.upper
+    return 0 if is_covered else source_of(client, config).pending(state, until=until, again=again), state.upper
 
 
 def _serialized(trigger: BaseTrigger, *names: str) -> tuple[str, dict[str, Any]]:
@@ -172,7 +172,7 @@ class InputTrigger(BaseTrigger):
 
         def look() -> tuple[int, Frontier]:
             with open_client(self.persist_conn_id, config) as client:
-                return files_due(client, config, self.until)
+                return files_due(client, config, self.until, again=True)
 
         async for found in _looks(self.persist_conn_id, look, self.poll_s):
             if found is not None and (found[0] > 0 or found[1] >= Frontier(self.until)):

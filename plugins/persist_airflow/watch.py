@@ -29,7 +29,7 @@ from persist_core.alerts.words import show_value
 from persist_core.config.alerts import WatchedShard, load_watched
 from persist_core.config.collection import load_collections
 from persist_core.config.files import PROJECT_FILE, config_files
-from persist_core.config.project import ProjectConfig, load_project
+from persist_core.config.project import MAX_HOURS, MaintenanceConfig, ProjectConfig, load_project
 from persist_core.config.thresholds import DEFAULTS, FILE
 from persist_core.config.view import load_views
 from persist_core.errors import ConfigError, StorageError
@@ -147,11 +147,11 @@ def project_of(folder: str | Path) -> ProjectConfig:
 
 def announced_as(folder: str | Path) -> TaskOptions:
     """The options `notify`, `guide` and `maintenance` by the folder's `persist.yaml`. A wrong file is an import error
-    of the DAGs that need all of it."""
+    of the DAGs that need all of it; meanwhile files are kept as long as it could say."""
     try:
         project = project_of(folder)
     except ConfigError:
-        return {}
+        return {"maintenance": MaintenanceConfig(grace_hours=MAX_HOURS, intent_hours=MAX_HOURS)}
     return {"notify": chosen(project.notify), "guide": project.watch.guide, "maintenance": project.maintenance}
 
 

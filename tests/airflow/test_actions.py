@@ -24,6 +24,7 @@ from persist_airflow.compat import AirflowFailException
 from persist_airflow.failures import PersistStepFailed
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.config.collection import CollectionConfig
+from persist_core.contents.err_groups import pattern_of
 from persist_core.errors import Determinate, InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.location.settings import PersistLocation
@@ -218,6 +219,8 @@ def test_errors_without_an_order_are_removed_by_position(
     done = act(action="resolve", shard=shard, at="day=2/*")
     assert (done["status"], done["by"]) == ("resolved", "alice (persist_actions/manual__1)")
     assert all("payload" not in record for record in done["records"])
+    messages = {record["message"] for record in done["records"]}
+    assert messages == {pattern_of(message) for message in messages}, "a message may name a cell"
     newest = client.state(shard).newest_commit
     assert newest is not None
     assert (newest.writer, newest.checkpoint_id) == ("persist_actions/manual__1", done["checkpoint_id"])

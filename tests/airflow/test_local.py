@@ -23,7 +23,7 @@ from persist_airflow.embedded import EmbeddedAirflowError, demo, keeper
 from persist_airflow.embedded.home import LocalAirflow, project_airflow
 from persist_airflow.embedded.keeper import KeptProcesses, Process, Program, psutil, read_processes, write_private
 from persist_airflow.embedded.ports import accepts_connections, require_free
-from persist_airflow.embedded.run import main
+from persist_airflow.embedded.run import down, main
 from persist_core.clock import SystemClock
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
@@ -310,6 +310,7 @@ def test_it_has_the_location_of_persist_toml(tmp_path: Path, monkeypatch: pytest
     file.write_text('blob_uri = "file:///data/blob"\n')
     with pytest.raises(EmbeddedAirflowError, match="blob_uri is given but consensus_uri is not"):
         project_airflow(tmp_path)
+    assert down(tmp_path) == 0, "what runs can be stopped"
     (tmp_path / "Makefile").touch()
     (tmp_path / "persist_core").mkdir()
     assert project_airflow(tmp_path).location == PersistLocation.in_folder(tmp_path / ".persist")

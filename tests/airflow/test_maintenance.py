@@ -18,6 +18,7 @@ from persist_airflow.maintenance import (
     MaintainShardOperator,
     build_maintenance_dag,
 )
+from persist_airflow.watch import announced_as
 from persist_core.alerts.health import MAX_UNREAD
 from persist_core.compaction.due import debt_of
 from persist_core.config.project import MaintenanceConfig, ProjectConfig
@@ -79,6 +80,10 @@ def test_the_checkpoint_task_has_the_projects_times(fruit: Fruit, client: Persis
     dag: Any = next(iter(build_dags(fruit.dags / "collections").values()))
     (task,) = (each for each in dag.tasks if each.task_id.endswith("checkpoint_manifest"))
     assert getattr(task, "batch", task).maintenance == MaintenanceConfig(grace_hours=240, intent_hours=720)
+    (fruit.dags / "persist.yaml").write_text("maintenance: {grace_hour: 240}\n")
+    found = announced_as(fruit.dags)["maintenance"]
+    assert found is not None
+    assert found.grace_hours > 240, "a mistake in the file deletes nothing that it may keep"
 
 
 @pytest.mark.family("tasks")

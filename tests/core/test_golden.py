@@ -145,7 +145,9 @@ STORED = {
     "checkpoint-manifest-v2": Stored(CHECKPOINT, CheckpointManifest.encode, CheckpointManifest.decode),
     "frozen-files-v1": Stored(FROZEN, FrozenInput.encode, FrozenInput.decode),
     "frozen-shards-v1": Stored(
-        FrozenShards("select 1", 9, {"a": 10, "b": None}, {"a": 1, "b": 2}), FrozenShards.encode, FrozenShards.decode
+        FrozenShards("select 1", 9, {"a": 10, "b": None}, {"a": 1, "b": 2}, {"a": "one", "b": None}),
+        FrozenShards.encode,
+        FrozenShards.decode,
     ),
     "fork-record-v1": Stored(
         ForkRecord("orders", "twin", A, 7, 2, (manifest_key("orders", A),)), ForkRecord.encode, ForkRecord.decode

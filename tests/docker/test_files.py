@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import tomllib
@@ -18,6 +19,7 @@ from packaging.requirements import Requirement
 from persist_core.location.settings import ENV_BLOB_URI, ENV_CONSENSUS_URI
 from persist_core.location.uri import parse_uri
 from persist_core.spark_job.process import connect_environment
+from tests.servers.lifeline import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
@@ -118,16 +120,36 @@ def test_the_airflow_image_has_every_extra_that_fits_it() -> None:
 
 
 def test_the_airflow_image_has_what_the_chart_expects() -> None:
-    """The chart's probes call /entrypoint, it configures the auth manager FAB, and its values offer an executor."""
+    """Its probes call /entrypoint and its sidecars /clean-logs; it configures the auth manager FAB; and its values
+    offer an executor."""
     lock = (ROOT / "requirements" / "image-airflow.txt").read_text()
     for provider in ("fab", "cncf-kubernetes"):
         assert re.search(rf"^apache-airflow-providers-{provider}==", lock, re.MULTILINE), provider
-    assert "ln -s /usr/local/bin/entrypoint.sh /entrypoint\n" in (DOCKER / "airflow.Dockerfile").read_text()
+    dockerfile = (DOCKER / "airflow.Dockerfile").read_text()
+    for script, called in (("entrypoint.sh", "/entrypoint"), ("clean_logs.sh", "/clean-logs")):
+        assert re.search(rf"ln -s /usr/local/bin/{script} {called}\s", dockerfile)
+        assert f"docker/{script} " in dockerfile
     values = yaml.safe_load((DOCKER / "kubernetes" / "airflow-values.yaml").read_text())
     assert values["createUserJob"] == {"enabled": False}, "it makes a user whose password is known"
     given = {each["name"]: each["value"] for each in values["env"]}
     parallel = COMPOSE["services"]["scheduler"]["environment"]["AIRFLOW__CORE__PARALLELISM"]
     assert f":-{given['AIRFLOW__CORE__PARALLELISM']}}}" in parallel, "the pod has memory for as many (docs/deploy.md)"
+
+
+def test_old_logs_are_deleted(tmp_path: Path) -> None:
+    old, young = (tmp_path / "logs" / name / "attempt=1.log" for name in ("old", "young"))
+    for each in (old, young):
+        each.parent.mkdir(parents=True)
+        each.touch()
+    for each in (old, old.parent):
+        os.utime(each, (0, 0))
+    groomer = subprocess.Popen([DOCKER / "clean_logs.sh"], env={**os.environ, "AIRFLOW_HOME": str(tmp_path)})
+    try:
+        wait_until(lambda: not old.exists(), what="an old log is gone")
+    finally:
+        groomer.terminate()
+    assert groomer.wait(10) == 0
+    assert young.exists()
 
 
 def _reaches_the_build(path: str) -> bool:

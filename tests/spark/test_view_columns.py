@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from persist_core.contents.batch import BatchDescription
 from persist_core.errors import SchemaMismatch
+from persist_core.maintenance.drop import create_again, drop
 from persist_core.protocol import stages
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.state import Committed
@@ -68,6 +69,20 @@ def test_a_refresh_reads_the_columns_that_were_frozen(shards: ViewShards) -> Non
     shards.commit("items", CollectionSchema(key=ITEMS.key, values=(Column("n", "int"),), dropped=("colour",)), 8)
     assert isinstance(stages.append(shards.client, description, shards.write(colours, description)), Committed)
     assert shards.rows("v") == {row(id=1, colour="red"): 1, row(id=2, colour="blue"): 1}
+
+
+def test_a_refresh_reads_the_generation_that_is_there(shards: ViewShards) -> None:
+    """Another one has schema versions of its own."""
+    colours = view("v", "SELECT id, colour FROM items", ["items"])
+    more = CollectionSchema(key=ITEMS.key, values=(*ITEMS.values, Column("shop", "string")))
+    shards.commit("items", more, 8)
+    description = shards.mint(colours)
+    assert isinstance(description, BatchDescription)
+    drop(shards.client, "items", is_forced=True)
+    create_again(shards.client, "items")
+    shards.commit("items", ITEMS, 8, [((1, "green", 5), 1, 1)])
+    assert isinstance(stages.append(shards.client, description, shards.write(colours, description)), Committed)
+    assert shards.rows("v") == {row(id=1, colour="green"): 1}
 
 
 def test_a_refresh_that_is_forgotten_is_no_correction(shards: ViewShards, monkeypatch: pytest.MonkeyPatch) -> None:

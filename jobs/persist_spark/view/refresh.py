@@ -68,11 +68,13 @@ class _View:
     committed: Sequence[tuple[HollowBatch, BatchManifest]]
 
     def desired(self, frozen: FrozenShards) -> tuple[CollectionSchema, DataFrame, DataFrame | None]:
-        """Schema, rows and errs at the frozen time. Inputs have the columns that they had when they were frozen."""
+        """Schema, rows and errs at the frozen time. Inputs have the columns that they had when they were frozen, unless
+        another generation was swapped in since: it has versions of its own."""
         name, as_of = self.config.name, frozen.as_of
+        now = {each: self.client.state(each) for each in frozen.uppers}
+        versions = {each: frozen.schemas[each] for each in now if now[each].origin.life == frozen.lives[each]}
         inputs = {
-            each: snapshot(self.spark, self.location, each, as_of, schema=frozen.schemas[each] or None)
-            for each in frozen.uppers
+            each: snapshot(self.spark, self.location, each, as_of, schema=versions.get(each) or None) for each in now
         }
         with refused(name, "the query"):
             schema, rows = shaped(name, queried(self.spark, name, frozen.definition, inputs))

@@ -326,10 +326,16 @@ class LocalAirflow:
         return {}
 
 
-def project_airflow(root: Path, *, port: int = 0, settings: Mapping[str, str] | None = None) -> LocalAirflow:
-    """The embedded Airflow of a folder: home `.airflow`, DAGs `dags`, the rest in `.cache`."""
+def project_airflow(
+    root: Path, *, port: int = 0, settings: Mapping[str, str] | None = None, is_used: bool = True
+) -> LocalAirflow:
+    """The embedded Airflow of a folder: home `.airflow`, DAGs `dags`, the rest in `.cache`.
+
+    `is_used`: its tables are; a wrong `persist.toml` is no reason not to stop what runs.
+    """
     root = root.absolute()
-    return LocalAirflow(root / ".airflow", root / "dags", _location_of(root), settings or {}, port, has_spark=True)
+    location = _location_of(root) if is_used else PersistLocation.in_folder(root / ".persist")
+    return LocalAirflow(root / ".airflow", root / "dags", location, settings or {}, port, has_spark=True)
 
 
 def _location_of(root: Path) -> PersistLocation:

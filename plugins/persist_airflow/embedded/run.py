@@ -92,7 +92,7 @@ def _login(airflow: LocalAirflow) -> str:
 
 def down(root: Path) -> int:
     """Stop what `up` (or a demo that was killed) left running."""
-    stopped = project_airflow(root).stop()
+    stopped = project_airflow(root, is_used=False).stop()
     Console().print(f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
     return 0
 

@@ -67,7 +67,7 @@ def test_a_named_config_file_goes_over_the_environment(home: Path, monkeypatch: 
     write_config(home / "named.toml", "named")
     assert location_from(config_file=home / "named.toml") == PersistLocation("mem:named", "mem:named")
     (home / "named.toml").write_text("")
-    for name, says in (("named", "no location is configured"), ("absent", "no such file")):
+    for name, says in (("named", r"named\.toml: no location; expected blob_uri and"), ("absent", "no such file")):
         with pytest.raises(ConfigError, match=says):
             location_from(config_file=home / f"{name}.toml")
 

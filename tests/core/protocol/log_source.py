@@ -117,7 +117,7 @@ class LogSource:
         after = SourceFrontier(LOG, {"folder": str(self._folder), "next": ends})
         return Intake(until, {LOG: after}, key, len(names), sum(map(len, names)))
 
-    def pending(self, state: ShardState, *, until: int | None) -> int:  # noqa: ARG002 - the contract's
+    def pending(self, state: ShardState, *, until: int | None, again: bool = False) -> int:  # noqa: ARG002 - the contract's
         return len(_entries(self._folder)) - sum(self._next(state).values())
 
     def inputs(self, input_key: str) -> list[ReadInput]:  # noqa: ARG002 - the contract's

@@ -115,7 +115,7 @@ def test_a_view_goes_as_far_as_its_inputs_and_until(world: World) -> None:
     )
     assert minted.description.input_key is not None
     frozen = load_frozen(world.client.blob, minted.description.input_key, FrozenShards)
-    assert frozen == FrozenShards("SELECT * FROM a, b", 6, {"a": 10, "b": 7}, {"a": 1, "b": 1})
+    assert frozen == FrozenShards("SELECT * FROM a, b", 6, {"a": 10, "b": 7}, {"a": 1, "b": 1}, world.lives())
     refreshed = Refreshed.of(minted.description.sources)
     assert refreshed == Refreshed(6, minted.description.input_key, {"a": 10, "b": 7}, world.lives())
 
@@ -328,7 +328,11 @@ def test_a_damaged_frozen_input_is_named(world: World) -> None:
     assert isinstance(minted, Minted)
     key = minted.description.input_key
     assert key is not None
-    damaged = b"{}", seal("frozen_files", 1, {}), FrozenShards("SELECT 2", 6, {"a": 10}, {"a": 1}).encode()
+    damaged = (
+        b"{}",
+        seal("frozen_files", 1, {}),
+        FrozenShards("SELECT 2", 6, {"a": 10}, {"a": 1}, {"a": "one"}).encode(),
+    )
     for data, error in (*((data, CorruptArtifact) for data in damaged), (seal("frozen_shards", 9, {}), UnknownVersion)):
         world.blob.set(key, data)
         with pytest.raises(error, match=key):

@@ -91,7 +91,9 @@ def test_inputs_that_a_restore_reads_again(files: Files) -> None:
 
 def test_progress_of_a_view() -> None:
     blob = MemBlob()
-    key = stage_frozen(blob, "v", FrozenShards("SELECT 1", 6, {"a": 10, "b": 7}, {"a": 1, "b": 2}), era=0)
+    key = stage_frozen(
+        blob, "v", FrozenShards("SELECT 1", 6, {"a": 10, "b": 7}, {"a": 1, "b": 2}, {"a": None, "b": None}), era=0
+    )
     stored = Refreshed(6, key, {"a": 10, "b": 7}, {"a": None, "b": None}).to_source()
     (progress,) = progress_of(blob, "v", {"shards": stored}).values()
     assert progress.needed_keys() == {key}

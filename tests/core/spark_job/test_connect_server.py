@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from persist_core.spark_job import connect_server
-from persist_core.spark_job.connect_server import HOUR_MS, PATIENCE_MS, Heap, Limits, connections_of
+from persist_core.spark_job.connect_server import PATIENCE_MS, Heap, Limits, connections_of
+from persist_core.time_text import HOUR_MS
 
 LIMITS = Limits(heap=0.75, age_ms=24 * HOUR_MS)
 TABLES = Path("/proc/net/tcp")
