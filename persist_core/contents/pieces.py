@@ -14,7 +14,7 @@ time of its manifest, its history is not opened at all. It is opened for earlier
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -41,7 +41,7 @@ class Take(enum.StrEnum):
 class Piece:
     """A piece of one file: only rows with `after < time <= through` (`None`: no bound).
 
-    `lower` is the batch's.
+    `lower` is the batch's. `keep`: the rows of the file that are taken.
     """
 
     part: Part
@@ -49,6 +49,7 @@ class Piece:
     lower: int
     after: int | None = None
     through: int | None = None
+    keep: Callable[[pa.Table], pa.Table] = lambda table: table
 
     @property
     def has_ends(self) -> bool:
@@ -57,6 +58,7 @@ class Piece:
 
     def of(self, table: pa.Table) -> pa.Table:
         """The piece's part of the file's rows."""
+        table = self.keep(table)
         if self.take is Take.ALIVE:
             return alive_at(table, self.through if self.through is not None else self.lower)
         updates = updates_of(table) if self.take is Take.UPDATES else table

@@ -10,6 +10,7 @@ So a row that was replaced and came back with a higher order is undone too: its 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,18 +38,23 @@ def with_orders_of_oks(oks: pa.Table, reader: ReadHandle, state: ShardState, aft
     lacking = oks.filter(oks[ORDER].is_null())
     if not len(lacking):
         return oks
-    keys, ranges = lacking.select(list(schema.key_names)), [range_of(lacking, schema.key)]
+    keys = lacking.select(list(schema.key_names))
+    wanted, ranges = keys.group_by(keys.column_names).aggregate([]), [range_of(lacking, schema.key)]
+
+    def touched(table: pa.Table) -> pa.Table:
+        numbered = table.select(keys.column_names).append_column(_ROW, pa.array(range(len(table)), pa.int64()))
+        return table.take(numbered.join(wanted, keys.column_names, join_type="left semi")[_ROW])
+
     names = [*schema.key_names, TIME, DIFF, ORDER, INHERITED]
     columns = pa.schema([field for field in updates_schema(schema) if field.name in names])
-    before = reader.read(
+    before = reader.read(  # each file alone: only rows that are touched stay in memory, whatever the shard's size
         [batch for batch in state.batches if batch.lower <= after],
         columns,
-        lambda batch, manifest: pieces.within(pieces.oks_as_of(batch, manifest, after), ranges),
+        lambda batch, manifest: (
+            replace(piece, keep=touched) for piece in pieces.within(pieces.oks_as_of(batch, manifest, after), ranges)
+        ),
     )
-    numbered = before.append_column(_ROW, pa.array(range(len(before)), pa.int64()))
-    touched = numbered.select([*schema.key_names, _ROW])
-    found = touched.join(keys.group_by(keys.column_names).aggregate([]), keys.column_names, join_type="left semi")
-    return _filled(oks, schema.key_names, before.take(found[_ROW]), after)
+    return _filled(oks, schema.key_names, before, after)
 
 
 def with_orders_of_errs(errs: pa.Table, reader: ReadHandle, state: ShardState, after: int) -> pa.Table:
