@@ -94,7 +94,9 @@ def compare(
                 f"{a.state.shard} and {b.state.shard} have other keys or columns; only shards with the same ones can be"
                 " compared"
             )
-        check_size(reader_of(side.state.shard), side.state, after, max_updates, show_time(max(after, 0)))
+        if side.time > after:
+            reader, since = reader_of(side.state.shard), show_time(max(after, 0))
+            check_size(reader, side.state, after, max_updates, since, through=side.time)
     deltas = [
         (sign, delta_since(reader_of(side.state.shard), shown, after, side.time, orders=False))
         for sign, side in ((-1, a), (1, b))

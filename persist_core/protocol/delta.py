@@ -24,6 +24,7 @@ from persist_core.handles.read import ReadHandle, check_as_of
 from persist_core.protocol.restore_orders import flattened, with_orders_of_errs, with_orders_of_oks
 from persist_core.schema import DIFF, TIME, CollectionSchema
 from persist_core.shard.state import ShardState
+from persist_core.time_text import MAX_TIME
 
 MAX_UPDATES = 2_000_000  # that this process reads: measured 1.2 KiB of memory each, at 180 bytes a row
 BYTES_OF_AN_UPDATE = 256  # of Parquet; an update that takes more counts for as many as it would make
@@ -44,14 +45,23 @@ class Delta:
 
 
 def check_size(
-    reader: ReadHandle, state: ShardState, after: int, max_updates: int, since: str, remedy: str = ""
+    reader: ReadHandle,
+    state: ShardState,
+    after: int,
+    max_updates: int,
+    since: str,
+    remedy: str = "",
+    *,
+    through: int = MAX_TIME,
 ) -> None:
-    """Raise `InvalidInput` if the shard has changed too much since `after`, in words `since`, for one process."""
-    later = [batch for batch in state.batches if (batch.changed_at or 0) > after]
-    whole = [batch for batch in later if batch.lower > after]
-    # a run that holds earlier updates too is counted row by row
-    updates = reader.count_changes([batch for batch in later if batch.lower <= after], after)
-    updates += sum(batch.counts.updates for batch in whole)
+    """Raise `InvalidInput` if the shard has changed too much for one process since `after`, in words `since`, and up to
+    `through`."""
+    later = [batch for batch in state.batches if (batch.changed_at or 0) > after and batch.lower <= through]
+    whole = [batch for batch in later if batch.lower > after and batch.last_time <= through]
+    updates = sum(batch.counts.updates for batch in whole)
+    # one that holds other updates too, as a run may, is counted row by row, unless it has few rows
+    partial = [batch for batch in later if batch not in whole]
+    updates += reader.count_changes(partial, after, through, enough=max_updates - updates)
     size_bytes = sum(batch.size_bytes for batch in whole)
     if max(updates, size_bytes // BYTES_OF_AN_UPDATE) > max_updates:
         raise InvalidInput(

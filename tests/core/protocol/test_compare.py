@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import tempfile
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from persist_core.protocol.compare import Side, compare, side_of
 from persist_core.protocol.difference import KIND
 from persist_core.protocol.fork import fork
 from persist_core.schema import Column
+from tests.core.maintenance.copies import merge_all
 from tests.core.maintenance.test_reprocess_faults import A, B, ok
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.core.world import SCHEMA
@@ -136,3 +138,40 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "3 more" in capsys.readouterr().out
     with pytest.raises(InvalidInput, match="expected a checkpoint of plain, a time, or a shard"):
         side_of(client, "plain", "nothing", zone=UTC)
+
+
+@pytest.mark.parametrize(("max_updates", "reads"), [(6, 1), (5, 2)])
+def test_a_small_run_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_updates: int, reads: int
+) -> None:
+    """Its manifest says that it has 4 versions, which are 6 updates at most: nothing has to be counted."""
+    shard = Collection(tmp_path)
+    for number, records in enumerate([[ok(A, "1"), ok(B, "1")], [ok(A, "2")], [ok(A, "3")]], 1):
+        shard.drop(f"{number}.txt", records)
+        shard.run(10 * number)
+    merge_all(shard.client, SHARD)
+    sides = [side_of(shard.client, SHARD, text, zone=UTC) for text in ("9", None)]
+    read: Counter[str] = Counter()
+    original = MemBlob.get
+
+    def get(self: MemBlob, key: str) -> bytes | None:
+        read[key] += key.endswith(".parquet")
+        return original(self, key)
+
+    monkeypatch.setattr(MemBlob, "get", get)
+    assert compare(shard.client, *sides, max_updates=max_updates).changed == 1
+    assert max(read.values()) == reads
+
+
+@pytest.mark.parametrize(("is_merged", "max_updates"), [(False, 20), (True, 2)])  # 20: as many small files make
+def test_what_came_after_both_times_does_not_count(tmp_path: Path, is_merged: bool, max_updates: int) -> None:
+    shard = Collection(tmp_path)
+    for number in range(1, 7):
+        shard.drop(f"{number}.txt", [ok(A, f"{number}")])
+        shard.run(10 * number)
+    if is_merged:
+        merge_all(shard.client, SHARD)
+    sides = [side_of(shard.client, SHARD, text, zone=UTC) for text in ("9", "19")]
+    assert compare(shard.client, *sides, max_updates=max_updates).changed == 1
+    with pytest.raises(InvalidInput, match="changed by 2 updates"):
+        compare(shard.client, *sides, max_updates=1)
