@@ -23,7 +23,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.maintenance.fill import Wishes, fill
 from persist_core.maintenance.hidden import alive, begun_by, cleaned_up, definition_of, end, hidden_of
 from persist_core.protocol.correct import CorrectionPlan, correct, plan_correction
-from persist_core.protocol.delta import BEGINNING
+from persist_core.protocol.delta import BEGINNING, check_size
 from persist_core.protocol.difference import Differences, differences
 from persist_core.protocol.fork import fork, fork_token
 from persist_core.protocol.replay import (
@@ -229,7 +229,10 @@ class _Reprocess:
         return is_of_shard and is_as_read(self.client, self.config, known, self.start.progress, turns)
 
     def check_inputs(self, state: ShardState) -> None:
-        """Raise `InvalidInput` for files that are gone or dated later than the request says."""
+        """Raise `InvalidInput` for files that are gone or dated later than the request says, and for more changes since
+        the start than `plan_correction` will read: before the replay, not after it."""
+        reader = self.client.open_reader(state.shard)
+        check_size(reader, state, self.start.after, self.request.max_updates, show_time(self.start.upper))
         now = self._files.inputs_now(state.sources.get(FILES), self.start.progress)
         self._check_end({**now.replaced, **now.gone})
         if now.gone and not self.request.takes_back_gone:

@@ -305,3 +305,10 @@ def test_a_replays_collection_is_a_valid_one(tmp_path: Path, path: str) -> None:
     body = Collection(tmp_path).config.model_dump(mode="json") | {"source": {"path": path, "format": "json"}}
     replayed = replay_config(CollectionConfig.model_validate(body))
     assert CollectionConfig.model_validate_json(replayed.model_dump_json()) == replayed
+
+
+def test_too_many_changes_are_refused_before_the_replay(tmp_path: Path) -> None:
+    shard = made(tmp_path)
+    with pytest.raises(InvalidInput, match="the limit is 0"):
+        corrected(shard, 10, max_updates=0)
+    assert shard.client.machine.fetch(HIDDEN) is None
