@@ -12,6 +12,8 @@ from persist_spark.frame import OP
 from tests.sampling import sample
 from tests.spark.decode_feed import Feed, Record
 
+_DECIMAL = "org.apache.kafka.connect.data.Decimal"
+
 
 def described(kind: str, payload: Any) -> dict[str, Any]:
     """A key with its schema."""
@@ -46,6 +48,22 @@ def test_a_key_that_is_one_value_with_its_schema(feed: Feed) -> None:
         key = described(kind, value)
         rows = read(feed, [key, json.dumps(key)], {"id": value, "v": "a"}, {"id": column, "v": "string"})
         assert [(row[OP], row["id"], row[ERR_KIND]) for row in rows] == [(op, value, None) for op in "udd"] * 2
+
+
+def test_the_schema_of_a_key_that_is_one_value_is_its_type(feed: Feed) -> None:
+    """A tombstone has no row, whose schema would say the same."""
+    times = "io.debezium.time."
+    for kind, value, more, text in (
+        ("date", 19000, {"type": "int32", "name": f"{times}Date"}, "2022-01-08"),
+        ("timestamp", 1_500_000, {"type": "int64", "name": f"{times}MicroTimestamp"}, "1970-01-01 00:00:01.500000"),
+        ("timestamp", 1_500, {"type": "int64", "name": f"{times}Timestamp"}, "1970-01-01 00:00:01.500000"),
+        ("decimal(5,2)", "MDk=", {"type": "bytes", "name": _DECIMAL, "parameters": {"scale": "2"}}, "123.45"),
+        ("bigint", "MDk=", {"type": "bytes", "name": _DECIMAL, "parameters": {"scale": "0"}}, "12345"),
+    ):
+        key = {"schema": {**more, "optional": False}, "payload": value}
+        lines = [json.dumps({"key": each, "value": None}) for each in (key, json.dumps(key))]
+        rows = feed.lines("debezium-json", lines, {"id": kind, "v": "string"})
+        assert [(row[OP], str(row["id"])) for row in rows] == [("d", text)] * 2, [row[ERR_MESSAGE] for row in rows]
 
 
 def test_a_nested_field_may_have_any_name(feed: Feed) -> None:

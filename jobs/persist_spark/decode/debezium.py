@@ -89,6 +89,7 @@ _CONNECT_FIELD = {"field": _TEXT, "type": _TEXT, "name": _TEXT, "parameters": st
 # A Connect schema, two levels deep: of an envelope the fields of `after`, of a flat record its own.
 _FIELDS = T.ArrayType(struct_of(_CONNECT_FIELD))
 _SCHEMA = struct_of({"fields": T.ArrayType(struct_of({**_CONNECT_FIELD, "fields": _FIELDS}))})
+_KEY_SCHEMA = struct_of({**_CONNECT_FIELD, "fields": _FIELDS})  # of a key that is one value it has no fields
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,10 @@ def _opened(wanted: _Wanted, lines: DataFrame) -> DataFrame:
     )
     nested, nested_is_odd = parsed(F.col("inner"), document)
     is_outer = F.col("value").isNull()
+
+    def key_part(name: str) -> SparkColumn:
+        return wanted.key_document.get(F.col("message_key"), (name,))
+
     return inner.select(
         *line_columns(wanted.config),
         F.when(is_outer, F.col("row")).otherwise(nested).alias("document"),
@@ -207,7 +212,8 @@ def _opened(wanted: _Wanted, lines: DataFrame) -> DataFrame:
         text.alias("text"),
         "key",
         "message_key",
-        parse_text(wanted.key_document.get(F.col("message_key"), ("payload",)), wanted.key_row).alias("key_row"),
+        parse_text(key_part("payload"), wanted.key_row).alias("key_row"),
+        F.from_json(key_part("schema"), _KEY_SCHEMA, ANY_LENGTH).alias("key_schema"),
     )
 
 
@@ -236,14 +242,11 @@ def _with_body(wanted: _Wanted, opened: DataFrame) -> DataFrame:
         return found
     fields = wanted.document.get(document, ("schema",)).getField("fields")
     fields = F.when(~_is_flat() | F.col("is_wrapped"), fields)  # else it is a column of the row
-    of_key = wanted.key_document.get(F.col("message_key"), ("schema",))
-    of_key = F.from_json(of_key, _SCHEMA, ANY_LENGTH).getField("fields")
     return found.select(
         "*",
         F.when(_is_envelope(), _pick(fields, "after").getField("fields"))
         .otherwise(_shallow(fields))
         .alias("row_schema"),
-        _shallow(of_key).alias("key_schema"),
     )
 
 
@@ -370,9 +373,9 @@ def _key_texts(wanted: _Wanted, is_before: SparkColumn) -> dict[str, SparkColumn
     """The key: what the message key does not have of it is from `after`, or from `before`."""
     key, message_key = F.col("key"), F.col("message_key")
     paths = {field.raw: wanted.paths[field.raw] for field in wanted.fields.keys}
-    schema, payload = (wanted.key_document.get(message_key, (name,)) for name in ("schema", "payload"))
+    payload = wanted.key_document.get(message_key, ("payload",))
     alone = F.when(~key.startswith("{"), document_text(key))  # of a key that is not a struct: the value itself
-    alone = alone.when(~F.get_json_object(schema, "$.type").isin("struct", "map"), payload)
+    alone = alone.when(_is_one_value(), payload)
     found = {}
     for raw, path in paths.items():
         inner, outer = wanted.key_row.get(F.col("key_row"), path), wanted.key_document.get(message_key, path)
@@ -386,8 +389,18 @@ def _key_texts(wanted: _Wanted, is_before: SparkColumn) -> dict[str, SparkColumn
     return found
 
 
+def _is_one_value() -> SparkColumn:
+    """True for a message key with a schema, of one value: its schema is the value's own."""
+    return ~F.col("key_schema").getField("type").isin("struct", "map")
+
+
 def _hint(wanted: _Wanted, field: Field) -> SparkColumn:
     """The row's schema of a field, or the message key's of a key column."""
     name = wanted.paths[field.raw][0]
-    of_row = _pick(F.col("row_schema"), name)
-    return F.coalesce(_pick(F.col("key_schema"), name), of_row) if field in wanted.fields.keys else of_row
+    of_row, of_key = _pick(F.col("row_schema"), name), F.col("key_schema")
+    if field not in wanted.fields.keys:
+        return of_row
+    found = _pick(of_key.getField("fields"), name)
+    if len(wanted.fields.keys) == 1:
+        found = F.when(_is_one_value(), F.struct(*map(of_key.getField, _CONNECT_FIELD))).otherwise(found)
+    return F.coalesce(found, of_row)
