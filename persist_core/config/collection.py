@@ -23,7 +23,7 @@ from persist_core.config.files import Loaded, expanded, load_folder, read_mappin
 from persist_core.config.groups import GroupName
 from persist_core.config.limits import LimitsConfig
 from persist_core.config.model import ConfigModel, FieldName, Flag, Names
-from persist_core.config.order import BESIDE, OrderConfig, check_restarts, check_sequence, has_eras, order_columns
+from persist_core.config.order import BESIDE, OrderConfig, check_order, check_paths, has_eras, order_columns
 from persist_core.config.path_pattern import S3, PathPattern, parse_pattern
 from persist_core.config.problems import nearest, refuse, show, validated
 from persist_core.config.row_checks import CheckConfig, check_names, parsed_checks
@@ -307,12 +307,12 @@ class CollectionConfig(ShardConfig):
             if column.decimals is not None and self.source.format != "debezium-json":
                 raise refuse(column.decimals, f"no decimals: {self.source.format} writes numbers as digits",
                              "remove it", at=["columns", name, "decimals"])  # fmt: skip
-        check_restarts(self.order, self.timezone)
-        if self.order.mode == "sequence":
-            check_sequence(self.order, self.columns, self.source.format)
-            if self.time.late == "error":
-                raise refuse("error", "lift, with sequence order: the order says what a late record changes",
-                             "remove it, or write mode: log", at=["time", "late"])  # fmt: skip
+        if self.source.format == "debezium-json":
+            check_paths(self.order, self.order_name, self.time.field, self.columns)
+        check_order(self.order, self.columns, self.source.format, self.timezone)
+        if self.order.mode == "sequence" and self.time.late == "error":
+            raise refuse("error", "lift, with sequence order: the order says what a late record changes",
+                         "remove it, or write mode: log", at=["time", "late"])  # fmt: skip
         return self
 
     @property

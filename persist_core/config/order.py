@@ -5,7 +5,7 @@ order: {mode: sequence, by: {lsn: bigint}} ──> what orders a record, with it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, Literal, get_args
 
 from pydantic import field_validator, model_validator
@@ -24,6 +24,7 @@ Mode = Literal["log", "sequence"]
 # In `order: auto` of Debezium: the rank of the run of numbers that the record belongs to, and what tells runs apart.
 ERA, SERVER, SOURCE_MS, SEEN_MS = "era", "server", "source_ms", "seen_ms"
 DOMAIN = "domain "  # before the number of a GTID domain of MariaDB, which does not name a server
+ENVELOPE_OBJECTS = ("before", "after", "source")  # of Debezium
 AUTO_ORDERS = {  # what `order: auto` is in each format, most significant first, before the position
     "debezium-json": (
         Column(ERA, "bigint"),
@@ -172,6 +173,31 @@ def order_columns(order: OrderConfig, columns: Mapping[str, ColumnConfig], forma
 def has_eras(order: OrderConfig, format: str) -> bool:
     """True if the numbers of orders can start again, so that `BESIDE` is stored with them."""
     return order.by == "auto" and format == "debezium-json"
+
+
+def check_order(order: OrderConfig, columns: Mapping[str, ColumnConfig], format: str, zone: str) -> None:
+    """Refuse a wrong restart (see `check_restarts`), and, in `sequence` order, a wrong field."""
+    check_restarts(order, zone)
+    if order.mode == "sequence":
+        check_sequence(order, columns, format)
+
+
+def check_paths(order: OrderConfig, path_of: Callable[[str], str], time: str | None, columns: Container[str]) -> None:
+    """Refuse a path of Debezium's `order` or `time` that leads to no value. They start at the envelope, or are names of
+    columns, which may be called as its parts."""
+    places: dict[tuple[str | int, ...], str] = {
+        ("order", "by", name if name in order.types else index): path_of(name)
+        for index, name in enumerate(order.fields)
+    }
+    for at, path in (places | ({("time", "field"): time} if time else {})).items():
+        first, _, inner = path.partition(".")
+        if path in columns:
+            continue
+        if first in ("schema", "payload"):
+            remedy = f"write {inner}" if inner and first == "payload" else "for example source.ts_ms"
+            raise refuse(path, f"a path within the envelope, without {first}", remedy, at=at)
+        if first in ENVELOPE_OBJECTS and not inner:
+            raise refuse(path, "a field of this object", f"for example {path}.ts_ms", at=at)
 
 
 def check_restarts(order: OrderConfig, zone: str) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from persist_core.errors import InvalidInput
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME
 from persist_spark.frame import BAD_KEY, OP
 from tests.sampling import sample
@@ -359,9 +358,6 @@ def test_paths_of_order_and_time_start_at_the_envelope(feed: Feed) -> None:
     messages = [envelope("c", None, {"id": i, "version": v}, ts_ms=v) for i, v in ((0, 10), (1, 9), (2, None))]
     rows = read(feed, messages, order={"mode": "log", "by": ["after.version"]}, time={"field": "source.ts_ms"})
     assert [row["id"] for row in rows] == [2, 1, 0]
-    for field in ("source", "payload.source.lsn", "schema.version"):
-        with pytest.raises(InvalidInput, match=r"source\.ts_ms"):
-            read(feed, messages, order={"mode": "log", "by": [field]})
 
 
 def test_columns_named_like_parts_of_the_format(feed: Feed) -> None:

@@ -30,7 +30,6 @@ from pyspark.sql import types as T
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.order import AUTO_ORDERS, BESIDE
-from persist_core.errors import InvalidInput
 from persist_core.sample.files import DOCUMENT
 from persist_core.schema import Column, decimal_of
 from persist_spark.decode.debezium_order import FLAT_FIELDS, SOURCE_FIELDS, UNORDERED, auto_order, with_order_texts
@@ -67,7 +66,6 @@ from persist_spark.decode.rest import all_marked, read_paths, rest_of_json
 from persist_spark.decode.unsent import ROW_FIELDS, fields_in, is_absent, unsent
 from persist_spark.frame import ANY_LENGTH, DELETE, SKIP, TRUNCATE, UPSERT, struct_of
 
-_STRUCTURE = ("before", "after", "source")  # objects of the format itself
 _BODY_OBJECTS = ("payload", "before", "after")
 _CONTROL = ("status", "ddl", "tableChanges", "databaseName", "ts_ms")
 _UNWRAPPED = ("__op", "__deleted")
@@ -121,11 +119,6 @@ def _wanted(config: CollectionConfig) -> _Wanted:
     paths = read_paths(config, fields)
     free = free_paths(config, lambda _, name: tuple(name.split(".")))
     free = {raw: path for raw, path in free.items() if fields.named(".".join(path)) is None}
-    for path in free.values():
-        if path[0] in ("schema", "payload"):
-            raise InvalidInput(f"field {'.'.join(path)!r} of order or time: leave payload. out, as in source.ts_ms")
-        if len(path) == 1 and path[0] in _STRUCTURE:
-            raise InvalidInput(f"field {path[0]!r} of order or time is an object; name a field of it: {path[0]}.ts_ms")
 
     row, flat, key_row, source, body = Shape(), Shape(), Shape(), Shape(), Shape()
     row.need_all(paths.values())
