@@ -308,7 +308,7 @@ class CollectionConfig(ShardConfig):
                 raise refuse(column.decimals, f"no decimals: {self.source.format} writes numbers as digits",
                              "remove it", at=["columns", name, "decimals"])  # fmt: skip
         if self.source.format == "debezium-json":
-            check_paths(self.order, self.order_name, self.time.field, self.columns)
+            check_paths(self.order, self.order_name, self.time.field, self.columns, rest)
         check_order(self.order, self.columns, self.source.format, self.timezone)
         if self.order.mode == "sequence" and self.time.late == "error":
             raise refuse("error", "lift, with sequence order: the order says what a late record changes",

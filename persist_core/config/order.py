@@ -182,9 +182,14 @@ def check_order(order: OrderConfig, columns: Mapping[str, ColumnConfig], format:
         check_sequence(order, columns, format)
 
 
-def check_paths(order: OrderConfig, path_of: Callable[[str], str], time: str | None, columns: Container[str]) -> None:
+def check_paths(
+    order: OrderConfig, path_of: Callable[[str], str], time: str | None, columns: Container[str], rest: str | None
+) -> None:
     """Refuse a path of Debezium's `order` or `time` that leads to no value. They start at the envelope, or are names of
     columns, which may be called as its parts."""
+    if time is not None and time == rest:
+        raise refuse(time, "the place of one value: source.rest holds all fields without a column",
+                     "for example source.ts_ms", at=["time", "field"])  # fmt: skip
     places: dict[tuple[str | int, ...], str] = {
         ("order", "by", name if name in order.types else index): path_of(name)
         for index, name in enumerate(order.fields)
