@@ -27,8 +27,8 @@ OF_MANY_JOBS = {
     "spark.ui.retainedJobs": "50",
     "spark.ui.retainedStages": "50",
     "spark.sql.ui.retainedExecutions": "50",
-    "spark.connect.ui.retainedSessions": "50",
-    "spark.connect.ui.retainedStatements": "50",
+    "spark.sql.connect.ui.retainedSessions": "50",
+    "spark.sql.connect.ui.retainedStatements": "50",
     "spark.sql.codegen.cache.maxEntries": "2000",
 }
 # A JVM compiles methods of more than 8,000 bytes too. Spark writes such methods for the steps of a stage.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import re
 import threading
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +29,7 @@ from persist_spark.compat import SPARK_VERSION
 from persist_spark.connect import quiet_client
 from persist_spark.decode.formats import decode
 from persist_spark.messages import names_set, send_fewer
-from persist_spark.session import METHOD_LIMIT, method_limit, own_session
+from persist_spark.session import FASTER, METHOD_LIMIT, OUR_PLANS, REQUIRED, STATIC, method_limit, own_session
 from persist_spark.upsert import job
 from persist_spark.upsert.job import run_write_job
 from tests.spark.view_shards import BY_COLOUR, ITEMS, ViewShards, texts
@@ -226,3 +229,19 @@ def test_the_names_of_a_sessions_settings_are_read_at_once(spark: SparkSession) 
     own = spark.newSession()
     own.conf.set("spark.sql.catalog.odd", "a, b=c, [spark.sql.ansi.enabled=d]")
     assert sorted(names_set(own)) == sorted(own.conf.getAll)
+
+
+@pytest.mark.skipif(SPARK_VERSION < (4, 1), reason="older releases do not have all of them")
+def test_every_setting_is_one_that_spark_reads() -> None:
+    """Spark takes any name, and ignores the ones that it does not know."""
+    package = importlib.util.find_spec("pyspark")
+    assert package is not None
+    assert package.origin is not None
+    declared = b""
+    for jar in (Path(package.origin).parent / "jars").glob("spark-*.jar"):
+        with zipfile.ZipFile(jar) as classes:
+            places = re.compile(r"/(config/\w+\$|SQLConf\$|StaticSQLConf\$|SqlApiConfHelper\$)\.class$")
+            declared += b"".join(classes.read(name) for name in classes.namelist() if places.search(name))
+    names = {*REQUIRED, *FASTER, *OUR_PLANS, *STATIC, METHOD_LIMIT}
+    unknown = {name for name in names if name.encode() not in declared}
+    assert {name for name in unknown if not name.startswith("spark.hadoop.")} == set()
