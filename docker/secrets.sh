@@ -1,6 +1,7 @@
 #!/bin/sh
 # secrets.sh: random passwords and keys for compose.yaml, in docker/secrets/, which only its owner can enter. It keeps
-# those that exist. For a real deployment, put your own there.
+# those that exist. For a real deployment, put your own there. And the project's name, in docker/.env: by default it is
+# the folder's, and projects of one name share their volumes. (Compose 1.29 refuses a name in compose.yaml.)
 set -eu
 cd "$(dirname "$0")"
 mkdir -p secrets
@@ -25,4 +26,5 @@ put spark_properties "spark.authenticate true
 spark.master.rest.enabled false
 spark.authenticate.secret $(random)
 "
+grep -q '^COMPOSE_PROJECT_NAME=' .env 2>/dev/null || echo COMPOSE_PROJECT_NAME=airflow-persist >>.env
 echo "secrets are in $(pwd)/secrets; Airflow's login is in secrets/airflow_passwords"

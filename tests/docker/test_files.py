@@ -203,6 +203,7 @@ def test_secrets_are_made_once(tmp_path: Path) -> None:
         subprocess.run(["sh", str(script)], check=True, capture_output=True, timeout=60)
         made.append({path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()})
     assert made[0] == made[1]
+    assert (tmp_path / ".env").read_text() == "COMPOSE_PROJECT_NAME=airflow-persist\n", "else it is that of the folder"
     assert set(made[0]) == ALL_SECRETS
     assert (tmp_path / "secrets").stat().st_mode & 0o077 == 0
     assert all(made[0].values())
