@@ -55,7 +55,6 @@ RUN ln -s /usr/local/bin/entrypoint.sh /entrypoint && ln -s /usr/local/bin/clean
 ENV PATH=/opt/venv/bin:$PATH \
     AIRFLOW_HOME=/opt/airflow \
     AIRFLOW__CORE__LOAD_EXAMPLES=False \
-    AIRFLOW__DATABASE__LOAD_DEFAULT_CONNECTIONS=False \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 USER 50000:0

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from airflow.cli.cli_parser import get_parser
+from airflow.configuration import retrieve_configuration_description
 from packaging.requirements import Requirement
 
 from persist_core.location.settings import ENV_BLOB_URI, ENV_CONSENSUS_URI
@@ -27,6 +28,8 @@ COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 DOCKERFILES = sorted(DOCKER.glob("*.Dockerfile"))
 OWN = [name for name, service in COMPOSE["services"].items() if "airflow-persist" in str(service["image"])]
 ALL_SECRETS = set(COMPOSE["secrets"])
+EMBEDDED = "../plugins/persist_airflow/embedded/home.py"
+AIRFLOW_SETTINGS = ("compose.yaml", "airflow.Dockerfile", "kubernetes/airflow-values.yaml", EMBEDDED)
 
 
 def test_every_secret_is_declared_made_and_used() -> None:
@@ -89,6 +92,17 @@ def test_the_demo_calls_commands_that_airflow_has() -> None:
     for words in found:
         with pytest.raises(SystemExit, match="0"):
             get_parser().parse_args([*words.split(), "--help"])
+
+
+@pytest.mark.parametrize("file", AIRFLOW_SETTINGS)
+def test_every_setting_of_airflow_is_one_that_it_has(file: str) -> None:
+    """Airflow takes any name, and ignores the ones that it does not know."""
+    known = retrieve_configuration_description(include_providers=False)
+    named = re.findall(r"AIRFLOW__([A-Z_]+?)__([A-Z_]+)", (DOCKER / file).read_text())
+    assert named
+    for section, option in named:
+        found = known.get(section.lower(), {}).get("options", {})
+        assert option.lower() in found or option.removesuffix("_CMD").lower() in found, option
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)

@@ -119,7 +119,6 @@ class LocalAirflow:
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": self._postgres.uri(),
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": self._postgres.uri(),
-            "AIRFLOW__DATABASE__LOAD_DEFAULT_CONNECTIONS": "False",  # its spark_default means YARN
             "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(self.logs),
             "AIRFLOW__API__HOST": "127.0.0.1",
             "AIRFLOW__API__PORT": str(self.port),
