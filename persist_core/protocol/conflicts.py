@@ -105,8 +105,8 @@ def list_conflicts(
 ) -> list[ConflictRecord]:
     """The conflicts of a shard whose records were stored since a time (or `limit` of them, any), oldest first.
 
-    Older records are not read. `known` remembers records by key, because a record never
-    changes. Raises `CorruptArtifact` naming a record that is damaged.
+    Older records are not read. `known` remembers records by key, because a record never changes. Raises
+    `CorruptArtifact` naming a record that is damaged.
     """
     known = {} if known is None else known
     listed = blob.list_keys_and_metadata(conflicts_prefix(shard))

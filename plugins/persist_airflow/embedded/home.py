@@ -330,7 +330,7 @@ def project_airflow(
 ) -> LocalAirflow:
     """The embedded Airflow of a folder: home `.airflow`, DAGs `dags`, the rest in `.cache`.
 
-    `is_used`: its tables are; a wrong `persist.toml` is no reason not to stop what runs.
+    `is_used`: its tables are. What runs can be stopped with a wrong `persist.toml` too.
     """
     root = root.absolute()
     location = _location_of(root) if is_used else PersistLocation.in_folder(root / ".persist")
