@@ -16,7 +16,7 @@ SPARKS := 3.5 4.1
 INSTALLER := .cache/uv/installed
 BUILD_INPUTS := requirements/build.txt requirements/java.txt pyproject.toml tests/env/install.sh $(INSTALLER)
 # Downloads trust whom the machine trusts, where it says so: companies and their proxies have certificates of their own.
-export UV_SYSTEM_CERTS ?= $(if $(wildcard /etc/ssl/certs/ca-certificates.crt),true,false)
+export UV_SYSTEM_CERTS ?= $(if $(wildcard /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt),true,false)
 # More pytest arguments, for one test: make test ARGS='-k upsert'
 ARGS ?=
 BENCH ?= aims
