@@ -26,5 +26,5 @@ put spark_properties "spark.authenticate true
 spark.master.rest.enabled false
 spark.authenticate.secret $(random)
 "
-grep -q '^COMPOSE_PROJECT_NAME=' .env 2>/dev/null || echo COMPOSE_PROJECT_NAME=airflow-persist >>.env
+grep -q '^COMPOSE_PROJECT_NAME=' .env 2>/dev/null || printf '\nCOMPOSE_PROJECT_NAME=airflow-persist\n' >>.env
 echo "secrets are in $(pwd)/secrets; Airflow's login is in secrets/airflow_passwords"

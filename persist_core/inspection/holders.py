@@ -176,7 +176,11 @@ def release(
             )
     if holder in state.holds and holder.startswith(VIEW) and not is_forced:
         view = holder.removeprefix(VIEW)
-        if _live_view(client, shard, view):
+        try:
+            said = _live_view(client, shard, view)
+        except Corruption as error:
+            raise InvalidInput(f"{error}. It may still read shard {shard}; --force ends the hold now") from error
+        if said:
             raise InvalidInput(
                 f"view {view} still reads shard {shard}, up to its next refresh at the times that it holds. Refresh it"
                 f" (`persist run {view}`), or drop it first; --force ends the hold now"

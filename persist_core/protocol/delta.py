@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_core.contents import pieces
-from persist_core.contents.batch import BatchCounts
+from persist_core.contents.batch import BatchCounts, HollowBatch
 from persist_core.contents.parts import ERR_IDENTITY, errs_schema, updates_schema
 from persist_core.contents.row_versions import sum_diffs
 from persist_core.errors import InvalidInput, InvariantViolation
@@ -57,10 +57,12 @@ def check_size(
     """Raise `InvalidInput` if the shard has changed too much for one process since `after`, in words `since`, and up to
     `through`."""
     later = [batch for batch in state.batches if (batch.changed_at or 0) > after and batch.lower <= through]
-    whole = [batch for batch in later if batch.lower > after and batch.last_time <= through]
+    whole: list[HollowBatch] = []
+    partial: list[HollowBatch] = []  # with other updates too, as a run may: counted row by row, or by few rows
+    for batch in later:
+        is_whole = after == BEGINNING or (batch.lower > after and batch.last_time <= through)
+        (whole if is_whole else partial).append(batch)
     updates = sum(batch.counts.updates for batch in whole)
-    # one that holds other updates too, as a run may, is counted row by row, unless it has few rows
-    partial = [batch for batch in later if batch not in whole]
     updates += reader.count_changes(partial, after, through, enough=max_updates - updates)
     size_bytes = sum(batch.size_bytes for batch in whole)
     if max(updates, size_bytes // BYTES_OF_AN_UPDATE) > max_updates:

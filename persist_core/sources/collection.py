@@ -97,7 +97,8 @@ class CollectionSource:
     def pending(self, state: ShardState, *, until: int | None, again: bool = False) -> int:
         """Files that no commit has consumed and that are dated before `until`; `again`: not before `look_back`."""
         lower = min(state.upper.time or 0, MAX_TIME if until is None else until)  # `look_back` is counted from here
-        since = until if again else listed_to(self._client, state)
+        since = listed_to(self._client, state)
+        since = until if again and since != 0 else since  # 0: the progress was put back
         freeze = self.files.freeze(state.sources.get(FILES), until=until, lower=lower, listed_to=since, is_look=True)
         return len(freeze.frozen.files) + freeze.left_over
 

@@ -139,10 +139,10 @@ class ShardSensor(_Sensor):
 class InputSensor(_Sensor):
     """Wait until mint would take a file in: one that no commit has consumed, dated before the end of the data interval.
 
-    A folder and a bucket are looked at alike, by names; after the first look, dates before the collection's `look_back`
-    are left out. It is also done if the shard covers the interval already: mint then skips. Airflow's `poke_interval`,
-    `timeout`, `mode` and `soft_fail` have their usual meaning. If the task is deferrable, the triggerer looks, and the
-    task takes no slot meanwhile.
+    A folder and a bucket are looked at alike, by names; after the first look of a process, dates before the
+    collection's `look_back` are left out. It is also done if the shard covers the interval already: mint then skips.
+    Airflow's `poke_interval`, `timeout`, `mode` and `soft_fail` have their usual meaning. If the task is deferrable,
+    the triggerer looks, and the task takes no slot meanwhile.
 
     :param config: the collection
     :param deferrable: wait in the triggerer; default: Airflow's `[operators] default_deferrable`

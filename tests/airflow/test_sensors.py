@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 
-from persist_airflow import triggers
+from persist_airflow import sensors, triggers
 from persist_airflow.compat import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
 from persist_airflow.factory import build_upsert_dag
 from persist_airflow.hook import PersistHook
 from persist_airflow.sensors import InputSensor, ShardSensor
 from persist_core.errors import Determinate
+from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import OpenLocation
 from tests.airflow.fruit import NAME, Fruit, end_ms, end_of
@@ -56,6 +57,29 @@ def test_there_is_input_if_mint_would_take_a_file(fruit: Fruit, client: PersistC
     DagRunDriver(build_upsert_dag(fruit.config()), end_of(1)).run_all()
     assert sensor.poke(context(0)), "the interval is covered: mint skips"
     assert not sensor.poke(context(2)), "all files are consumed"
+
+
+def test_only_the_first_look_for_files_is_whole(
+    fruit: Fruit, client: PersistClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del client  # it is there so that the location is in the environment
+    looks: list[bool] = []
+
+    def due(*_: Any, again: bool) -> tuple[int, Frontier]:
+        looks.append(again)
+        return len(looks) // 3, Frontier(0)
+
+    for module in (sensors, triggers):
+        monkeypatch.setattr(module, "files_due", due)
+    sensor = InputSensor(task_id="files", config=fruit.config())
+    assert not any(sensor.poke(context(0)) for _ in range(2))
+    trigger = triggers.InputTrigger(fruit.config().model_dump(mode="json"), end_ms(0))
+
+    async def fired() -> Any:
+        return await anext(trigger.run())
+
+    assert asyncio.run(fired()).payload["files"] == 1
+    assert looks == [False, True, True]
 
 
 def test_a_deferred_sensor_gives_up_after_its_timeout(fruit: Fruit, client: PersistClient) -> None:

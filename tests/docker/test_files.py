@@ -213,11 +213,13 @@ def test_secrets_are_made_once(tmp_path: Path) -> None:
     script = tmp_path / "secrets.sh"
     script.write_text((DOCKER / "secrets.sh").read_text())
     made = []
+    (tmp_path / ".env").write_text("PERSIST_STATSD=True")
     for _ in range(2):
         subprocess.run(["sh", str(script)], check=True, capture_output=True, timeout=60)
         made.append({path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()})
     assert made[0] == made[1]
-    assert (tmp_path / ".env").read_text() == "COMPOSE_PROJECT_NAME=airflow-persist\n", "else it is that of the folder"
+    env = (tmp_path / ".env").read_text().splitlines()
+    assert env == ["PERSIST_STATSD=True", "COMPOSE_PROJECT_NAME=airflow-persist"], "not the name of its folder"
     assert set(made[0]) == ALL_SECRETS
     assert (tmp_path / "secrets").stat().st_mode & 0o077 == 0
     assert all(made[0].values())

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import os
+import random
 import tempfile
 from collections import Counter
 from dataclasses import replace
@@ -175,3 +176,17 @@ def test_what_came_after_both_times_does_not_count(tmp_path: Path, is_merged: bo
     assert compare(shard.client, *sides, max_updates=max_updates).changed == 1
     with pytest.raises(InvalidInput, match="changed by 2 updates"):
         compare(shard.client, *sides, max_updates=1)
+
+
+def test_a_whole_shard_as_of_an_old_time_counts_its_bytes(tmp_path: Path) -> None:
+    """All that it holds then is read, also what a run has together with later updates."""
+    shard = Collection(tmp_path)
+    other = shard.beside("other")
+    for number, name in enumerate([random.Random(1).randbytes(100_000).hex(), "later"], 1):
+        for each in (shard, other):
+            each.drop(f"{number}.txt", [ok(A, name)])
+            each.run(10 * number)
+    merge_all(shard.client, SHARD)
+    sides = [side_of(shard.client, name, at, zone=UTC) for name, at in ((SHARD, "9"), ("other", None))]
+    with pytest.raises(InvalidInput, match=rf"shard {SHARD} has changed by .* bytes\) since"):
+        compare(shard.client, *sides, max_updates=100)

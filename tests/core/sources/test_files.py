@@ -15,7 +15,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.sealed import seal
-from persist_core.shard.state import ShardState
+from persist_core.shard.state import Commit, ShardState
 from persist_core.sources.collection import CollectionSource
 from persist_core.sources.feed import LocalFeed, Wanted
 from persist_core.sources.file_scan import FoundFile, Scan
@@ -84,6 +84,10 @@ def test_a_look_for_files_lists_days_and_not_the_bucket() -> None:
         assert asked.pop() == (min(upper, until) - 7 * DAY_MS, until)
     assert found.pending(state, until=upper + DAY_MS) == 0
     assert asked.pop() is None, "the first look of a day, as of a run"
+    commit = Commit("t", "c", 0, upper, "key", "aa", "id", 1, "cli", 3, 6, 0, 99, restored_from="id0", is_change=True)
+    for again in (False, True):
+        assert found.pending(replace(state, commits=(commit,)), until=upper, again=again) == 0
+        assert asked.pop() is None, "the progress was put back: any file may be due again"
 
 
 def test_empty_files_are_consumed_too(tmp_path: Path) -> None:
