@@ -21,7 +21,15 @@ from rich.console import Console
 
 from persist_airflow.embedded import EmbeddedAirflowError, demo, keeper
 from persist_airflow.embedded.home import LocalAirflow, project_airflow
-from persist_airflow.embedded.keeper import KeptProcesses, Process, Program, psutil, read_processes, write_private
+from persist_airflow.embedded.keeper import (
+    KeptProcesses,
+    Process,
+    Program,
+    psutil,
+    read_processes,
+    since_boot,
+    write_private,
+)
 from persist_airflow.embedded.ports import accepts_connections, require_free
 from persist_airflow.embedded.run import down, main
 from persist_core.clock import SystemClock
@@ -296,6 +304,15 @@ def test_the_project_keeps_everything_below_the_clone(tmp_path: Path) -> None:
     airflow = project_airflow(tmp_path)
     assert airflow.home == tmp_path / ".airflow"
     assert airflow.location.blob_uri == f"file://{tmp_path}/.persist/blob"
+
+
+def test_a_step_of_the_clock_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A virtual machine that goes on after a pause has one; then `down` found nothing, and all went on."""
+    me = Process("me", os.getpid(), since_boot(os.getpid()))
+    boot = psutil.boot_time()
+    monkeypatch.setattr(psutil._psplatform, "boot_time", lambda: boot + 100)
+    assert psutil.boot_time() == boot + 100
+    assert me.alive() is not None
 
 
 def test_it_has_the_location_of_persist_toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

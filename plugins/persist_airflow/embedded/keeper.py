@@ -59,7 +59,8 @@ class Program:
 
 @dataclass
 class Process:
-    """A program as it runs now, or why it does not. `created` tells its process from a later one with the same pid."""
+    """A program as it runs now, or why it does not. `created`, by `since_boot`, tells its process from a later one with
+    the same pid."""
 
     name: str
     pid: int = 0
@@ -73,10 +74,16 @@ class Process:
         """Its `psutil.Process`, `None` if it has ended or its pid belongs to another one by now."""
         try:
             process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.created) < 1 and process.status() != psutil.STATUS_ZOMBIE
+            same = abs(since_boot(self.pid) - self.created) < 1 and process.status() != psutil.STATUS_ZOMBIE
         except (psutil.Error, ValueError):
             return None
         return process if self.pid and same else None
+
+
+def since_boot(pid: int) -> float:
+    """Seconds from the machine's start to the process's. psutil's time of creation moves if the clock is set."""
+    boot = psutil.boot_time()  # which psutil adds
+    return float(psutil.Process(pid).create_time() - boot)
 
 
 def read_processes(home: Path) -> list[Process]:
@@ -264,7 +271,7 @@ class Keeper:
         for kept in self._kept.values():
             if kept.process.state == WAITS and now_ms >= kept.due_ms:
                 self._start(kept)
-        me = Process("keeper", self._me.pid, self._me.create_time(), RUNS)
+        me = Process("keeper", self._me.pid, since_boot(self._me.pid), RUNS)
         entries = [asdict(process) for process in (me, *(kept.process for kept in self._kept.values()))]
         if entries != self._written:
             write_private(self._home / PROCESSES, entries)
@@ -304,7 +311,7 @@ class Keeper:
                 return
         kept.started_ms = self._clock.now_ms()
         kept.process.pid, kept.process.state = kept.child.pid, RUNS
-        kept.process.created = psutil.Process(kept.child.pid).create_time()
+        kept.process.created = since_boot(kept.child.pid)
         self._log(f"{program.name} starts as pid {kept.child.pid}")
 
     def _ended(self, kept: _Kept, child: subprocess.Popen[bytes]) -> None:
