@@ -176,10 +176,10 @@ def has_eras(order: OrderConfig, format: str) -> bool:
 
 
 def check_order(order: OrderConfig, columns: Mapping[str, ColumnConfig], format: str, zone: str) -> None:
-    """Refuse a wrong restart (see `check_restarts`), and, in `sequence` order, a wrong field."""
-    check_restarts(order, zone)
+    """Refuse a wrong restart, and, in `sequence` order, a wrong field."""
+    _check_restarts(order, zone)
     if order.mode == "sequence":
-        check_sequence(order, columns, format)
+        _check_sequence(order, columns, format)
 
 
 def check_paths(
@@ -205,7 +205,7 @@ def check_paths(
             raise refuse(path, "a field of this object", f"for example {path}.ts_ms", at=at)
 
 
-def check_restarts(order: OrderConfig, zone: str) -> None:
+def _check_restarts(order: OrderConfig, zone: str) -> None:
     """Refuse a restart that is not a time, or that the clocks of `zone` (the collection's) skip or repeat."""
     for index, text in enumerate(order.restarts):
         try:
@@ -215,7 +215,7 @@ def check_restarts(order: OrderConfig, zone: str) -> None:
                          "for example 2026-03-01T10:00:00Z", at=["order", "restarts", index]) from error  # fmt: skip
 
 
-def check_sequence(order: OrderConfig, columns: Mapping[str, ColumnConfig], format: str) -> None:
+def _check_sequence(order: OrderConfig, columns: Mapping[str, ColumnConfig], format: str) -> None:
     """Refuse a `sequence` order whose fields have no type that orders them."""
     if order.by == "auto" and format not in AUTO_ORDERS:
         raise refuse("auto", f"fields or position: {format} has no order of its own",

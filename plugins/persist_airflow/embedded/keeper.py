@@ -247,6 +247,7 @@ class Keeper:
     def __init__(self, home: Path, clock: Clock) -> None:
         self._home, self._clock = home, clock
         self._me = psutil.Process()
+        self._created = since_boot(self._me.pid)
         self._others = {child.pid for child in self._me.children()}  # of who started the keeper in its own process
         self._kept: dict[str, _Kept] = {}
         self._read = (0, 0)  # inode and modification time of the programs that are known
@@ -271,7 +272,7 @@ class Keeper:
         for kept in self._kept.values():
             if kept.process.state == WAITS and now_ms >= kept.due_ms:
                 self._start(kept)
-        me = Process("keeper", self._me.pid, since_boot(self._me.pid), RUNS)
+        me = Process("keeper", self._me.pid, self._created, RUNS)
         entries = [asdict(process) for process in (me, *(kept.process for kept in self._kept.values()))]
         if entries != self._written:
             write_private(self._home / PROCESSES, entries)
