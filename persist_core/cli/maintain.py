@@ -15,10 +15,10 @@ from rich.progress import Progress as Bar
 
 from persist_core.cli import output
 from persist_core.cli.output import Columns
+from persist_core.cli.run import project_here
 from persist_core.cli.session import Session, this_user, with_session
-from persist_core.compaction.steps import BUDGET_BYTES
 from persist_core.contents.stats import show_bytes
-from persist_core.gc.collect import GRACE_MS, INTENT_MS, MAX_KEYS, Collected, collect, garbage
+from persist_core.gc.collect import MAX_KEYS, Collected, collect, garbage
 from persist_core.gc.sweep import unfinished_uploads
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
@@ -26,7 +26,7 @@ from persist_core.location.settings import location_from
 from persist_core.maintenance.actions import Done, erase
 from persist_core.maintenance.copy import THREADS, Copied, Copier, Progress
 from persist_core.maintenance.drop import drop, with_dropped
-from persist_core.maintenance.maintain import MAX_MERGES, MAX_ROWS, Maintained, maintain
+from persist_core.maintenance.maintain import Maintained, maintain
 from persist_core.spark_job.launch import merge_by_job
 from persist_core.spark_job.process import LOCAL_MASTER, SparkProcess
 from persist_core.time_text import HOUR_MS, show_time
@@ -57,28 +57,31 @@ _COPIED: Columns[Copied] = (
 
 @click.command("maintain")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option("--max-rows", type=output.POSITIVE, default=MAX_ROWS, show_default=True, help="Rows of one merge.")
-@click.option("--max-merges", type=output.COUNT, default=MAX_MERGES, show_default=True, help="Merges of each shard.")
+@click.option("--max-rows", type=output.POSITIVE, help="Rows of one merge.")
+@click.option("--max-merges", type=output.COUNT, help="Merges of each shard.")
 @click.option(
     "--max-merge-bytes",
     type=output.POSITIVE,
-    default=BUDGET_BYTES,
-    show_default=True,
     help="Bytes that one merge rewrites, if they are more than a 20th of the shard; a larger one is done in steps.",
 )
 @click.option("--master", help="Spark master, or sc://host:port, that does merges of more than --max-rows rows.")
 @with_session
 def maintain_command(
-    session: Session, names: tuple[str, ...], max_rows: int, max_merges: int, max_merge_bytes: int, master: str | None
+    session: Session,
+    names: tuple[str, ...],
+    max_rows: int | None,
+    max_merges: int | None,
+    max_merge_bytes: int | None,
+    master: str | None,
 ) -> None:
     """Expire leases, advance since, merge batches and collect garbage, for the shards NAME (default: all).
 
     You can run it at any time, even while DAGs run. A merge of a view takes about 400 bytes of memory for each row,
-    which --max-rows limits; of a collection at most about 0.7 GB. It does not read `persist.yaml`: files stay 24 hours,
-    and batches that were described more than 72 hours ago are refused. The output says what is still due. `persist gc`
-    has more options for garbage.
+    which --max-rows limits; of a collection at most about 0.7 GB. Bounds that are not given, and the hours of GC, come
+    from `persist.yaml` beside the folder of collections. The output says what is still due. `persist gc` has more
+    options for garbage.
     """
-    done, tries = [], output.Tries(session.as_json)
+    done, tries, bounds = [], output.Tries(session.as_json), project_here().maintenance
     with SparkProcess(session.location, master or LOCAL_MASTER).kept() as start:  # nothing is started before a merge
         by_spark = functools.partial(merge_by_job, session.client, start) if master else None
         for name in names or session.client.shards():
@@ -87,10 +90,12 @@ def maintain_command(
                     maintain(
                         session.client,
                         name,
-                        max_rows=max_rows,
-                        max_merges=max_merges,
-                        budget_bytes=max_merge_bytes,
+                        max_rows=max_rows or bounds.max_rows,
+                        max_merges=bounds.max_merges if max_merges is None else max_merges,
+                        budget_bytes=max_merge_bytes or bounds.max_merge_bytes,
                         merge_elsewhere=by_spark,
+                        grace_ms=bounds.grace_ms,
+                        intent_ms=bounds.intent_ms,
                     )
                 )
     tries.print_done(done, _MAINTAINED, session.no_shards)
@@ -100,31 +105,25 @@ def maintain_command(
 @click.command("gc")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option("--dry-run", is_flag=True, help="Print what nothing needs now, whatever the hours; delete nothing.")
-@click.option(
-    "--grace-hours",
-    type=output.COUNT,
-    default=GRACE_MS // HOUR_MS,
-    show_default=True,
-    help="Time for readers without lease.",
-)
-@click.option(
-    "--intent-hours",
-    type=output.COUNT,
-    default=INTENT_MS // HOUR_MS,
-    show_default=True,
-    help="Time for the longest dag run.",
-)
+@click.option("--grace-hours", type=output.COUNT, help="Time for readers without lease.")
+@click.option("--intent-hours", type=output.COUNT, help="Time for the longest dag run.")
 @click.option("--max-keys", type=output.POSITIVE, default=MAX_KEYS, show_default=True, help="Keys of each shard.")
 @with_session
 def gc_command(
-    session: Session, names: tuple[str, ...], dry_run: bool, grace_hours: int, intent_hours: int, max_keys: int
+    session: Session,
+    names: tuple[str, ...],
+    dry_run: bool,
+    grace_hours: int | None,
+    intent_hours: int | None,
+    max_keys: int,
 ) -> None:
     """Delete files that nothing needs, of the shards NAME (default: all).
 
     You can run it at any time, even while DAGs run. A file is first listed, and deleted only when the grace and the
-    staging intent have passed and nothing needs it then. Run it every day (`persist maintain` does).
+    staging intent have passed and nothing needs it then. Hours that are not given come from `persist.yaml` beside
+    the folder of collections. Run it every day (`persist maintain` does).
     """
-    done, tries = [], output.Tries(session.as_json)
+    done, tries, hours = [], output.Tries(session.as_json), project_here().maintenance
     for name in with_dropped(session.client, names or session.client.shards()):
         with tries.one():
             if dry_run:
@@ -133,8 +132,8 @@ def gc_command(
             collected = collect(
                 session.client,
                 name,
-                grace_ms=grace_hours * HOUR_MS,
-                intent_ms=intent_hours * HOUR_MS,
+                grace_ms=hours.grace_ms if grace_hours is None else grace_hours * HOUR_MS,
+                intent_ms=hours.intent_ms if intent_hours is None else intent_hours * HOUR_MS,
                 max_keys=max_keys,
             )
             done.append(collected)

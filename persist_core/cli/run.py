@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -17,7 +18,8 @@ import click
 from persist_core.cli import output
 from persist_core.cli.session import Session, with_session
 from persist_core.config.collection import CollectionConfig, load_collection, load_collections
-from persist_core.config.files import SUFFIXES, beside, read_mapping
+from persist_core.config.files import PROJECT_FILE, SUFFIXES, beside, read_mapping
+from persist_core.config.project import MaintenanceConfig, ProjectConfig, project_of
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig, load_view, load_views
 from persist_core.contents.batch import BatchDescription
@@ -123,16 +125,17 @@ def run(
     for name in (config.name for config in configs if config.writes_nothing):
         session.say(f"{name} is read-only and left out; `persist run {name}` shows what a refresh would write")
     wanted = [_wanted(session, config, until, force, close) for config in configs if not config.writes_nothing]
+    bounds = project_here(next((Path(name).parent for name in names if _is_path(name)), collections)).maintenance
     if len(wanted) == 1 and names:
         with spark.kept() as start:
-            ((_, report),) = _reports(session, wanted, spark, start)
+            ((_, report),) = _reports(session, wanted, spark, start, bounds)
         if isinstance(report, PersistError):
             raise report
         _print_run(session, wanted[0].config, report)
         if report.checkpoint_error is not None:  # `bring_up_to_date` has said it
             sys.exit(output.exit_code(report.checkpoint_error))
         return
-    _run_several(session, wanted, wrong, spark)
+    _run_several(session, wanted, wrong, spark, bounds)
 
 
 def _wanted(session: Session, config: ShardConfig, until: str | None, force: bool, close: bool) -> RunRequest:
@@ -142,12 +145,18 @@ def _wanted(session: Session, config: ShardConfig, until: str | None, force: boo
     return RunRequest(config, frontier, force)
 
 
-def _run_several(session: Session, wanted: list[RunRequest], wrong: list[PersistError], spark: SparkProcess) -> None:
+def _run_several(
+    session: Session,
+    wanted: list[RunRequest],
+    wrong: list[PersistError],
+    spark: SparkProcess,
+    bounds: MaintenanceConfig,
+) -> None:
     counts: Counter[str] = Counter()
     incomplete: dict[str, PersistError] = {}
     failed = _wrong_files(session, wrong)
     with spark.kept() as start:
-        for config, report in _reports(session, wanted, spark, start):
+        for config, report in _reports(session, wanted, spark, start, bounds):
             if isinstance(report, PersistError):
                 failed.append(config.name)
                 _print_failed(session, config, report)
@@ -207,7 +216,7 @@ def _check_none_failed(failed: Sequence[str], total: int) -> None:
 
 
 def _reports(
-    session: Session, wanted: Sequence[RunRequest], spark: SparkProcess, start: Start
+    session: Session, wanted: Sequence[RunRequest], spark: SparkProcess, start: Start, bounds: MaintenanceConfig
 ) -> Iterator[tuple[ShardConfig, RunReport | PersistError]]:
     """Yield the report of each, or its error; those first that need none of the others."""
 
@@ -217,7 +226,8 @@ def _reports(
         return write_batches(session.client, start, asked)
 
     for wave in _waves(wanted):
-        reports = bring_up_to_date(session.client, wave, write=write, say=session.say, maintain=maintain_inline)
+        maintain = functools.partial(maintain_inline, given=bounds)
+        reports = bring_up_to_date(session.client, wave, write=write, say=session.say, maintain=maintain)
         yield from zip([each.config for each in wave], reports, strict=True)
 
 
@@ -281,11 +291,16 @@ def _folders(collections: Path | None, views: Path | None) -> tuple[Path, Path]:
     return collections, views or Path(os.environ.get(ENV_VIEWS) or beside(collections, VIEWS_FOLDER))
 
 
+def project_here(collections: Path | None = None) -> ProjectConfig:
+    """`persist.yaml` beside the folder of collections; the defaults if there is no such file. Raises `ConfigError`."""
+    return project_of(beside(_folders(collections, None)[0], PROJECT_FILE).parent)
+
+
 def find_config(name: str, collections: Path | None, views: Path | None) -> ShardConfig:
     """The collection or view meant by a name or a path. A file with a query or a function is a view's."""
     given = collections or (Path(folder) if (folder := os.environ.get(ENV_COLLECTIONS)) else None)
     collections, views = _folders(collections, views)
-    if name.endswith(SUFFIXES) or "/" in name:
+    if _is_path(name):
         fields = read_mapping(Path(name), first_fields="source: or query:")
         is_view = "query" in fields or "function" in fields
         return load_view(Path(name), collections=given) if is_view else load_collection(Path(name))
@@ -299,6 +314,10 @@ def find_config(name: str, collections: Path | None, views: Path | None) -> Shar
         f"no collection file {collections / name}.yaml and no view file {views / name}.yaml; give --collections FOLDER"
         f" or --views FOLDER, set {ENV_COLLECTIONS} or {ENV_VIEWS}, or name the file itself"
     )
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith(SUFFIXES) or "/" in name
 
 
 def find_collection(name: str, collections: Path | None, of_view: str) -> CollectionConfig:

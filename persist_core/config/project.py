@@ -19,7 +19,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from persist_core.config.alerts import WatchFields
-from persist_core.config.files import read_fields
+from persist_core.config.files import PROJECT_FILE, read_fields
 from persist_core.config.groups import GroupConfig, GroupName
 from persist_core.config.model import AirflowName, ConfigModel, Schedule, TimeZone, Whole
 from persist_core.config.problems import refuse, validated
@@ -87,3 +87,9 @@ class ProjectConfig(WatchFields):
 def load_project(path: Path) -> ProjectConfig:
     """Parse and check the file. Raises `ConfigError`: one line per mistake, as `load_collection`."""
     return validated(ProjectConfig, read_fields(path, first_fields="maintenance:"), path)
+
+
+def project_of(folder: str | Path) -> ProjectConfig:
+    """`persist.yaml` of the folder; the defaults if there is no such file. Raises `ConfigError`."""
+    path = Path(folder) / PROJECT_FILE
+    return load_project(path) if path.is_file() else ProjectConfig()

@@ -44,8 +44,8 @@ from persist_airflow.shard_actions import (
     typed,
 )
 from persist_airflow.spark import DEFAULT_SPARK
-from persist_airflow.watch import project_of
 from persist_core.config.collection import CollectionConfig, load_collections
+from persist_core.config.project import project_of
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance import actions

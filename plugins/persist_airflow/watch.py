@@ -28,8 +28,8 @@ from persist_core.alerts.health import healths, open_alerts
 from persist_core.alerts.words import show_value
 from persist_core.config.alerts import WatchedShard, load_watched
 from persist_core.config.collection import load_collections
-from persist_core.config.files import PROJECT_FILE, config_files
-from persist_core.config.project import MAX_HOURS, MaintenanceConfig, ProjectConfig, load_project
+from persist_core.config.files import config_files
+from persist_core.config.project import MAX_HOURS, MaintenanceConfig, ProjectConfig, project_of
 from persist_core.config.thresholds import DEFAULTS, FILE
 from persist_core.config.view import load_views
 from persist_core.errors import ConfigError, StorageError
@@ -137,12 +137,6 @@ class WatchShardsOperator(BaseOperator):
                     said = [str(error) for error in errors if str(error).startswith(f"{path}:")]
                     wrong[path.stem] = said[0] if said else f"{path} can't be read"
         return shards, {name: said for name, said in wrong.items() if name not in loaded}
-
-
-def project_of(folder: str | Path) -> ProjectConfig:
-    """`persist.yaml` of the folder; the defaults if there is no such file. Raises `ConfigError`."""
-    path = Path(folder) / PROJECT_FILE
-    return load_project(path) if path.is_file() else ProjectConfig()
 
 
 def announced_as(folder: str | Path) -> TaskOptions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,29 @@ def test_gc_says_what_it_found_and_deletes_it_later(capsys: pytest.CaptureFixtur
     assert run_command(["gc", SHARD, "--grace-hours", "5", "--intent-hours", "1"]) == 2
     assert run_command(["gc", SHARD, "--intent-hours", f"{10**15}"]) == 0
     assert run_command(["fsck", SHARD]) == 0
+
+
+@pytest.mark.parametrize("command", [("gc", SHARD), ("maintain", SHARD, "--max-merges", "0")])
+def test_hours_are_those_of_the_project_file_unless_given(
+    client: PersistClient, command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERSIST_COLLECTIONS", f"{tmp_path}/dags/collections")
+    project = tmp_path / "dags" / "persist.yaml"
+    project.parent.mkdir()
+    project.write_text("maintenance: {grace_hours: 100, intent_hours: 400}\n")
+    assert run_command(command) == 0
+    era = client.state(SHARD).era
+    for listed in (tmp_path / "blobs").glob(f"{SHARD}/gc/**/*"):
+        os.utime(listed, (client.clock.now_ms() / 1000 - 50 * 3600,) * 2)  # longer ago than the grace by default
+    assert run_command(command) == 0
+    assert client.state(SHARD).era == era
+    project.write_text("maintenance: {grace_hours: 20}\n")
+    assert run_command(("gc", SHARD, "--grace-hours", "60", "--intent-hours", "60")) == 0
+    assert client.state(SHARD).era == era
+    assert run_command(command) == 0
+    assert client.state(SHARD).era == era + 1
+    project.write_text("maintenance: {grace_hours: none}\n")
+    assert run_command(command) == 2
 
 
 @pytest.mark.usefixtures("client")

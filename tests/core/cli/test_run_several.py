@@ -7,7 +7,9 @@ import json
 import pytest
 
 from persist_core.checkpoint.checkpointer import Checkpointer
+from persist_core.cli import run
 from persist_core.cli.main import run_command
+from persist_core.config.project import MaintenanceConfig
 from persist_core.config.shard import ShardConfig
 from persist_core.errors import CorruptArtifact, Determinate, Indeterminate, PersistError
 from persist_core.handles.client import PersistClient
@@ -134,6 +136,29 @@ def test_a_commit_whose_checkpoint_fails_is_a_commit(
     assert "3 shards: 3 committed" in capsys.readouterr().err
     assert has_checkpoint(world, "a")
     assert has_checkpoint(world, "b")
+
+
+def test_maintenance_in_a_run_keeps_the_hours_of_the_project(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept: list[tuple[str, int, int]] = []
+
+    def noted(_client: PersistClient, shard: str, given: MaintenanceConfig) -> None:
+        kept.append((shard, given.grace_hours, given.intent_hours))
+
+    monkeypatch.setattr(run, "maintain_inline", noted)
+    command = write_collections(world, "a", "b")
+    project = world.folder / "dags" / "persist.yaml"
+    project.write_text("maintenance: {grace_hours: 100, intent_hours: 400}\n")
+    world.drop("x.txt", 1)
+    assert run_command([*command, "--all"]) == 0
+    assert sorted(kept) == [("a", 100, 400), ("b", 100, 400)]
+    world.drop("y.txt", 2)
+    assert run_command(["run", f"{command[2]}/a.yaml", "--until", str(UNTIL + 1)]) == 0
+    assert kept[2:] == [("a", 100, 400)], "a file lies in its folder of collections"
+    project.write_text("maintenance: {hours: 1}\n")
+    assert run_command([*command, "--all"]) == 2
+    assert "persist.yaml" in capsys.readouterr().err
 
 
 def test_others_are_named_only_if_there_are_some(
