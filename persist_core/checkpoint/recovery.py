@@ -195,7 +195,8 @@ class _Recovery:
 
 def newest_whole(client: PersistClient, state: ShardState, *, except_for: str) -> CheckpointManifest | None:
     """The newest other checkpoint whose manifest can be read and whose operator state is complete."""
-    for manifest in reversed(Checkpointer(client.blob, state.shard, state.origin.life).listing().manifests):
+    checkpointer = Checkpointer(client.blob, state.shard, state.origin.life)
+    for manifest in reversed(checkpointer.listing(threads=client.fetch_threads).manifests):
         if manifest.checkpoint_id != except_for:
             try:
                 recover(client, state, manifest.checkpoint_id)

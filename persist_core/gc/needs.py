@@ -213,7 +213,8 @@ class Needs:
     def _names_any_of(self, fork: ShardState, keys: Iterable[str]) -> bool:
         others = Needs(self._client, fork.shard)
         try:
-            listing = Checkpointer(self._client.blob, fork.shard, fork.origin.life).listing()
+            checkpointer = Checkpointer(self._client.blob, fork.shard, fork.origin.life)
+            listing = checkpointer.listing(threads=self._client.fetch_threads)
             named = {
                 *fork.manifest_keys,
                 *others.of_commits(fork),

@@ -36,20 +36,26 @@ HUGE_METHODS = "-XX:-DontCompileHugeMethods"
 
 
 def find_spark_submit(environment: Mapping[str, str]) -> Path:
-    """`$SPARK_HOME/bin/spark-submit`, else the one beside this Python, else the one on PATH. Raises `InvalidInput`."""
+    """`$SPARK_HOME/bin/spark-submit`, else the one of this Python's Spark, else the one on PATH.
+
+    Not the one beside this Python: it finds its Spark only in a folder without blanks in its name. Raises
+    `InvalidInput`.
+    """
     home = environment.get("SPARK_HOME")
     if home:
         found = Path(home) / "bin" / "spark-submit"
         if not found.is_file():
             raise InvalidInput(f"SPARK_HOME is {home!r}, and there is no {found}; correct SPARK_HOME or unset it")
         return found
-    beside = Path(sys.executable).with_name("spark-submit")
-    if beside.is_file():
-        return beside
+    packaged = importlib.util.find_spec("pyspark")
+    if packaged is not None and packaged.origin is not None:
+        found = Path(packaged.origin).with_name("bin") / "spark-submit"
+        if found.is_file():
+            return found
     on_path = shutil.which("spark-submit", path=environment.get("PATH"))
     if on_path is None:
         raise InvalidInput(
-            "no spark-submit: SPARK_HOME is not set, and neither the folder of this Python nor PATH has one; install"
+            "no spark-submit: SPARK_HOME is not set, this Python has no Spark, and PATH has no spark-submit; install"
             " airflow-persist[spark] or set SPARK_HOME"
         )
     return Path(on_path)
@@ -57,11 +63,7 @@ def find_spark_submit(environment: Mapping[str, str]) -> Path:
 
 def spark_home(environment: Mapping[str, str]) -> Path | None:
     """The folder of the Spark that `find_spark_submit` finds; `None` if that script stands alone."""
-    script = find_spark_submit(environment)
-    packaged = importlib.util.find_spec("pyspark")
-    if script.parent == Path(sys.executable).parent and packaged is not None and packaged.origin is not None:
-        return Path(packaged.origin).parent
-    home = script.resolve().parent.parent
+    home = find_spark_submit(environment).resolve().parent.parent
     return home if (home / "jars").is_dir() else None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -240,10 +241,10 @@ def _print_results(console: Console, location: PersistLocation, first_ms: int) -
 def _print_next(console: Console, airflow: LocalAirflow) -> None:
     console.print("\n[bold]What to do next[/]", highlight=False)
     for name, value in airflow.location.to_env().items():
-        console.print(f"  export {name}={value}", highlight=False, soft_wrap=True)
+        console.print(f"  export {name}={shlex.quote(value)}", highlight=False, soft_wrap=True)
     root = airflow.dags.parent
     persist = ".venv/bin/persist" if is_clone(root) else "persist"
-    console.print(f"  cd {root}", highlight=False, soft_wrap=True)
+    console.print(f"  cd {shlex.quote(str(root))}", highlight=False, soft_wrap=True)
     for command, what in (
         (f"{persist} errors {COLLECTION}", "what could not be read, byte for byte"),
         (f"{persist} fsck {COLLECTION}", "checks what is stored, digests included"),

@@ -238,7 +238,7 @@ def action_dags(session: Any, readable: Collection[str], conn_id: str, shard: st
             patterns = given.get("shards", ())  # a text if it is long: cut by Airflow; the DAG itself decides
             may_act = isinstance(patterns, str) or any(fnmatchcase(shard, pattern) for pattern in patterns)
             if may_act and given.get("persist_conn_id") == conn_id:
-                found.append({"dag_id": dag_id, "actions": given["actions"]})
+                found.append({"dag_id": dag_id, "actions": given.get("actions", [])})
     return found
 
 

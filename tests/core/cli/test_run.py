@@ -27,7 +27,7 @@ from persist_core.protocol.conflicts import list_conflicts
 from persist_core.sources.frozen import load_frozen
 from persist_core.sources.input_file import FrozenInput
 from persist_core.spark_job.answer import error_of_kind
-from persist_core.spark_job.installation import HUGE_METHODS, find_spark_submit, job_path, spark_environment
+from persist_core.spark_job.installation import HUGE_METHODS, job_path
 from persist_core.spark_job.launch import write_batch
 from persist_core.spark_job.process import SparkProcess, _Running, tuned_conf
 from persist_core.spark_job.spec import JobSpec
@@ -231,19 +231,6 @@ def test_a_user_may_put_shuffle_files_on_a_disk_of_their_own(world: World) -> No
     world.run(world.config(), conf={"spark.local.dir": "/large/disk"})
     argv = world.calls()[0]["argv"]
     assert [part for part in argv if part.startswith("spark.local.dir=")] == ["spark.local.dir=/large/disk"]
-
-
-def test_spark_submit_is_found_or_its_absence_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidInput, match=r"SPARK_HOME is .*correct SPARK_HOME or unset it"):
-        find_spark_submit({"SPARK_HOME": str(tmp_path)})
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(InvalidInput, match=r"install airflow-persist\[spark\] or set SPARK_HOME"):
-        find_spark_submit({"PATH": str(tmp_path)})
-    script = tmp_path / "spark-submit"
-    script.write_text("#!/bin/sh\n")
-    script.chmod(0o755)
-    assert find_spark_submit({"PATH": ""}) == script
-    assert spark_environment({"PYSPARK_PYTHON": "mine"}) == {"PYSPARK_DRIVER_PYTHON": str(tmp_path / "python")}
 
 
 @pytest.mark.parametrize(("given", "found"), [("C", "C.UTF-8"), ("no_SUCH.UTF-8", "C.UTF-8"), ("C.UTF-8", "")])
