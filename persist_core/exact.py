@@ -36,6 +36,9 @@ def exact_rows(table: pa.Table, *, rows_at_once: int = ROWS_AT_ONCE) -> Iterator
 
 
 def _values(column: pa.Array) -> list[Any]:
+    if pa.types.is_timestamp(column.type) and column.type.unit == "ns":  # Python has no type for it, pandas its own
+        counts = column.cast("int64").to_pylist()
+        return [None if ns is None else f"{timestamp_text(ns // 1000)[:-1]}{ns % 1000:03d}Z" for ns in counts]
     try:
         return list(column.to_pylist())
     except (ValueError, OverflowError):

@@ -91,7 +91,7 @@ def _start_of(feed: Feed, file: InputFile, limit: int, max_bytes: int, source: S
     try:
         with feed.opened(file) as opened:
             if not is_text and opened.read(4) == b"PAR1":
-                return _rows(file, pq.ParquetFile(opened), limit, max_bytes)
+                return _rows(file, pq.ParquetFile(opened, coerce_int96_timestamp_unit="us"), limit, max_bytes)
             opened.seek(0)
             codec = CODECS.get(Path(file.path).suffix.lower())
             text = pa.PythonFile(opened, "r") if codec is None else pa.CompressedInputStream(opened, codec)

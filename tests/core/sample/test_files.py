@@ -6,6 +6,7 @@ import bz2
 import gzip
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.errors import Determinate
 from persist_core.location.mem import MemBlob
 from persist_core.sample.files import SampledFile, copied, raw_rows, take
+from persist_core.sample.guess import guess
 from persist_core.sources.feed import LocalFeed
 from persist_core.sources.files import FileSource
 
@@ -156,3 +158,15 @@ def test_the_text_of_null_in_csv(tmp_path: Path) -> None:
     }
     for (kind, null), texts in wanted.items():
         assert [each.row["text"] for each in raw_rows(found, kind, null_value=null)] == texts
+
+
+def test_times_of_parquet_are_guessed_and_copied_as_stored(tmp_path: Path) -> None:
+    """Python has no type for nanoseconds; INT96, the form of Spark, holds years that nanoseconds cannot hold."""
+    table = pa.table({"id": pa.array([1_767_225_600_000_000_000], pa.timestamp("ns"))})
+    pq.write_table(table, tmp_path / "a.parquet")
+    late = pa.table({"id": pa.array([253_402_214_400_000], pa.timestamp("ms"))})  # 9999-12-31
+    pq.write_table(late, tmp_path / "b.parquet", use_deprecated_int96_timestamps=True, store_schema=False)
+    found = sample(config_of(tmp_path, "*.parquet", "parquet"), 10)
+    rows = [row.row["id"] for row in raw_rows(found, "parquet")]
+    assert rows == ["2026-01-01T00:00:00.000000000Z", datetime(9999, 12, 31)]
+    assert [str(guess("id", [row])).split("'")[1] for row in rows] == ["timestamp", "timestamp"]
