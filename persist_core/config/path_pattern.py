@@ -187,8 +187,6 @@ def _check_text(path: str) -> None:
         raise BadPattern("expected no '~'; write ${HOME}/...")
     if path.endswith("/"):
         raise BadPattern("expected a pattern for files, not a folder; for example add *.jsonl")
-    if set("{}") & set(_DATE.sub("", path)):
-        raise BadPattern("expected braces only as {date:...}, as in {date:%Y-%m-%d}")
 
 
 def _split(path: str) -> list[list[_Token]]:
@@ -218,18 +216,20 @@ def _token(path: str, position: int) -> tuple[_Token, int]:
     if char == "?":
         return _Token("[^/]"), position + 1
     if char == "[":
-        end = path.find("]", position + 2)
-        if end < 0 or "/" in path[position:end]:
-            raise BadPattern("expected a ']' for each '['; write [[] for a plain [")
-        inside = path[position + 1 : end]
-        negated = inside.startswith(("!", "^"))
-        members = re.sub(r"([\\\[\]^&~|])", r"\\\1", inside[1:] if negated else inside)
-        regex = f"[{'^/' if negated else ''}{members}]"
+        negated = path.startswith(("!", "^"), position + 1)
+        start = position + 1 + negated
+        end = path.find("]", start + 1)  # the first character is a member, also if it is a ]
+        if end < 0 or "/" in path[position:end] or "{date:" in path[position:end]:
+            raise BadPattern("expected a set of characters between '[' and ']'; write [[] for a plain [")
+        members = re.sub(r"([\\\[\]^&~|])", r"\\\1", path[start:end])
+        regex = f"(?!/)[{'^' if negated else ''}{members}]"
         try:
             re.compile(regex)
         except re.error:
             raise BadPattern(f"expected a set of characters, found {path[position : end + 1]!r}") from None
         return _Token(regex), end + 1
+    if char in "{}":
+        raise BadPattern("expected braces only as {date:%Y-%m-%d}; write [{] and [}] for plain ones")
     return _Token(re.escape(char), char), position + 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 import re
 import time
@@ -53,6 +54,7 @@ def test_a_base_folder_is_taken_literally() -> None:
         ("**/{date:%Y}.csv", "2026.csv", "2026-01-01"),
         ("a[0-9]?{date:%Y}.csv", "a7x2026.csv", "2026-01-01"),
         ("[!a]{date:%Y}.csv", "b2026.csv", "2026-01-01"),
+        ("[{]{date:%Y}[}].csv", "{2026}.csv", "2026-01-01"),
     ],
 )
 def test_dates_in_paths_are_utc(path: str, file: str, date: str) -> None:
@@ -70,6 +72,7 @@ def test_dates_in_paths_are_utc(path: str, file: str, date: str) -> None:
         ("{date:%Y-%m-%d %H}.csv", "2026-01-31 24.csv"),
         ("{date:%Y}.csv", "2026xcsv"),
         ("[!a]{date:%Y}.csv", "/2026.csv"),
+        ("[+-9]{date:%Y}.csv", "/2026.csv"),
     ],
 )
 def test_what_is_no_date(path: str, file: str) -> None:
@@ -81,6 +84,20 @@ def test_plain_text_is_matched_literally(path: str) -> None:
     pattern = parse_pattern(f"{path}*", "/base")
     assert pattern.segments[-1].loose.fullmatch(f"{path}x")
     assert not pattern.segments[-1].loose.fullmatch(f"x{path}")
+
+
+@given(st.sampled_from(["", "!", "^"]), st.sampled_from("]ab[{}&"), st.text("ab[{}&!^", max_size=3))
+def test_a_set_of_characters_is_that_of_the_shell(negation: str, first: str, others: str) -> None:
+    pattern = parse_pattern(f"[{negation}{first}{others}]", "/base")
+    for char in "]ab[{}&!^x":
+        found = pattern.segments[0].loose.fullmatch(char) is not None
+        assert found == fnmatch.fnmatchcase(char, f"[{'!' if negation else ''}{first}{others}]")
+
+
+@pytest.mark.parametrize("path", ["[{date:%Y}].csv", "[{date:%Y][}].csv"])
+def test_a_date_in_a_set_of_characters_is_refused(path: str) -> None:
+    with pytest.raises(BadPattern, match=r"write \[\[\] for a plain"):
+        parse_pattern(path, "/base")
 
 
 @given(st.text("ab*?[]{}!-^/.%Y0dateé \\", max_size=24))
