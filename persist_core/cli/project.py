@@ -40,8 +40,9 @@ from persist_core.keys import check_shard_name
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation, location_from
 from persist_core.location.uri import redact_uri
+from persist_core.sample.found import found_by
 from persist_core.sample.preview import lines_of, preview
-from persist_core.sample.propose import found_by, propose
+from persist_core.sample.propose import propose
 from persist_core.spark_job.installation import archive_made
 from persist_core.spark_job.process import LOCAL_MASTER, SMALL_JVM, SparkProcess, is_local
 

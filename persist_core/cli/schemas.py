@@ -12,7 +12,8 @@ from persist_core.cli.session import Session, with_session
 from persist_core.contents.evolution import changes_between
 from persist_core.errors import InvalidInput, SchemaMismatch
 from persist_core.protocol.planned import planned
-from persist_core.sample.propose import found_by, new_columns
+from persist_core.sample.found import found_by
+from persist_core.sample.propose import new_columns
 from persist_core.sources.feeds import feed_of
 from persist_core.sources.files import FileSource
 from persist_core.time_text import show_time

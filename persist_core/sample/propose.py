@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from persist_core.config.collection import NEVER_KEYS, PLAIN_FORMATS, CollectionConfig, Format
-from persist_core.config.path_pattern import S3, parse_pattern
+from persist_core.config.path_pattern import S3
 from persist_core.errors import InvalidInput
-from persist_core.location.open import OpenLocation
 from persist_core.sample.csv_records import csv_rows
-from persist_core.sample.detect import Detected, detect, escaped, path_of, stated_types
+from persist_core.sample.detect import Detected, detect, path_of, stated_types
 from persist_core.sample.fields import BEFORE, hints_of, named_fields, rows_of
 from persist_core.sample.files import (
     DMS_OP,
@@ -34,13 +33,11 @@ from persist_core.sample.files import (
     take,
     value_at,
 )
+from persist_core.sample.found import FoundFiles
 from persist_core.sample.guess import Guess, guess
 from persist_core.schema import MAX_COLUMNS, MAX_NAME_CHARS, RESERVED_PREFIX, folded
-from persist_core.sources.feed import Feed, Wanted
-from persist_core.sources.feeds import feed_at
+from persist_core.sources.feed import Feed
 from persist_core.sources.input_file import InputFile
-from persist_core.sources.natural_order import natural_key
-from persist_core.sources.root import join
 
 MAX_RECORDS = 10_000
 _MARKERS = re.compile(r"(?:__)?(?:op|op_type|operation|change_type|deleted|is_deleted|_action)", re.IGNORECASE)
@@ -88,50 +85,6 @@ class _Feed:
     @property
     def is_plain(self) -> bool:
         return self.detected.format in PLAIN_FORMATS
-
-
-@dataclass(frozen=True)
-class FoundFiles:
-    """Files of one folder tree or bucket, in natural order, and where they are read."""
-
-    feed: Feed
-    files: Sequence[InputFile]
-    connection: str | None = None
-    globs: Sequence[str] = ()
-
-
-def found_by(globs: Sequence[str], location: OpenLocation, connection: str | None = None) -> FoundFiles:
-    """The files that these globs name, with the rules of `source.path`. `connection`: its name, for a bucket.
-
-    Raises `InvalidInput` for files in several stores, and for none; `StorageError`.
-    """
-    found: dict[str, InputFile] = {}
-    files = {text: os.path.normpath(Path.cwd() / text) for text in globs if Path(text).is_file()}
-    patterns = [parse_pattern(escaped(text) if text in files else text, str(Path.cwd())) for text in globs]
-    stores = {each.root.removeprefix(S3).partition("/")[0] if each.root.startswith(S3) else "" for each in patterns}
-    if connection is not None and stores == {""}:
-        raise InvalidInput("--connection is for files on s3://; leave it out")
-    if len(stores) > 1:
-        raise InvalidInput("--from: found files in several stores; expected one folder tree, or one bucket")
-    gone = [each.root for each in patterns if not each.root.startswith(S3) and not os.path.lexists(each.root)]
-    if gone:
-        raise InvalidInput(f"--from: found no folder {gone[0]}; expected the path of a file, or a glob in quotes")
-    # A shell expands a glob to files: their folder is listed once, and not once for each.
-    paths = {*files.values()}
-    folders = [parse_pattern(f"{escaped(root)}/*", "/") for root in sorted({*map(os.path.dirname, paths)})]
-    looks = [*folders, *(each for text, each in zip(globs, patterns, strict=True) if text not in files)]
-    feeds = [feed_at(location, pattern, connection) for pattern in looks]
-    for place, (pattern, feed) in enumerate(zip(looks, feeds, strict=True)):
-        for each in feed.scan(Wanted()).found:
-            path = join(pattern.root, each.below_root)
-            if place < len(folders) and path not in paths:
-                continue
-            facts = (each.size_bytes, each.mtime_ms, each.ctime_ns, None, natural_key(path))
-            found[path] = InputFile(path, path, *facts, etag=each.etag)
-    if not found:
-        raise InvalidInput(f"--from: found no file for {globs[0]}; expected the path of a file, or a glob in quotes")
-    absolute = [each if each.startswith(S3) else os.path.normpath(Path.cwd() / each) for each in globs]
-    return FoundFiles(feeds[0], sorted(found.values(), key=lambda each: each.order), connection, absolute)
 
 
 def propose(given: FoundFiles, *, folder: Path | None, format: Format | None = None) -> str:

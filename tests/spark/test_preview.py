@@ -19,8 +19,9 @@ from persist_core.inspection.rows import in_key_order
 from persist_core.inspection.values import json_rows
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
+from persist_core.sample.found import found_by
 from persist_core.sample.preview import Preview, lines_of, preview
-from persist_core.sample.propose import found_by, propose
+from persist_core.sample.propose import propose
 from persist_core.spark_job.launch import Ended, Start, write_batch
 from persist_spark import __main__ as job
 from tests.core.sources.bucket import Bucket

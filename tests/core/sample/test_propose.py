@@ -15,7 +15,7 @@ from persist_core.config.collection import CollectionConfig, load_collection
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.sample.detect import stated_types
-from persist_core.sample.propose import found_by
+from persist_core.sample.found import found_by
 from persist_core.sources.feed import LocalFeed, Wanted
 from persist_core.sources.file_scan import Scan
 
