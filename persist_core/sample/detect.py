@@ -103,7 +103,7 @@ def _deep_folders(split: Sequence[Sequence[str]], text: str, globs: Sequence[Seq
         return None
     closed = [parts[: parts.index("**")] for parts in deep]
     places = (place + (more if -1 < day < place else 0) for place in range(begin))
-    is_open = [any(has_magic("".join(parts[place : place + 1])) for parts in closed) for place in places]
+    is_open = [any(is_glob("".join(parts[place : place + 1])) for parts in closed) for place in places]
     return [*(_level(each, is_open=may) for each, may in zip(zip(*split, strict=False), is_open, strict=False)), *rest]
 
 
@@ -113,7 +113,7 @@ def _level(parts: Sequence[str], *, is_open: bool) -> str:
 
 def _left_open(globs: Sequence[str], parts: Sequence[str], more: int) -> list[bool]:
     """Say of each folder of a path if a glob leaves it open. A date counts for `more` parts than its own."""
-    named = [[*map(has_magic, reversed(glob.split("/")))] for glob in globs if "**" not in glob]
+    named = [[*map(is_glob, reversed(glob.split("/")))] for glob in globs if "**" not in glob]
     is_open = [any(each) for each in itertools.zip_longest(*named, fillvalue=False)]
     found: list[bool] = []
     for part in reversed(parts):
@@ -152,6 +152,11 @@ def _is_fixed(texts: Sequence[str]) -> bool:
     return len({*texts}) == 1 and not (len(texts) == 1 and re.search(r"\d", texts[0].removesuffix(_ending(texts[0]))))
 
 
+def is_glob(part: str) -> bool:
+    """True if a part of a glob can name several files or folders, as one that `escaped` has made cannot."""
+    return has_magic(re.sub(r"\[[*?\[{}]\]", "", part))
+
+
 def _ending(name: str) -> str:
     suffixes = PurePosixPath(name).suffixes
     return "".join(suffixes[-2:] if suffixes and suffixes[-1].lower() in CODECS else suffixes[-1:])
@@ -159,7 +164,7 @@ def _ending(name: str) -> str:
 
 def escaped(name: str) -> str:
     """A glob that names this file or folder alone."""
-    return re.sub(r"[*?\[]", lambda found: f"[{found[0]}]", name)
+    return re.sub(r"[*?\[{}]", lambda found: f"[{found[0]}]", name)
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,10 @@ def found_by(globs: Sequence[str], location: OpenLocation, connection: str | Non
     Raises `InvalidInput` for files in several stores, and for none; `StorageError`.
     """
     found: dict[str, InputFile] = {}
-    files = {text: os.path.normpath(Path.cwd() / text) for text in globs if Path(text).is_file()}
-    patterns = [parse_pattern(escaped(text) if text in files else text, str(Path.cwd())) for text in globs]
+    named = [text for text in globs if os.path.isfile(text)]  # noqa: PTH113 - an object may have a longer name
+    files = {escaped(text): os.path.normpath(Path.cwd() / text) for text in named}
+    globs = [escaped(text) if text in named else text for text in globs]
+    patterns = [parse_pattern(text, str(Path.cwd())) for text in globs]
     stores = {each.root.removeprefix(S3).partition("/")[0] if each.root.startswith(S3) else "" for each in patterns}
     if connection is not None and stores == {""}:
         raise InvalidInput("--connection is for files on s3://; leave it out")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist_core.config.path_pattern import parse_pattern
-from persist_core.sample.detect import path_of
+from persist_core.sample.detect import escaped, is_glob, path_of
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,7 @@ from persist_core.sample.detect import path_of
         (["/f/a/2026-01-01/1.csv", "/f/a/b/2026-01-02/2.csv"], "/f/a/**/*.csv"),
         (["/f/LOAD00000001.csv", "/f/20260102-060000000.csv"], "/f/*.csv"),
         (["/f[1]/a"], "/f[[]1]/*"),
+        (["/f{1}/a"], "/f[{]1[}]/*"),
     ],
 )
 def test_the_path_of_files(paths: list[str], expected: str) -> None:
@@ -56,10 +57,21 @@ def test_the_path_of_files(paths: list[str], expected: str) -> None:
         (["/f/g/2026/01/02.csv"], "/f/g/*/*/*", "/f/g/{date:%Y/%m/%d}.csv"),
         (["/f/20260102-060000000.csv"], "/f/*", "/f/{date:%Y%m%d}*.csv"),
         (["/f/v2-2026-01-02.csv.bz2"], "/f/*", "/f/*{date:%Y-%m-%d}.csv.bz2"),
+        (["/f[1]/a.csv"], "/f[[]1]/a.csv", "/f[[]1]/*.csv"),
     ],
 )
 def test_what_may_differ_tomorrow_stays_open(paths: list[str], glob: str, expected: str) -> None:
     assert path_of(paths, [glob]) == expected
+
+
+_NAMES = st.text("ab*?[]{}!-^", max_size=5).map("a".__add__)
+
+
+@given(_NAMES, _NAMES)
+def test_an_escaped_name_is_a_glob_of_it_alone(name: str, other: str) -> None:
+    found = parse_pattern(f"/{escaped(name)}", "/")
+    assert not is_glob(escaped(name))
+    assert [found.loose.fullmatch(each) is not None for each in (name, other)] == [True, other == name]
 
 
 _PARTS = st.sampled_from(["a", "orders", "region=eu", "2026-01-01", "2026-01-02", "2026", "01", "02"])

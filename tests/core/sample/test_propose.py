@@ -311,11 +311,12 @@ def test_nothing_is_overwritten_and_nothing_comes_of_nothing(place: Path, capsys
     for arguments, told in (
         (["--from", "feed/a.jsonl", "--name", "things"], "things.yaml: exists already; nothing was written"),
         (["--from", "feed/x.jsonl"], "--from: found no file for feed/x.jsonl"),
+        (["--from", f"feed/{'x' * 300}"], "--from: found no file for feed/xxx"),
         (["--from", "feed"], "--from: found no file for feed; expected the path of a file"),
         (["--from", "fed/*/*.jsonl"], f"--from: found no folder {place}/fed; expected"),
         (["--from", "feed/b.jsonl"], "--from: found no record in 1 files"),
         (["--from", "s3://bucket/x", "feed/a.jsonl"], "found files in several stores"),
-        (["--from", "s3://bucket/x", "--connection", "vendor"], "source.connection 'vendor' is not known"),
+        (["--from", f"s3://bucket/{'x' * 300}", "--connection", "vendor"], "source.connection 'vendor' is not known"),
         (["--from", "feed/a.jsonl", "--name", "a/b"], "a/b"),
         ([], "expected one FOLDER"),
         (["a", "b"], "expected one FOLDER"),
@@ -333,13 +334,13 @@ def test_files_of_no_format_that_is_read(text: str, place: Path, capsys: pytest.
 
 
 def test_files_that_the_shell_has_expanded(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("a", "b [1]"):
+    for name in ("a", "b [1]", "{b}"):
         lines(place / "feed" / f"{name}.jsonl", {"id": name})
     (place / "feed" / "d[1]").mkdir()
     lines(place / "feed" / "d[1]" / "c.jsonl", {"id": "c"})
     lines(place / "feed" / "c.jsonl", {"id": "not given"})
-    _, text = proposed(capsys, "feed/a.jsonl", "feed/b [1].jsonl", "feed/d[1]/c.jsonl")
-    assert "from 3 records of 3 of 3 files" in text
+    _, text = proposed(capsys, "feed/a.jsonl", "feed/b [1].jsonl", "feed/{b}.jsonl", "feed/d[1]/c.jsonl")
+    assert "from 4 records of 4 of 4 files" in text
 
 
 def test_a_folder_is_listed_once_for_all_files_of_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
