@@ -74,7 +74,19 @@ def path_of(paths: Sequence[str], globs: Sequence[str] = ()) -> str:
         dated, text = list(paths), ""
         folders = _folders(dated, text, globs) or []
     names = [path.rpartition("/")[2] for path in dated]
-    return "/".join([*folders, _differing(names)]).replace(_DATE, f"{{date:{text}}}")
+    return "/".join([*folders, _name(names, globs)]).replace(_DATE, f"{{date:{text}}}")
+
+
+def _name(names: Sequence[str], globs: Sequence[str]) -> str:
+    """As `_differing`, without files whose names the globs do not allow: they may be another table's."""
+    name, lasts = _differing(names), sorted({glob.rpartition("/")[2] for glob in globs})
+    if not globs or not all(is_glob(glob) or "{date:" in glob for glob in globs):
+        return name
+    if _DATE not in name and len(lasts) == 1 and lasts[0].strip("*") and "}" not in lasts[0]:
+        return lasts[0]
+    starts = [each.partition(_DATE)[0].removesuffix(_ending(each)) for each in names]
+    start = _shared([*(re.split(r"[*?\[{]", last)[0] for last in lasts), *starts])
+    return "".join([*start, name]) if name[0] == "*" else name
 
 
 def _folders(dated: Sequence[str], text: str, globs: Sequence[str]) -> list[str] | None:

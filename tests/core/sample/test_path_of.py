@@ -58,6 +58,15 @@ def test_the_path_of_files(paths: list[str], expected: str) -> None:
         (["/f/20260102-060000000.csv"], "/f/*", "/f/{date:%Y%m%d}*.csv"),
         (["/f/v2-2026-01-02.csv.bz2"], "/f/*", "/f/*{date:%Y-%m-%d}.csv.bz2"),
         (["/f[1]/a.csv"], "/f[[]1]/a.csv", "/f[[]1]/*.csv"),
+        (["/f/orders-1.csv", "/f/orders-2.csv"], "/f/orders-*.csv", "/f/orders-*.csv"),
+        (["/f/orders[1].csv"], "/f/orders[[]1].csv", "/f/*.csv"),
+        (["/f/2026-01-01/orders-1.csv"], "/f/*/orders-?.*", "/f/{date:%Y-%m-%d}/orders-?.*"),
+        (["/f/v2-2026-01-02.csv"], "/f/v2-*", "/f/v2-*{date:%Y-%m-%d}.csv"),
+        (["/f/o-eu-2026-01-02.csv", "/f/o-us-2026-01-02.csv"], "/f/o-*", "/f/o-*{date:%Y-%m-%d}.csv"),
+        (["/f/o-2026-01-02.csv"], "/f/o-2026-*.csv", "/f/o-{date:%Y-%m-%d}.csv"),
+        (["/f/eu/orders.csv", "/f/us/orders.csv"], "/f/*/orders.csv", "/f/*/orders.csv"),
+        (["/f/2026-01-01/o.csv"], "/f/{date:%Y-%m-%d}/o.csv", "/f/{date:%Y-%m-%d}/o.csv"),
+        (["/f/x/y-a.csv"], "/f/{date:%Y/%m}-*.csv", "/f/x/*.csv"),
     ],
 )
 def test_what_may_differ_tomorrow_stays_open(paths: list[str], glob: str, expected: str) -> None:
@@ -77,16 +86,25 @@ def test_an_escaped_name_is_a_glob_of_it_alone(name: str, other: str) -> None:
 _PARTS = st.sampled_from(["a", "orders", "region=eu", "2026-01-01", "2026-01-02", "2026", "01", "02"])
 
 
-@given(st.lists(_PARTS, max_size=5), st.integers(0, 5), st.integers(0, 5), st.lists(st.lists(_PARTS, max_size=2)))
+_LASTS = st.sampled_from(["*.csv", "a*", "[!b].csv", "a.c*", "a.csv*"])
+
+
+@given(
+    st.lists(_PARTS, max_size=5),
+    st.integers(0, 5),
+    st.integers(0, 5),
+    st.lists(st.lists(_PARTS, max_size=2)),
+    st.sets(_LASTS, min_size=1),
+)
 def test_a_proposed_path_has_each_file_and_its_date(
-    folders: list[str], begin: int, end: int, middles: list[list[str]]
+    folders: list[str], begin: int, end: int, middles: list[list[str]], lasts: set[str]
 ) -> None:
     """Wherever dates lie below a glob with `**`."""
     first, last = sorted((begin, end))
-    glob = "/".join(["/f", *folders[:first], "**", *folders[last:], "*.csv"])
+    globs = ["/".join(["/f", *folders[:first], "**", *folders[last:], each]) for each in lasts]
     between = [folders[first:last], *middles]
     paths = sorted({"/".join(["/f", *folders[:first], *each, *folders[last:], "a.csv"]) for each in between})
-    found = parse_pattern(path_of(paths, [glob]), "/")
+    found = parse_pattern(path_of(paths, globs), "/")
     for path in paths:
         below = path.removeprefix(found.root.rstrip("/") + "/")
         assert found.loose.fullmatch(below)
