@@ -20,12 +20,16 @@ from persist_core.sources.root import join
 
 @dataclass(frozen=True)
 class FoundFiles:
-    """Files of one folder tree or bucket, in natural order, and where they are read."""
+    """Files of one folder tree or bucket, in natural order, and where they are read.
+
+    `beside`: paths of other files, in the folders of files that were given by name.
+    """
 
     feed: Feed
     files: Sequence[InputFile]
     connection: str | None = None
     globs: Sequence[str] = ()
+    beside: Sequence[str] = ()
 
 
 def found_by(globs: Sequence[str], location: OpenLocation, connection: str | None = None) -> FoundFiles:
@@ -34,6 +38,7 @@ def found_by(globs: Sequence[str], location: OpenLocation, connection: str | Non
     Raises `InvalidInput` for files in several stores, and for none; `StorageError`.
     """
     found: dict[str, InputFile] = {}
+    others: set[str] = set()
     named = [text for text in globs if os.path.isfile(text)]  # noqa: PTH113 - an object may have a longer name
     files = {escaped(text): os.path.normpath(Path.cwd() / text) for text in named}
     globs = [escaped(text) if text in named else text for text in globs]
@@ -55,10 +60,12 @@ def found_by(globs: Sequence[str], location: OpenLocation, connection: str | Non
         for each in feed.scan(Wanted()).found:
             path = join(pattern.root, each.below_root)
             if place < len(folders) and path not in paths:
+                others.add(path)
                 continue
             facts = (each.size_bytes, each.mtime_ms, each.ctime_ns, None, natural_key(path))
             found[path] = InputFile(path, path, *facts, etag=each.etag)
     if not found:
         raise InvalidInput(f"--from: found no file for {globs[0]}; expected the path of a file, or a glob in quotes")
     absolute = [each if each.startswith(S3) else os.path.normpath(Path.cwd() / each) for each in globs]
-    return FoundFiles(feeds[0], sorted(found.values(), key=lambda each: each.order), connection, absolute)
+    ordered, beside = sorted(found.values(), key=lambda each: each.order), sorted(others - {*found})
+    return FoundFiles(feeds[0], ordered, connection, absolute, beside)

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from persist_core.config.collection import NEVER_KEYS, PLAIN_FORMATS, CollectionConfig, Format
-from persist_core.config.path_pattern import S3
+from persist_core.config.path_pattern import S3, parse_pattern
 from persist_core.errors import InvalidInput
 from persist_core.sample.csv_records import csv_rows
-from persist_core.sample.detect import Detected, detect, path_of, stated_types
+from persist_core.sample.detect import Detected, detect, is_glob, path_of, stated_types
 from persist_core.sample.fields import BEFORE, hints_of, named_fields, rows_of
 from persist_core.sample.files import (
     DMS_OP,
@@ -38,6 +38,7 @@ from persist_core.sample.guess import Guess, guess
 from persist_core.schema import MAX_COLUMNS, MAX_NAME_CHARS, RESERVED_PREFIX, folded
 from persist_core.sources.feed import Feed
 from persist_core.sources.input_file import InputFile
+from persist_core.sources.root import relative_to
 
 MAX_RECORDS = 10_000
 _MARKERS = re.compile(r"(?:__)?(?:op|op_type|operation|change_type|deleted|is_deleted|_action)", re.IGNORECASE)
@@ -100,16 +101,14 @@ def propose(given: FoundFiles, *, folder: Path | None, format: Format | None = N
     detected = detect(found, format)
     raw = raw_rows(found, detected.format, delimiter=detected.delimiter, names=_names(detected, found))
     feed, shown = _feed(detected, raw), _relative(pattern, folder)
+    source = _source(feed, f"{_scalar(shown)}{_doubt(given, pattern)}", given.connection)
     head = [
         f"# Proposed by `persist init --from`, from {len(raw)} records of {len(found)} of {len(files)} files. Read each"
         " line:",
         "# a guess says why, and a QUESTION is for you. `persist preview` tries it.",
         *[f"# {_one_line(problem)}" for problem in problems],
     ]
-    return (
-        "\n".join([*head, *_source(feed, shown, given.connection), *_key(feed), *_columns(feed), *_rest(feed, shown)])
-        + "\n"
-    )
+    return "\n".join([*head, *source, *_key(feed), *_columns(feed), *_rest(feed, shown)]) + "\n"
 
 
 @dataclass(frozen=True)
@@ -147,6 +146,16 @@ def new_columns(config: CollectionConfig, feed: Feed, files: Sequence[InputFile]
     if found.marker is not None and found.marker not in known:
         lines.append(Proposed(found.marker, None, "by its name a mark of deletes: see `delete`"))
     return lines, [*hints_of(config, raw)]
+
+
+def _doubt(given: FoundFiles, pattern: str) -> str:
+    """A question, if the path takes files that were not given. The folder of an object has not been listed."""
+    taken = parse_pattern(pattern, "/")
+    more = [path for path in given.beside if taken.loose.fullmatch(relative_to(path, taken.root))]
+    if more:
+        return f" # QUESTION: it takes {_one_line(more[0].rpartition('/')[2])} too: are all files of this table?"
+    may_take = any(each.startswith(S3) and not is_glob(each) for each in given.globs)
+    return " # QUESTION: it may take other objects too: are all of this table?" * may_take
 
 
 def _relative(pattern: str, folder: Path | None) -> str:
@@ -241,7 +250,7 @@ def _asked(found: Guess, values: Sequence[Any]) -> Guess:
 def _source(feed: _Feed, pattern: str, connection: str | None) -> Iterator[str]:
     found = feed.detected
     yield "source:"
-    yield f"  path: {_scalar(pattern)}"
+    yield f"  path: {pattern}"
     if connection is not None:
         yield f"  connection: {_scalar(connection)}"
     yield f"  format: {found.format} # {found.reason}"

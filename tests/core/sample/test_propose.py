@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.sample.detect import stated_types
 from persist_core.sample.found import found_by
+from persist_core.sample.propose import propose
 from persist_core.sources.feed import LocalFeed, Wanted
 from persist_core.sources.file_scan import Scan
 
@@ -341,6 +343,21 @@ def test_files_that_the_shell_has_expanded(place: Path, capsys: pytest.CaptureFi
     lines(place / "feed" / "c.jsonl", {"id": "not given"})
     _, text = proposed(capsys, "feed/a.jsonl", "feed/b [1].jsonl", "feed/{b}.jsonl", "feed/d[1]/c.jsonl")
     assert "from 4 records of 4 of 4 files" in text
+    assert "# QUESTION: it takes c.jsonl too: are all files of this table?" in text
+
+
+def test_other_files_that_the_path_takes_are_a_question(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("orders-1.jsonl", "orders-2.jsonl", "notes.txt"):
+        lines(place / "feed" / name, {"id": 1})
+    config, text = proposed(capsys, "feed/orders-*.jsonl")
+    assert (config.source.path, ".jsonl too" in text) == ("../../feed/orders-*.jsonl", False)
+    for files, is_asked in ((["feed/orders-1.jsonl"], True), (["feed/orders-1.jsonl", "feed/orders-2.jsonl"], False)):
+        assert run_command(["init", "--from", *files]) == 0
+        assert ("orders-2.jsonl too: are all" in capsys.readouterr().out) is is_asked
+    found = found_by(["feed/*.jsonl"], OpenLocation(MemBlob(), MemConsensus()))
+    for key, is_asked in (("a.jsonl", True), ("*.jsonl", False)):  # the folder of an object is not listed
+        text = propose(replace(found, globs=[f"s3://bucket/feed/{key}"]), folder=None)
+        assert ("may take other objects too" in text) is is_asked
 
 
 def test_a_folder_is_listed_once_for_all_files_of_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
