@@ -19,7 +19,7 @@ _TIME_NAME = re.compile(r"(?:^|_)(?:ts|time|timestamp|date|at|on|created|updated
 _DATE = re.compile(r"(\d{4}-\d{2}-\d{2})Z?", re.ASCII)
 _TIMESTAMP = re.compile(
     r"(\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2})(:\d{2})?(?:(?<=:\d\d:\d\d)\.\d{1,6}0*)?"
-    r"(?: ?(?:Z|UTC|[+-][01]\d(?::?[0-5]\d)?))?",
+    r"(?: ?(?:Z|UTC|[+-](?:(?:0\d|1[0-7])(?::?[0-5]\d)?|18(?::?00)?)))?",
     re.ASCII,
 )
 _INTEGER = re.compile(r"-?(?:0|[1-9]\d{0,999})", re.ASCII)  # Python reads no longer ones than 4,300 digits
