@@ -108,8 +108,23 @@ def _rows(file: InputFile, parquet: Any, limit: int, max_bytes: int) -> SampledF
         rows, size_bytes = rows + len(batch), size_bytes + batch.nbytes
         if rows >= limit or size_bytes >= max_bytes:
             break
-    table = pa.Table.from_batches(batches, parquet.schema_arrow).slice(0, limit)
+    schema, leaves = parquet.schema_arrow, map(parquet.schema.column, range(len(parquet.schema)))
+    in_utc = pa.schema([each.with_type(_in_utc(each.type, leaves)) for each in schema], schema.metadata)
+    table = pa.Table.from_batches(batches, schema).slice(0, limit).cast(in_utc)
     return SampledFile(file, table=table, is_whole=parquet.metadata.num_rows <= len(table))
+
+
+def _in_utc(kind: pa.DataType, leaves: Iterator[pq.ColumnSchema]) -> pa.DataType:
+    """A type with the times of INT96 as UTC, as Spark reads them: in the copy they would be local ones."""
+    if not pa.types.is_nested(kind):
+        return pa.timestamp("us", "UTC") if next(leaves).physical_type == "INT96" else kind
+    fields = [kind.field(place) for place in range(kind.num_fields)]
+    inner = [each.with_type(_in_utc(each.type, leaves)) for each in fields]
+    if inner == fields:
+        return kind
+    if pa.types.is_struct(kind):
+        return pa.struct(inner)
+    return pa.map_(*inner[0].type) if pa.types.is_map(kind) else pa.list_(inner[0])
 
 
 def _lines(empty: SampledFile, opened: Any, limit: int, max_bytes: int, delimiter: str | None) -> SampledFile:

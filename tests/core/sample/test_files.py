@@ -6,7 +6,7 @@ import bz2
 import gzip
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -168,5 +168,26 @@ def test_times_of_parquet_are_guessed_and_copied_as_stored(tmp_path: Path) -> No
     pq.write_table(late, tmp_path / "b.parquet", use_deprecated_int96_timestamps=True, store_schema=False)
     found = sample(config_of(tmp_path, "*.parquet", "parquet"), 10)
     rows = [row.row["id"] for row in raw_rows(found, "parquet")]
-    assert rows == ["2026-01-01T00:00:00.000000000Z", datetime(9999, 12, 31)]
+    assert rows == ["2026-01-01T00:00:00.000000000Z", datetime(9999, 12, 31, tzinfo=UTC)]
     assert [str(guess("id", [row])).split("'")[1] for row in rows] == ["timestamp", "timestamp"]
+
+
+def test_times_of_int96_are_utc_in_the_copy(tmp_path: Path) -> None:
+    """As Spark reads them, whatever the collection's time zone is; other times of the file stay local."""
+    time = pa.timestamp("us")
+    nested = [pa.struct([("a", time), ("b", pa.int64())]), pa.map_(pa.string(), pa.list_(time)), pa.large_list(time)]
+    values = [
+        [datetime(2026, 1, 1)],
+        [{"a": None, "b": 1}],
+        [[("x", [datetime(2026, 1, 2)])]],
+        [[datetime(2026, 1, 3)]],
+    ]
+    table = pa.table([pa.array(*each) for each in zip(values, [time, *nested], strict=True)], [*"tsml"])
+    for name, is_int96 in (("a", True), ("b", False)):
+        pq.write_table(table, tmp_path / f"{name}.parquet", use_deprecated_int96_timestamps=is_int96)
+    config = config_of(tmp_path, "*.parquet", "parquet")
+    copied(config, sample(config, 10), tmp_path / "c")
+    found, local = (pq.read_table(tmp_path / "c" / f"{name}.parquet") for name in "ab")
+    assert [str(each.type).count("timestamp[us, tz=UTC]") for each in found.schema] == [1, 1, 1, 1]
+    assert found["m"].to_pylist() == [[("x", [datetime(2026, 1, 2, tzinfo=UTC)])]]
+    assert local.schema == table.schema
