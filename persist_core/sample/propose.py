@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from persist_core.config.collection import NEVER_KEYS, PLAIN_FORMATS, CollectionConfig, Format
 from persist_core.config.path_pattern import S3, parse_pattern
 from persist_core.errors import InvalidInput
@@ -100,7 +102,7 @@ def propose(given: FoundFiles, *, folder: Path | None, format: Format | None = N
         raise InvalidInput(f"--from: found no record in {len(files)} files. {' '.join(problems[:1])}".strip())
     detected = detect(found, format)
     raw = raw_rows(found, detected.format, delimiter=detected.delimiter, names=_names(detected, found))
-    feed, shown = _feed(detected, raw), _relative(pattern, folder)
+    feed, shown = _feed(detected, raw, _unreadable(found)), _relative(pattern, folder)
     source = _source(feed, f"{_scalar(shown)}{_doubt(given, pattern)}", given.connection)
     head = [
         f"# Proposed by `persist init --from`, from {len(raw)} records of {len(found)} of {len(files)} files. Read each"
@@ -129,10 +131,11 @@ class Proposed:
 def new_columns(config: CollectionConfig, feed: Feed, files: Sequence[InputFile]) -> tuple[list[Proposed], list[str]]:
     """Lines for fields of these files that the collection file does not name; questions about types that it has."""
     source, known = config.source, named_fields(config)
-    raw = rows_of(config, take(feed, files, MAX_RECORDS, source))
+    sampled = take(feed, files, MAX_RECORDS, source)
+    raw = rows_of(config, sampled)
     if not raw:
         raise InvalidInput(f"--from: found no record of {source.format} in {len(files)} files")
-    found = _feed(Detected(source.format, "", source.delimiter, source.header), raw)
+    found = _feed(Detected(source.format, "", source.delimiter, source.header), raw, _unreadable(sampled))
     columns = [*found.columns, *([found.order] if found.order and found.order not in found.columns else [])]
     taken = {folded(name) for name in config.columns}
     lines = [
@@ -177,7 +180,20 @@ def _names(detected: Detected, found: Sequence[SampledFile]) -> list[str] | None
     return [DMS_OP] * is_dms + [f"column_{number + 1}" for number in range(count)]
 
 
-def _feed(detected: Detected, raw: Sequence[RawRow]) -> _Feed:
+def _unreadable(files: Sequence[SampledFile]) -> dict[str, str]:
+    """The fields of Parquet files that cannot be columns, and why: `persist_spark.decode.parquet` makes them errs."""
+    schemas = [each.table.schema for each in files if each.table is not None]
+    fields = [field for schema in schemas for field in schema if not _is_readable(field.type)]
+    return {field.name: f"Spark cannot read its type {_one_line(str(field.type))}" for field in fields}
+
+
+def _is_readable(kind: pa.DataType) -> bool:
+    if pa.types.is_nested(kind):
+        return all(_is_readable(kind.field(place).type) for place in range(kind.num_fields))
+    return not pa.types.is_time(kind) and not (pa.types.is_decimal(kind) and kind.precision > 38)
+
+
+def _feed(detected: Detected, raw: Sequence[RawRow], unreadable: Mapping[str, str]) -> _Feed:
     rows = [value_at(each.row, ("payload",)) or {} for each in raw] if detected.prefix else [each.row for each in raw]
     rows = [row for row in rows if row and isinstance(row, Mapping)]  # the others are truncates and heartbeats
     is_debezium, is_plain = detected.format == "debezium-json", detected.format in PLAIN_FORMATS
@@ -188,9 +204,11 @@ def _feed(detected: Detected, raw: Sequence[RawRow]) -> _Feed:
     marker = next((name for name in names if is_plain and _MARKERS.fullmatch(name)), None)
     marker = "__deleted" if is_plain and "__deleted" in names else marker
     columns: list[_Column] = []
-    others: dict[str, str] = {}
+    others = {**unreadable}
     order = None
     for name in names:
+        if name in unreadable:
+            continue
         values = tuple(row.get(name) for row in rows)
         found = guess(name, values, is_text=detected.format.endswith("csv"))
         if name in stated and (is_debezium or stated[name].unit):  # plain JSON has no decimals in base64
