@@ -6,9 +6,12 @@ import gzip
 import json
 import shutil
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -225,6 +228,21 @@ def proposed(folder: Path, feed: Path) -> CollectionConfig:
     with open_location(PersistLocation("mem:", "mem:")) as location:
         file.write_text(propose(found_by([str(feed)], location), folder=folder))
     return load_collection(file)
+
+
+def test_parquet_of_other_writers(look: Look, tmp_path: Path) -> None:
+    """Times of INT96 are UTC in any time zone; what Spark cannot read is not proposed."""
+    (tmp_path / "in").mkdir()
+    times = pa.array([datetime(2026, 7, 1)], pa.timestamp("us"))
+    nested = pa.StructArray.from_arrays([times], ["t"])
+    table = pa.table({"id": [1], "at": times, "o": nested, "clock": pa.array([5], pa.time64("us"))})
+    pq.write_table(table, tmp_path / "in" / "a.parquet", use_deprecated_int96_timestamps=True)
+    config = proposed(tmp_path, tmp_path / "in" / "*.parquet").model_copy(update={"timezone": "Europe/Berlin"})
+    found = look(config)
+    assert (found.stops, [*config.columns]) == (None, ["id", "at", "o"])
+    assert [(row["at"], row["o"]) for row in found.rows] == [
+        ("2026-07-01T00:00:00.000000Z", '{"t":"2026-07-01T00:00:00.000000Z"}')
+    ]
 
 
 def test_no_file_and_no_folder(look: Look, tmp_path: Path) -> None:
