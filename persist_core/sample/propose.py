@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist_core.config.collection import NEVER_KEYS, PLAIN_FORMATS, CollectionConfig, Format
-from persist_core.config.path_pattern import S3, parse_pattern
+from persist_core.config.path_pattern import S3, BadPattern, parse_pattern
 from persist_core.errors import InvalidInput
 from persist_core.sample.csv_records import csv_rows
 from persist_core.sample.detect import Detected, detect, is_glob, path_of, stated_types
@@ -152,8 +152,11 @@ def new_columns(config: CollectionConfig, feed: Feed, files: Sequence[InputFile]
 
 
 def _doubt(given: FoundFiles, pattern: str) -> str:
-    """A question, if the path takes files that were not given. The folder of an object has not been listed."""
-    taken = parse_pattern(pattern, "/")
+    """A question, if the path takes files that were not given, or is refused. An object's folder was not listed."""
+    try:
+        taken = parse_pattern(pattern, "/")
+    except BadPattern as error:
+        return f" # QUESTION: {_one_line(str(error))}"
     more = [path for path in given.beside if taken.loose.fullmatch(relative_to(path, taken.root))]
     if more:
         return f" # QUESTION: it takes {_one_line(more[0].rpartition('/')[2])} too: are all files of this table?"

@@ -358,6 +358,9 @@ def test_other_files_that_the_path_takes_are_a_question(place: Path, capsys: pyt
     for key, is_asked in (("a.jsonl", True), ("*.jsonl", False)):  # the folder of an object is not listed
         text = propose(replace(found, globs=[f"s3://bucket/feed/{key}"]), folder=None)
         assert ("may take other objects too" in text) is is_asked
+    lines(place / "feed" / "2026-01-01" / "_x" / "a.jsonl", {"id": 1})
+    assert run_command(["init", "--from", "feed/2026-01-01/_x/a.jsonl"]) == 0
+    assert "# QUESTION: expected no name that starts with '.' or '_'" in capsys.readouterr().out
 
 
 def test_a_folder_is_listed_once_for_all_files_of_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
