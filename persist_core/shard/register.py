@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from persist_core.clock import Clock
+from persist_core.clock import Clock, tries
 from persist_core.errors import Determinate, Indeterminate, StorageError
 from persist_core.ids import Ids
 from persist_core.location.consensus import CaSResult, Consensus, VersionedData
@@ -68,35 +68,36 @@ class Register:
 
     def _replace(self, key: str, expected: int | None, new: VersionedData, what: str) -> bool:
         """One compare-and-set to its definite answer. False: another writer won."""
+        again = tries(self._clock, MAX_STORE_TRIES, self._back_off)
         may_have_happened = False
-        for attempt in range(MAX_STORE_TRIES):
+        while True:  # bounded by `again`
             try:
                 result = self._consensus.compare_and_set(key, expected, new)
-            except Determinate:
-                if attempt + 1 == MAX_STORE_TRIES and not may_have_happened:
-                    raise
             except StorageError as error:
-                may_have_happened = True
-                if attempt + 1 == MAX_STORE_TRIES:
-                    raise Indeterminate(f"{what}: no answer in {MAX_STORE_TRIES} tries: {error}") from error
+                may_have_happened = may_have_happened or not isinstance(error, Determinate)
+                if again():
+                    continue
+                if not may_have_happened:
+                    raise
+                said = "no definite answer; giving the command again is safe"
+                raise Indeterminate(f"{what}: {said}: {error}") from error
             else:
                 if result is CaSResult.COMMITTED:
                     return True
                 return may_have_happened and self._has(key, new)
-            self._back_off(attempt)
-        raise Indeterminate(f"{what}: no answer in {MAX_STORE_TRIES} tries; giving the command again is safe")
 
     def _has(self, key: str, version: VersionedData) -> bool:
         return self._retried(lambda: self._consensus.scan(key, version.seqno, 1)) == [version]
 
     def _retried(self, call: Callable[[], R]) -> R:
         """The answer of a call that changes nothing, or may be repeated."""
-        for attempt in range(MAX_STORE_TRIES - 1):
+        again = tries(self._clock, MAX_STORE_TRIES, self._back_off)
+        while True:  # bounded by `again`
             try:
                 return call()
             except StorageError:
-                self._back_off(attempt)
-        return call()
+                if not again():
+                    raise
 
     def _back_off(self, attempt: int) -> None:
         cap_ms = min(BACKOFF_CAP_MS, BACKOFF_BASE_MS * 2 ** min(attempt, 20))

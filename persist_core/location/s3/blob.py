@@ -36,7 +36,7 @@ from persist_core.location.s3.client import (
     code_of,
     described,
     failures,
-    is_answer,
+    status_of,
     verdict_on,
 )
 from persist_core.location.s3.diagnosis import diagnose
@@ -137,7 +137,7 @@ class S3Blob:
             try:
                 page = self._client.api.list_multipart_uploads(**request)
             except failures() as error:
-                if is_answer(error) and verdict_on(error) is not Verdict.UNKNOWN:
+                if status_of(error) and verdict_on(error) is not Verdict.UNKNOWN:
                     return UnfinishedUploads(skipped=described(error))
                 raise self._client.determinate(f"list uploads of {prefix!r}", error) from error
             for each in page.get("Uploads", ()):

@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from persist_core.clock import Clock, SystemClock, tries
 from persist_core.errors import Determinate, Indeterminate, InvalidUri, StorageError
 from persist_core.location.s3.uri import S3Settings
 
@@ -60,8 +61,9 @@ class Verdict(enum.Enum):
 class S3Client:
     """A boto3 client that is made at its first use, again in each forked child, and shared by threads."""
 
-    def __init__(self, settings: S3Settings, *, tries: int) -> None:
+    def __init__(self, settings: S3Settings, *, tries: int, clock: Clock | None = None) -> None:
         self.settings = settings
+        self._clock = clock or SystemClock()
         self._tries = tries
         self._made: tuple[int, Any] | None = None
 
@@ -101,7 +103,7 @@ class S3Client:
                     return None
                 raise
 
-        return self.answer(action, get, tries=READ_TRIES)
+        return self.answer(action, get, most=READ_TRIES)
 
     def pages(self, action: str, **request: Any) -> Iterator[Any]:
         """The answers to a ListObjectsV2, one after the other. Raises `Determinate`."""
@@ -112,23 +114,23 @@ class S3Client:
                 return
             request["ContinuationToken"] = page["NextContinuationToken"]
 
-    def answer(self, action: str, request: Callable[[], Answer], *, tries: int = 1) -> Answer:
-        """The answer to a request that may be repeated, at most `tries` times. Raises `Determinate`."""
-        for attempt in range(1, tries + 1):
+    def answer(self, action: str, request: Callable[[], Answer], *, most: int = 1) -> Answer:
+        """The answer to a request that may be repeated, at most `most` times. Raises `Determinate`."""
+        again = self.tries(most)
+        while True:  # bounded by `again`
             try:
                 return request()
             except failures() as error:
-                if attempt == tries or not self.may_repeat(verdict_on(error)):
+                if not (self.may_repeat(verdict_on(error)) and again()):
                     raise self.determinate(action, error) from error
-            self.back_off(attempt)
-        raise AssertionError("unreachable: the last try returns or raises")
 
     def may_repeat(self, verdict: Verdict) -> bool:
         """True if `answer` asks again: for what botocore does not try again by itself."""
         return verdict is Verdict.UNKNOWN
 
-    def back_off(self, attempt: int) -> None:
-        """Wait before the next try: botocore has waited."""
+    def tries(self, most: int) -> Callable[[], bool]:
+        """See `clock.tries`. There are no waits: botocore has waited."""
+        return tries(self._clock, most, lambda _: None)
 
     def determinate(self, action: str, error: Exception) -> StorageError:
         """The error of a request that changed nothing: one that only reads, or one whose verdict proves it."""
@@ -202,13 +204,6 @@ def error_within(code: str, operation: str, status: int = 0) -> Exception:
     status = status or (403 if code == "AccessDenied" else 500)
     error: Exception = ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, operation)
     return error
-
-
-def is_answer(error: Exception) -> bool:
-    """True if S3 has answered, and not the network or this machine."""
-    from botocore.exceptions import ClientError
-
-    return isinstance(_cause_of(error), ClientError)
 
 
 def _is_distrust(cause: BaseException) -> bool:

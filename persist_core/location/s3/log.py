@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from persist_core.clock import Clock
+from persist_core.clock import Clock, tries
 from persist_core.errors import Corruption, Determinate, StorageError
 from persist_core.ids import Ids
-from persist_core.location.s3.client import Answer, S3Client, Verdict, error_within, failures, status_of, verdict_on
+from persist_core.location.s3.client import S3Client, Verdict, error_within, failures, status_of, verdict_on
 from persist_core.location.s3.entry import (
     HEADER_BYTES,
     Entry,
@@ -35,7 +35,7 @@ from persist_core.location.s3.entry import (
 from persist_core.location.s3.uri import S3Settings
 
 MAX_TRIES = 5  # of one request: with the backoff below up to about 3 s; a store that is down longer is reported
-BACKOFF_BASE_MS = 50
+BACKOFF_BASE_MS = 100
 BACKOFF_CAP_MS = 1_000
 MAX_SWEPT = 1_000  # objects deleted by one sweep: as many as one DeleteObjects takes
 _NO_SUCH_RANGE = 416  # the status for the first bytes of an empty object
@@ -46,18 +46,17 @@ class _LogClient(S3Client):
     """Tries each request again by itself: of a conditional write it has to know the outcome of every try."""
 
     def __init__(self, settings: S3Settings, clock: Clock, ids: Ids) -> None:
-        super().__init__(settings, tries=1)
-        self._clock = clock
+        super().__init__(settings, tries=1, clock=clock)
         self._ids = ids
-
-    def answer(self, action: str, request: Callable[[], Answer], *, tries: int = 1) -> Answer:
-        """As `S3Client.answer`, tried `MAX_TRIES` times or more if the network or the server fails."""
-        return super().answer(action, request, tries=max(tries, MAX_TRIES))
 
     def may_repeat(self, verdict: Verdict) -> bool:
         return verdict is not Verdict.REFUSED
 
-    def back_off(self, attempt: int) -> None:
+    def tries(self, most: int = MAX_TRIES) -> Callable[[], bool]:
+        """`MAX_TRIES` or more, if the network or the server fails."""
+        return tries(self._clock, max(most, MAX_TRIES), self._back_off)
+
+    def _back_off(self, attempt: int) -> None:
         cap_ms = min(BACKOFF_CAP_MS, BACKOFF_BASE_MS * 2**attempt)
         self._clock.sleep_ms(int(self._ids.jitter() * cap_ms) + 1)
 
@@ -101,9 +100,8 @@ class S3Logs:
         body = entry.encode()
         may_happen = False
         last: Exception | None = None
-        for attempt in range(MAX_TRIES):
-            if attempt:
-                self.client.back_off(attempt)
+        again = self.client.tries()
+        while last is None or again():
             try:
                 self._put(folder, position, body)
                 return True

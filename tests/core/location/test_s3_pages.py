@@ -1,16 +1,24 @@
-"""Listings of S3 whose pages are unusual and legal: empty ones before others, and many of what is too young."""
+"""Listings of S3 whose pages are unusual and legal: empty ones before others, and many of what is too young.
+
+And a server that accepts every request and answers none.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from typing import Any
 
 import pytest
+from botocore.exceptions import ReadTimeoutError
 
-from persist_core.location import S3Settings
-from persist_core.location.s3.entry import name_of
+from persist_core.clock import PATIENCE_MS
+from persist_core.errors import Determinate, Indeterminate, StorageError
+from persist_core.location import S3Settings, VersionedData
+from persist_core.location.s3.client import READ_TIMEOUT_S
+from persist_core.location.s3.entry import entry_after, name_of
 from persist_core.location.s3.log import S3Logs
 from tests.virtual import ManualClock, SeededIds
 
@@ -44,8 +52,8 @@ class Api:
         return {}
 
 
-def logs_on(api: Api, monkeypatch: pytest.MonkeyPatch) -> S3Logs:
-    clock = ManualClock()
+def logs_on(api: Api, monkeypatch: pytest.MonkeyPatch, clock: ManualClock | None = None) -> S3Logs:
+    clock = clock or ManualClock()
     logs = S3Logs(S3Settings("bucket"), "_consensus/", clock, SeededIds(1, clock))
     monkeypatch.setattr(logs.client, "_made", (os.getpid(), api))
     return logs
@@ -65,3 +73,27 @@ def test_a_sweep_gets_past_a_day_with_many_commits(monkeypatch: pytest.MonkeyPat
     api = Api(*young, [(20, LONG_AGO), (19, LONG_AGO)])
     assert logs_on(api, monkeypatch).sweep("k", 51, HOUR_MS) == 2
     assert api.deleted == ["20", "19"]
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda logs: logs.newest_in("k"), Determinate),
+        (lambda logs: logs.add(entry_after(None, "k", VersionedData(0, b""), "id")), Indeterminate),
+    ],
+)
+def test_a_server_that_never_answers_ends_each_call(
+    call: Callable[[S3Logs], object], error: type[StorageError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+
+    class Silent(Api):
+        def wait(self, **_: Any) -> Any:
+            clock.sleep_ms(int(READ_TIMEOUT_S * 1000))
+            raise ReadTimeoutError(endpoint_url="http://silent")
+
+        list_objects_v2 = get_object = put_object = wait
+
+    with pytest.raises(error):
+        call(logs_on(Silent(), monkeypatch, clock))
+    assert clock.now_ms() < 2 * PATIENCE_MS

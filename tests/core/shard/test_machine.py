@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from persist_core.clock import SystemClock
+from persist_core.clock import PATIENCE_MS, SystemClock
 from persist_core.contents.batch import BatchCounts, BatchManifest
 from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import Corruption, Determinate, Indeterminate, ShardNotFound, StorageError
@@ -139,6 +139,20 @@ def test_a_store_that_stays_down_is_an_error() -> None:
     with pytest.raises(Indeterminate):
         append(machine(consensus), manifest(0, 10, "a"))
     assert consensus.head("s") is None
+
+
+@pytest.mark.parametrize(("fails", "error"), [(refused, Determinate), (request_lost, Indeterminate)])
+def test_a_store_that_never_answers_ends_the_call_in_time(fails: Step, error: type[StorageError]) -> None:
+    consensus, clock = Scripted(), ManualClock()
+
+    def silent(happen: Callable[[], CaSResult]) -> CaSResult:
+        clock.sleep_ms(PATIENCE_MS // 2)
+        return fails(happen)
+
+    consensus.script = [silent] * MAX_STORE_TRIES
+    with pytest.raises(error):
+        append(Machine(consensus, clock, SeededIds(1, clock)), manifest(0, 10, "a"))
+    assert consensus.calls == 2
 
 
 def test_an_unknown_storage_error_is_taken_as_indeterminate() -> None:
