@@ -72,7 +72,9 @@ class Register:
         may_have_happened = False
         while True:  # bounded by `again`
             try:
-                result = self._consensus.compare_and_set(key, expected, new)
+                if self._consensus.compare_and_set(key, expected, new) is CaSResult.COMMITTED:
+                    return True
+                return may_have_happened and self._has(key, new)
             except StorageError as error:
                 may_have_happened = may_have_happened or not isinstance(error, Determinate)
                 if again():
@@ -81,13 +83,9 @@ class Register:
                     raise
                 said = "no definite answer; giving the command again is safe"
                 raise Indeterminate(f"{what}: {said}: {error}") from error
-            else:
-                if result is CaSResult.COMMITTED:
-                    return True
-                return may_have_happened and self._has(key, new)
 
     def _has(self, key: str, version: VersionedData) -> bool:
-        return self._retried(lambda: self._consensus.scan(key, version.seqno, 1)) == [version]
+        return self._consensus.scan(key, version.seqno, 1) == [version]
 
     def _retried(self, call: Callable[[], R]) -> R:
         """The answer of a call that changes nothing, or may be repeated."""

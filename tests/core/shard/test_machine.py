@@ -155,6 +155,19 @@ def test_a_store_that_never_answers_ends_the_call_in_time(fails: Step, error: ty
     assert consensus.calls == 2
 
 
+def test_no_answer_to_the_read_back_is_indeterminate(monkeypatch: pytest.MonkeyPatch) -> None:
+    consensus = Scripted()
+
+    def down(*_: object) -> list[VersionedData]:
+        raise Determinate("the store was busy; this call changed nothing")
+
+    monkeypatch.setattr(consensus, "scan", down)
+    consensus.script = [answer_lost]
+    with pytest.raises(Indeterminate):
+        append(machine(consensus), manifest(0, 10, "a"))
+    assert consensus.head("s") is not None
+
+
 def test_an_unknown_storage_error_is_taken_as_indeterminate() -> None:
     consensus = Scripted()
 
