@@ -26,6 +26,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg import waiting
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import ConnStatus, TransactionStatus
 from psycopg.rows import TupleRow, tuple_row
@@ -49,7 +50,9 @@ class _Connection(psycopg.Connection[TupleRow]):
         """No warning of psycopg: idle connections may be collected with their owner, inherited ones are not ours."""
 
     def wait(self, gen: Generator[Any, Any, Result], *_: Any, **__: Any) -> Result:
-        return super().wait(_until_silent(gen, round(self.silence_s / _LOOK_UP_S)), interval=_LOOK_UP_S)
+        look_ups = round(self.silence_s / _LOOK_UP_S)
+        # Not `super().wait`: that cancels the statement if Ctrl-C interrupts it.
+        return waiting.wait(_until_silent(gen, look_ups), self.pgconn.socket, interval=_LOOK_UP_S)
 
 
 class NoConnection(Exception):

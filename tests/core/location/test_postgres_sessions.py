@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
+from typing import Any
 
 import psycopg
 import pytest
+from psycopg import waiting
 
 from persist_core.errors import Determinate
 from persist_core.location import VersionedData, open_consensus
@@ -52,6 +58,29 @@ def test_threads_wait_for_a_free_session_only_so_long(postgres_store: PostgresSt
         errors = [str(answer.exception(30)) for answer in answers]
     assert sum(f"all {MAX_CONNECTIONS} connections of this process were busy" in error for error in errors) <= 1
     assert all("this call changed nothing" in error for error in errors)
+
+
+@pytest.mark.parametrize("wait", [waiting.wait, waiting.wait_poll], ids=["chosen", "pure Python"])
+def test_ctrl_c_cancels_no_statement(wait: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A canceled commit that waits for a standby is committed, but not replicated as required."""
+    monkeypatch.setattr(waiting, "wait", wait)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        session = pool.submit(_interrupt_at_the_first_statement, server)
+        uri = f"postgresql://u@127.0.0.1:{server.getsockname()[1]}/d?sslmode=disable&gssencmode=disable"
+        with closing(open_consensus(uri)) as consensus, pytest.raises(KeyboardInterrupt):
+            consensus.head("k")
+        with session.result():
+            assert not select.select([server], [], [], 0)[0], "psycopg cancels by another connection"
+
+
+def _interrupt_at_the_first_statement(server: socket.socket) -> socket.socket:
+    """As much of PostgreSQL as one session needs; then Ctrl-C for the main thread."""
+    session, _ = server.accept()
+    session.recv(1000)
+    session.sendall(b"R\0\0\0\x08\0\0\0\0" + b"K\0\0\0\x0c" + b"\0\0\0\1" * 2 + b"Z\0\0\0\5I")
+    session.recv(1000)
+    os.kill(os.getpid(), signal.SIGINT)
+    return session
 
 
 def test_a_forked_child_leaves_its_parents_session_alone(postgres_store: PostgresStore) -> None:
