@@ -30,7 +30,6 @@ CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
 BLOB_TRIES = 5  # per request, by botocore's "standard" mode: exponential backoff with jitter, at most 20 s each
 READ_TRIES = 3  # for an answer that broke off half way
-_UNSUPPORTED = (400, 405, 501)  # statuses by which servers say that they do not know a request
 MAX_CONNECTIONS = 32  # of one client: more threads than that wait for a connection
 
 # By profile. Reading AWS's service descriptions takes most of the time that a new client takes.
@@ -229,7 +228,7 @@ def described(error: Exception) -> str:
 def is_unsupported(error: Exception) -> bool:
     """True if the server does not know such a request. An error with a remedy has another cause: S3 answers 400 to
     credentials that have expired, too."""
-    return status_of(error) in _UNSUPPORTED and not _remedy(error)
+    return status_of(error) in (400, 405, 501) and not _remedy(error)
 
 
 def own_credentials(settings: S3Settings) -> Any:
@@ -252,11 +251,14 @@ def own_credentials(settings: S3Settings) -> Any:
 
 def _session(profile: str | None) -> Any:
     import boto3
+    from botocore.credentials import RefreshableCredentials
 
-    session = _sessions.get(profile)
-    if session is None:
-        session = _sessions[profile] = boto3.session.Session(profile_name=profile)
-    return session
+    if profile not in _sessions:
+        _sessions[profile] = boto3.session.Session(profile_name=profile)
+    core = _sessions[profile]._session
+    if not isinstance(core._credentials, RefreshableCredentials):
+        core._credentials = None  # botocore reads them again: the file that holds them may have changed
+    return _sessions[profile]
 
 
 def _make_client(settings: S3Settings, tries: int) -> Any:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from persist_core.errors import InvalidUri
 from persist_core.location import S3Blob, S3Consensus, S3Settings, open_blob, open_consensus, redact_uri, s3_settings
+from persist_core.location.s3 import client
 
 
 @pytest.mark.parametrize(
@@ -99,3 +102,16 @@ def test_an_own_environment_gives_missing_credentials() -> None:
     profile = s3_settings("s3://bucket?profile=p", environment)
     assert profile == S3Settings("bucket", region="r", profile="p")
     assert s3_settings("s3://bucket", {}) == S3Settings("bucket")
+
+
+def test_keys_that_were_renewed_in_their_file_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setattr(client, "_sessions", {})
+    for key in ("OLD", "NEW"):
+        file.write_text(f"[team]\naws_access_key_id = {key}\naws_secret_access_key = hush\naws_session_token = t\n")
+        blob = open_blob("s3://bucket?profile=team&region=r")
+        assert isinstance(blob, S3Blob)
+        assert blob._client.api._request_signer._credentials.access_key == key
+        assert client.own_credentials(S3Settings("bucket", profile="team")).access_key == key
+        blob.close()
