@@ -109,7 +109,7 @@ def _race(client: S3Client, name: str) -> bool:
     verdicts = [verdict_on(answer) for answer in answers if answer is not None]
     for answer in answers:
         if answer is not None and verdict_on(answer) in (Verdict.REFUSED, Verdict.NOT_SENT):
-            raise _refusal(client, answer) from answer
+            raise _refusal(client, name, answer) from answer
     if not won or Verdict.UNKNOWN in verdicts:
         return False
     if client.read("probe: read back", Key=name) != bodies[won[0]]:
@@ -122,7 +122,7 @@ def _check_taken_name(client: S3Client, name: str) -> None:
     if answer is None:
         raise _unfit(client.settings, "a conditional write to a name that was taken succeeded")
     if verdict_on(answer) in (Verdict.REFUSED, Verdict.NOT_SENT):
-        raise _refusal(client, answer) from answer
+        raise _refusal(client, name, answer) from answer
 
 
 def _put(client: S3Client, name: str, body: Any) -> Exception | None:
@@ -133,11 +133,13 @@ def _put(client: S3Client, name: str, body: Any) -> Exception | None:
     return None
 
 
-def _refusal(client: S3Client, error: Exception) -> Exception:
+def _refusal(client: S3Client, name: str, error: Exception) -> Exception:
     """The error for a request that could not be made, or that the server does not support."""
-    if is_unsupported(error):
-        return _unfit(client.settings, f"a conditional write was refused ({described(error)})")
-    return client.determinate("probe: conditional write", error)
+    if not is_unsupported(error):
+        return client.determinate("probe: conditional write", error)
+    # A server may refuse all writes so: MinIO without a KMS, if a key is set. Then this raises that refusal.
+    client.answer("probe: write", lambda: client.api.put_object(Bucket=client.settings.bucket, Key=name, Body=b""))
+    return _unfit(client.settings, f"a conditional write was refused ({described(error)})")
 
 
 def _unfit(settings: S3Settings, found: str) -> UnfitStore:

@@ -36,7 +36,7 @@ class Server(ThreadingHTTPServer):
     def put(self, handler: Handler) -> int:
         """The status of a PUT, in this server's way."""
         is_conditional = handler.headers.get("If-None-Match") == "*"
-        if self.honours == "refuses":
+        if self.honours == "refuses" and is_conditional:
             handler.body()
             return 501
         if self.honours == "before the body":  # like the servers that look first and write later
@@ -180,10 +180,12 @@ def test_a_probe_without_an_answer_is_no_verdict(server: Server) -> None:
         (Answer(400, code="ExpiredToken"), "400 ExpiredToken.*renew the credentials"),
         (Answer(400, code="KMS.NotFoundException"), "400 KMS.NotFoundException.*correct kms_key"),
         (Answer(400, code="KMS.KMSInvalidStateException"), "400 KMS.KMSInvalidStateException.*has to exist"),
+        (Answer(400, code="InvalidArgument"), "probe: write: S3 answered 400 InvalidArgument to PutObject; this call"),
+        (Answer(501, code="NotImplemented"), "probe: write: S3 answered 501 NotImplemented to PutObject; this call"),
     ],
 )
 @pytest.mark.parametrize("server", ["always"], indirect=True)
-def test_a_probe_that_lacks_rights_says_so(server: Server, answer: Answer, says: str) -> None:
+def test_a_server_that_refuses_all_writes_is_not_unfit(server: Server, answer: Answer, says: str) -> None:
     consensus = consensus_on(server)
     Wire(consensus).script("PutObject", *[answer] * 100)
     with pytest.raises(Determinate, match=says):
