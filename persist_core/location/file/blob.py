@@ -42,7 +42,7 @@ from persist_core.location.blob import (
     check_blob_key,
     check_blob_prefix,
 )
-from persist_core.location.file.folder import create_directory, diagnose_file_system, sync_directory
+from persist_core.location.file.folder import create_directory, diagnose_file_system, sync_directory, sync_names
 from persist_core.location.finding import Finding
 
 TEMPORARY = ".persist-tmp"
@@ -142,7 +142,7 @@ class FileBlob:
             except FileNotFoundError:
                 return None  # another delete was faster, and that one returns the size
             with self._verdict("delete", key, harmless=frozenset()):
-                os.fsync(parent)
+                sync_names(parent)
         self._prune(directories)
         return found.st_size
 
@@ -271,7 +271,7 @@ class FileBlob:
                         f"blob key {key!r}: other keys lie below it, so it cannot hold a value"
                     ) from error
                 with self._verdict("set", key, harmless=frozenset()):
-                    os.fsync(parent)
+                    sync_names(parent)
                 return
         raise Determinate(
             f"{self.uri}: set of {key!r}: its directory vanished {MAX_RENAME_ATTEMPTS} times; this call changed "
@@ -374,7 +374,7 @@ def _enter(parent: int, name: str, key: str, *, create: bool) -> int | None:
         if create:
             with suppress(FileExistsError):
                 os.mkdir(name, dir_fd=parent)
-            os.fsync(parent)  # even if it was there: its creator may not have reached this line yet
+            sync_names(parent)  # even if it was there: its creator may not have reached this line yet
         return os.open(name, _DIRECTORY, dir_fd=parent)
     except FileNotFoundError:
         return None

@@ -5,6 +5,7 @@ A new name is safe only after its parent directory was synced.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -73,9 +74,18 @@ def sync_directory(path: Path) -> None:
     """Flush the names that `path` holds. Raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        sync_names(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_names(directory: int) -> None:
+    """Flush the names in an open directory. Some file systems cannot: their errors as in PostgreSQL's `fd.c`."""
+    try:
+        os.fsync(directory)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF):
+            raise
 
 
 def create_directory(path: Path, mode: int = 0o700) -> None:

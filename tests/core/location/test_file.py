@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import socket
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -257,6 +258,23 @@ def test_set_syncs_the_value_before_and_the_directories_after(
     (root / "other").write_bytes(b"x")
     blob.make_durable("s/")
     assert events == ["sync root/s/p=1/x", "sync .", "sync root/s", "sync root/s/p=1"]
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.EBADF])
+def test_a_file_system_that_cannot_flush_directories(root: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    real_fsync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(code, os.strerror(code))
+        real_fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    blob = FileBlob(root)
+    blob.set("a/b", b"x")
+    blob.make_durable("a/")
+    assert blob.get("a/b") == b"x"
+    assert blob.delete("a/b") == 1
 
 
 # verdicts
