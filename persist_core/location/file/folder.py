@@ -34,8 +34,8 @@ def parse_file_uri(uri: LocationUri) -> Path:
 
 
 HADOOP_GLOB = frozenset("*?[]{}\\")  # what makes a path a pattern to Hadoop
-NETWORK_FILE_SYSTEMS = frozenset(
-    ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "glusterfs", "fuse.glusterfs", "ceph", "afs", "lustre")
+NETWORK_FILE_SYSTEM = re.compile(
+    r"(fuse\.)?(nfs4?|cifs|smb3|smbfs|9p|vboxsf|sshfs|glusterfs|ceph(-fuse)?|afs|lustre|s3fs|gcsfuse|rclone)"
 )
 MIN_FREE_BYTES = 1 << 30  # a run stages its parts beside the existing ones
 

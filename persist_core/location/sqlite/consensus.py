@@ -39,7 +39,7 @@ from persist_core.location.consensus import (
     check_truncation,
 )
 from persist_core.location.file.folder import (
-    NETWORK_FILE_SYSTEMS,
+    NETWORK_FILE_SYSTEM,
     create_directory,
     diagnose_file_system,
     file_system_of,
@@ -138,7 +138,7 @@ class SqliteConsensus:
         yield from diagnose_file_system(self._path)
         kind = file_system_of(self._path)
         yield grade_if(
-            kind in NETWORK_FILE_SYSTEMS,
+            NETWORK_FILE_SYSTEM.fullmatch(kind or "") is not None,
             "file_locks",
             f"{self._path} is on {kind or 'an unknown file system'}",
             expected="a local disk: SQLite's locks do not work on network file systems",

@@ -20,6 +20,7 @@ from persist_core.location import (
     Consensus,
     MemBlob,
     MemConsensus,
+    SqliteConsensus,
     VersionedData,
     open_blob,
     open_consensus,
@@ -309,6 +310,17 @@ def test_the_file_system_behind_a_link_counts(tmp_path: Path) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/a / ext4 rw 0 0\nserver:/x {tmp_path.resolve()}/far nfs4 rw 0 0\n")
     assert file_system_of(tmp_path / "link" / "consensus.db", mounts) == "nfs4"
+
+
+@pytest.mark.parametrize(
+    ("kind", "grade"), [("ext4", Grade.OK), ("fuse.s3fs", Grade.PROBLEM), ("ceph", Grade.PROBLEM), (None, Grade.OK)]
+)
+def test_sqlite_on_a_network_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str | None, grade: Grade
+) -> None:
+    monkeypatch.setattr("persist_core.location.sqlite.consensus.file_system_of", lambda _: kind)
+    findings = {each.check: each for each in SqliteConsensus(tmp_path / "consensus.db").diagnose(CLOCK)}
+    assert findings["file_locks"].grade is grade
 
 
 # the command
