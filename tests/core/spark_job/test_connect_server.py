@@ -61,7 +61,9 @@ def test_the_connections_of_a_port_are_counted() -> None:
         assert connections_of(port) == 0
 
 
-FAKE = """#!{python}
+FAKE = """#!/bin/sh
+'''exec' "{python}" "$0" "$@"
+'''
 import pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 given = dict(each.split("=", 1) for each in sys.argv if "=" in each)
