@@ -19,13 +19,13 @@ from persist_core.cli import output
 from persist_core.cli.session import Session, with_session
 from persist_core.config.collection import CollectionConfig, load_collection, load_collections
 from persist_core.config.files import PROJECT_FILE, SUFFIXES, beside, read_mapping
-from persist_core.config.project import MaintenanceConfig, ProjectConfig, project_of
+from persist_core.config.project import KEEP_LONGEST, MaintenanceConfig, ProjectConfig, project_of
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig, load_view, load_views
 from persist_core.contents.batch import BatchDescription
 from persist_core.contents.err_groups import lines_of
 from persist_core.contents.stats import DryRun
-from persist_core.errors import InvalidInput, PersistError, RunFailed
+from persist_core.errors import ConfigError, InvalidInput, PersistError, RunFailed
 from persist_core.keys import check_shard_name
 from persist_core.maintenance.drop import create_again
 from persist_core.maintenance.maintain import maintain_inline
@@ -125,7 +125,7 @@ def run(
     for name in (config.name for config in configs if config.writes_nothing):
         session.say(f"{name} is read-only and left out; `persist run {name}` shows what a refresh would write")
     wanted = [_wanted(session, config, until, force, close) for config in configs if not config.writes_nothing]
-    bounds = project_here(next((Path(name).parent for name in names if _is_path(name)), collections)).maintenance
+    bounds = _bounds(session, next((Path(name).parent for name in names if _is_path(name)), collections))
     if len(wanted) == 1 and names:
         with spark.kept() as start:
             ((_, report),) = _reports(session, wanted, spark, start, bounds)
@@ -136,6 +136,16 @@ def run(
             sys.exit(output.exit_code(report.checkpoint_error))
         return
     _run_several(session, wanted, wrong, spark, bounds)
+
+
+def _bounds(session: Session, collections: Path | None) -> MaintenanceConfig:
+    """The bounds of maintenance after each commit. A wrong `persist.yaml` stops no run."""
+    try:
+        return project_here(collections).maintenance
+    except ConfigError as error:
+        session.say(f"{error}")
+        session.say("warning: until that is corrected, runs merge by the default bounds, and delete no files")
+        return KEEP_LONGEST
 
 
 def _wanted(session: Session, config: ShardConfig, until: str | None, force: bool, close: bool) -> RunRequest:

@@ -64,6 +64,10 @@ class MaintenanceConfig(ConfigModel):
         return self
 
 
+KEEP_LONGEST = MaintenanceConfig(grace_hours=MAX_HOURS, intent_hours=MAX_HOURS)
+"""Bounds while `persist.yaml` is wrong: GC deletes nothing that any `persist.yaml` would keep."""
+
+
 class WatchConfig(ConfigModel):
     """When and how the DAG `persist_watch` runs. `guide` is where its messages find docs/operations.md."""
 

@@ -29,7 +29,7 @@ from persist_core.alerts.words import show_value
 from persist_core.config.alerts import WatchedShard, load_watched
 from persist_core.config.collection import load_collections
 from persist_core.config.files import config_files
-from persist_core.config.project import MAX_HOURS, MaintenanceConfig, ProjectConfig, project_of
+from persist_core.config.project import KEEP_LONGEST, ProjectConfig, project_of
 from persist_core.config.thresholds import DEFAULTS, FILE
 from persist_core.config.view import load_views
 from persist_core.errors import ConfigError, StorageError
@@ -145,7 +145,7 @@ def announced_as(folder: str | Path) -> TaskOptions:
     try:
         project = project_of(folder)
     except ConfigError:
-        return {"maintenance": MaintenanceConfig(grace_hours=MAX_HOURS, intent_hours=MAX_HOURS)}
+        return {"maintenance": KEEP_LONGEST}
     return {"notify": chosen(project.notify), "guide": project.watch.guide, "maintenance": project.maintenance}
 
 

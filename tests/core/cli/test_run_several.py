@@ -9,11 +9,12 @@ import pytest
 from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.cli import run
 from persist_core.cli.main import run_command
-from persist_core.config.project import MaintenanceConfig
+from persist_core.config.project import MAX_HOURS, MaintenanceConfig
 from persist_core.config.shard import ShardConfig
 from persist_core.errors import CorruptArtifact, Determinate, Indeterminate, PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.protocol import stages
+from persist_core.time_text import HOUR_MS
 from tests.core.cli.world import UNTIL, World
 from tests.core.cli.world import world as world  # the fixture
 
@@ -138,9 +139,7 @@ def test_a_commit_whose_checkpoint_fails_is_a_commit(
     assert has_checkpoint(world, "b")
 
 
-def test_maintenance_in_a_run_keeps_the_hours_of_the_project(
-    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_maintenance_in_a_run_keeps_the_hours_of_the_project(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[tuple[str, int, int]] = []
 
     def noted(_client: PersistClient, shard: str, given: MaintenanceConfig) -> None:
@@ -156,9 +155,19 @@ def test_maintenance_in_a_run_keeps_the_hours_of_the_project(
     world.drop("y.txt", 2)
     assert run_command(["run", f"{command[2]}/a.yaml", "--until", str(UNTIL + 1)]) == 0
     assert kept[2:] == [("a", 100, 400)], "a file lies in its folder of collections"
-    project.write_text("maintenance: {hours: 1}\n")
-    assert run_command([*command, "--all"]) == 2
-    assert "persist.yaml" in capsys.readouterr().err
+
+
+def test_a_wrong_project_file_stops_no_run(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept: list[MaintenanceConfig] = []
+    monkeypatch.setattr(run, "maintain_inline", lambda _client, _shard, given: kept.append(given))
+    command = write_collections(world, "a")
+    (world.folder / "dags" / "persist.yaml").write_text("maintenance: {hours: 1}\n")
+    world.drop("x.txt", 1)
+    assert run_command([*command, "--all"]) == 0
+    assert "persist.yaml: maintenance.hours" in capsys.readouterr().err
+    assert [each.grace_ms for each in kept] == [MAX_HOURS * HOUR_MS], "no file goes that a corrected one would keep"
 
 
 def test_others_are_named_only_if_there_are_some(
