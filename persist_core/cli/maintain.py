@@ -14,8 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bar
 
 from persist_core.cli import output
+from persist_core.cli.configs import project_here
 from persist_core.cli.output import Columns
-from persist_core.cli.run import project_here
 from persist_core.cli.session import Session, this_user, with_session
 from persist_core.contents.stats import show_bytes
 from persist_core.gc.collect import MAX_KEYS, Collected, collect, garbage

@@ -24,13 +24,8 @@ from typing import get_args
 import click
 
 from persist_core.cli import output
-from persist_core.cli.run import (
-    DEFAULT_COLLECTIONS,
-    ENV_COLLECTIONS,
-    ENV_SPARK_MASTER,
-    collections_option,
-    find_collection,
-)
+from persist_core.cli.configs import DEFAULT_COLLECTIONS, ENV_COLLECTIONS, collections_option, find_collection
+from persist_core.cli.run import ENV_SPARK_MASTER
 from persist_core.cli.session import Session, with_session
 from persist_core.config.collection import Format, load_collection
 from persist_core.contents.stats import show_bytes

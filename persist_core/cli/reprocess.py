@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 from click.core import ParameterSource
 
 from persist_core.cli import output
-from persist_core.cli.run import find_collection, spark_of, with_spark_options
+from persist_core.cli.configs import find_collection
+from persist_core.cli.run import spark_of, with_spark_options
 from persist_core.cli.session import Session, this_user, with_session
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.limits import read_limits

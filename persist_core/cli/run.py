@@ -16,17 +16,15 @@ from typing import Any
 import click
 
 from persist_core.cli import output
+from persist_core.cli.configs import all_of, collections_option, find_config, is_path, project_here, views_option
 from persist_core.cli.session import Session, with_session
-from persist_core.config.collection import CollectionConfig, load_collection, load_collections
-from persist_core.config.files import PROJECT_FILE, SUFFIXES, beside, read_mapping
-from persist_core.config.project import KEEP_LONGEST, MaintenanceConfig, ProjectConfig, project_of
+from persist_core.config.project import KEEP_LONGEST, MaintenanceConfig
 from persist_core.config.shard import ShardConfig
-from persist_core.config.view import ViewConfig, load_view, load_views
+from persist_core.config.view import ViewConfig
 from persist_core.contents.batch import BatchDescription
 from persist_core.contents.err_groups import lines_of
 from persist_core.contents.stats import DryRun
 from persist_core.errors import ConfigError, InvalidInput, PersistError, RunFailed
-from persist_core.keys import check_shard_name
 from persist_core.maintenance.drop import create_again
 from persist_core.maintenance.maintain import maintain_inline
 from persist_core.protocol.run import RunReport, RunRequest, bring_up_to_date, describe_dry_run
@@ -35,24 +33,10 @@ from persist_core.spark_job.launch import Start, dry_run_view, write_batches
 from persist_core.spark_job.process import LOCAL_MASTER, SparkProcess
 from persist_core.time_text import show_time
 
-ENV_COLLECTIONS = "PERSIST_COLLECTIONS"
-ENV_VIEWS = "PERSIST_VIEWS"
 ENV_SPARK_MASTER = "PERSIST_SPARK_MASTER"
-DEFAULT_COLLECTIONS = Path("dags") / "collections"
-VIEWS_FOLDER = "views"  # beside the folder of collections
 DRY_RUN_COUNTS = ("inserted", "retracted", "errs_inserted", "errs_retracted", "corrections", "rows", "errs")
 _DIGESTS = ("contents_0", "contents_1")  # among a view's stats; only the next refresh uses them
 
-collections_option = click.option(
-    "--collections",
-    type=click.Path(path_type=Path),
-    help=f"Folder of collection files (default: {ENV_COLLECTIONS}, or {DEFAULT_COLLECTIONS}).",
-)
-views_option = click.option(
-    "--views",
-    type=click.Path(path_type=Path),
-    help=f"Folder of view files (default: {ENV_VIEWS}, or `{VIEWS_FOLDER}` beside --collections).",
-)
 _master_option = click.option("--master", help=f"Spark master (default: {ENV_SPARK_MASTER}, or {LOCAL_MASTER}).")
 _conf_option = click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A Spark setting; may be repeated.")
 
@@ -125,7 +109,7 @@ def run(
     for name in (config.name for config in configs if config.writes_nothing):
         session.say(f"{name} is read-only and left out; `persist run {name}` shows what a refresh would write")
     wanted = [_wanted(session, config, until, force, close) for config in configs if not config.writes_nothing]
-    bounds = _bounds(session, next((Path(name).parent for name in names if _is_path(name)), collections))
+    bounds = _bounds(session, next((Path(name).parent for name in names if is_path(name)), collections))
     if len(wanted) == 1 and names:
         with spark.kept() as start:
             ((_, report),) = _reports(session, wanted, spark, start, bounds)
@@ -252,26 +236,6 @@ def _waves(wanted: Sequence[RunRequest]) -> Iterator[list[RunRequest]]:
         order.done(*ready)
 
 
-def all_of(
-    collections: Path | None, views: Path | None, group: str | None
-) -> tuple[list[ShardConfig], list[PersistError]]:
-    """All collections and views of the folders, or all collections of a group, and an error for each wrong file."""
-    collections, views = _folders(collections, views)
-    if not collections.is_dir():
-        raise InvalidInput(f"no folder {collections}; give --collections FOLDER, or set {ENV_COLLECTIONS}")
-    found: list[ShardConfig] = []
-    loaded, errors = load_collections(collections, group=group)
-    found += loaded
-    if views.is_dir() and group is None:
-        loaded_views, of_views = load_views(views, collections=collections)
-        found += loaded_views
-        errors = [*errors, *of_views]
-    if not found and not errors:
-        of_group = "" if group is None else f" of group {group}"
-        raise InvalidInput(f"no collection file{of_group} in {collections} and no view file in {views}")
-    return found, list(errors)
-
-
 def _dry_run(session: Session, config: ViewConfig, until: int | None, spark: SparkProcess) -> DryRun:
     as_of, description = describe_dry_run(session.client, config, until)
     session.say(f"trying {config.name} as of {show_time(as_of)} with Spark ({spark.shown_master}); nothing is written")
@@ -294,48 +258,6 @@ def spark_of(session: Session, master: str | None, conf: tuple[str, ...], logs: 
         conf={name: value for name, _, value in pairs},
         log_folder=logs,
     )
-
-
-def _folders(collections: Path | None, views: Path | None) -> tuple[Path, Path]:
-    collections = collections or Path(os.environ.get(ENV_COLLECTIONS) or DEFAULT_COLLECTIONS)
-    return collections, views or Path(os.environ.get(ENV_VIEWS) or beside(collections, VIEWS_FOLDER))
-
-
-def project_here(collections: Path | None = None) -> ProjectConfig:
-    """`persist.yaml` beside the folder of collections; the defaults if there is no such file. Raises `ConfigError`."""
-    return project_of(beside(_folders(collections, None)[0], PROJECT_FILE).parent)
-
-
-def find_config(name: str, collections: Path | None, views: Path | None) -> ShardConfig:
-    """The collection or view meant by a name or a path. A file with a query or a function is a view's."""
-    given = collections or (Path(folder) if (folder := os.environ.get(ENV_COLLECTIONS)) else None)
-    collections, views = _folders(collections, views)
-    if _is_path(name):
-        fields = read_mapping(Path(name), first_fields="source: or query:")
-        is_view = "query" in fields or "function" in fields
-        return load_view(Path(name), collections=given) if is_view else load_collection(Path(name))
-    check_shard_name(name)
-    for suffix in SUFFIXES:
-        if (path := collections / f"{name}{suffix}").is_file():
-            return load_collection(path)
-        if (path := views / f"{name}{suffix}").is_file():
-            return load_view(path, collections=collections)
-    raise InvalidInput(
-        f"no collection file {collections / name}.yaml and no view file {views / name}.yaml; give --collections FOLDER"
-        f" or --views FOLDER, set {ENV_COLLECTIONS} or {ENV_VIEWS}, or name the file itself"
-    )
-
-
-def _is_path(name: str) -> bool:
-    return name.endswith(SUFFIXES) or "/" in name
-
-
-def find_collection(name: str, collections: Path | None, of_view: str) -> CollectionConfig:
-    """Like `find_config`; refuses a view, and says `of_view` of it."""
-    config = find_config(name, collections, None)
-    if not isinstance(config, CollectionConfig):
-        raise InvalidInput(f"{name} is a view; expected a collection: {of_view}")
-    return config
 
 
 def _print_dry_run(session: Session, config: ViewConfig, dry_run: DryRun) -> None:

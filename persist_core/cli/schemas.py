@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from persist_core.cli import output
-from persist_core.cli.run import all_of, collections_option, find_collection, find_config, views_option
+from persist_core.cli.configs import all_of, collections_option, find_collection, find_config, views_option
 from persist_core.cli.session import Session, with_session
 from persist_core.contents.evolution import changes_between
 from persist_core.errors import InvalidInput, SchemaMismatch

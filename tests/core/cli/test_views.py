@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from persist_core.cli.configs import ENV_COLLECTIONS, ENV_VIEWS, find_config
 from persist_core.cli.main import run_command
-from persist_core.cli.run import ENV_COLLECTIONS, ENV_VIEWS, find_config
 from persist_core.cli.session import Session
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.view import ViewConfig
