@@ -1,7 +1,7 @@
 """Groups: collections that one DAG writes. `group: crm` in a collection's file, or patterns of names in `persist.yaml`.
 
     groups:
-      crm: {collections: [crm_*], batch_of: 50}
+      crm: {collections: [crm_*], batch_of: 200}
 
 A file's own `group` goes over the patterns, and `group: null` keeps the collection out of them. What the tasks of a
 group share must be the same in all its files: `AGREED`.
@@ -31,7 +31,7 @@ class GroupConfig(ConfigModel):
     """A group in `persist.yaml`: patterns of names (`crm_*`), and how many collections a task handles at most."""
 
     collections: tuple[AirflowName, ...] = ()
-    batch_of: Annotated[Whole, Field(ge=1, le=1000)] = 50
+    batch_of: Annotated[Whole, Field(ge=1, le=1000)] = 200
 
 
 class GroupsConfig(ConfigModel):

@@ -1,8 +1,8 @@
 """The cost of a group beside collections with a DAG each, and beside jobs by hand, through a real scheduler.
 
     make .venv-bench/installed && .venv/bin/python -m tests.env.spark_jars iceberg
-    python -m tests.benchmarks.groups [COLLECTIONS] [--connect]    prints seconds by the clock and of processor, and
-                                                                   the ratios
+    python -m tests.benchmarks.groups [COLLECTIONS] [--batch-of 50] [--connect]
+                                            prints seconds by the clock and of processor, and the ratios
 
 With `--connect` our jobs share the Spark Connect server of `make up`, whose processor seconds count.
 
@@ -26,6 +26,7 @@ from datetime import date, datetime, timedelta
 from pathlib import Path
 
 from persist_airflow.embedded.home import SPARK, LocalAirflow
+from persist_core.config.groups import GroupConfig
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
@@ -117,11 +118,11 @@ def write_by_hand(folder: Path) -> None:
             write_feed(feed / f"h{number}", day)
 
 
-def write_project(folder: Path, collections: int) -> None:
+def write_project(folder: Path, collections: int, batch_of: int) -> None:
     """The group's collections and one without a group, with two days of input each."""
     (folder / "dags" / "collections").mkdir(parents=True)
     (folder / "dags" / "dags.py").write_text(DAG_FILE)
-    (folder / "dags" / "persist.yaml").write_text("groups: {bench: {collections: [t*]}}\n")
+    (folder / "dags" / "persist.yaml").write_text(f"groups: {{bench: {{collections: [t*], batch_of: {batch_of}}}}}\n")
     for name in ("alone", *(f"t{number:03}" for number in range(collections))):
         feed = folder / "feed" / name
         (folder / "dags" / "collections" / f"{name}.yaml").write_text(COLLECTION.format(feed=feed))
@@ -168,12 +169,12 @@ def check(client: PersistClient) -> None:
         assert len(client.state(shard).commits) == 2, shard
 
 
-def main(collections: int, *, is_connected: bool) -> None:
+def main(collections: int, *, batch_of: int, is_connected: bool) -> None:
     """Load, then measure the second day of all."""
     importlib.import_module("airflow")
     with tempfile.TemporaryDirectory(prefix="persist-bench-") as name:
         folder = Path(name)
-        write_project(folder, collections)
+        write_project(folder, collections, batch_of)
         location = PersistLocation(f"file://{folder}/blob", f"sqlite:///{folder}/consensus.db")
         settings = {
             "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
@@ -200,6 +201,7 @@ def main(collections: int, *, is_connected: bool) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="groups")
     parser.add_argument("collections", nargs="?", type=int, default=COLLECTIONS)
+    parser.add_argument("--batch-of", type=int, default=GroupConfig().batch_of)
     parser.add_argument("--connect", action="store_true")
     given = parser.parse_args()
-    main(given.collections, is_connected=given.connect)
+    main(given.collections, batch_of=given.batch_of, is_connected=given.connect)
