@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,14 +127,16 @@ def properties_file(properties: Mapping[str, str], base: Path | None) -> Iterato
         Path(name).unlink(missing_ok=True)
 
 
-def remove_leftovers(clock: Clock) -> list[Path]:
-    """Delete this user's properties files and scratch folders that killed submits left; their paths.
+def remove_leftovers(clock: Clock, folders: Iterable[Path] = ()) -> list[Path]:
+    """Delete this user's properties files and scratch folders that killed submits left in these folders (default: the
+    one for temporary files); their paths.
 
     A folder in which anything is younger than `LEFTOVER_MS` stays: a job may still need it.
     """
     removed = []
-    temporary = Path(tempfile.gettempdir())
-    for path in (*temporary.glob(f"{_PREFIX}*{_SUFFIX}"), *temporary.glob(f"{SCRATCH_PREFIX}*")):
+    looked_at = list(folders) or [Path(tempfile.gettempdir())]
+    patterns = (f"{_PREFIX}*{_SUFFIX}", f"{SCRATCH_PREFIX}*")
+    for path in (path for folder in looked_at for pattern in patterns for path in folder.glob(pattern)):
         with contextlib.suppress(OSError):  # another process was faster, or it is not ours
             found = path.lstat()
             is_folder = path.name.startswith(SCRATCH_PREFIX)
@@ -155,6 +158,14 @@ def spark_defaults(environment: Mapping[str, str]) -> Path | None:
         return Path(folder) / "spark-defaults.conf"
     home = spark_home(environment)
     return None if home is None else home / "conf" / "spark-defaults.conf"
+
+
+def spark_default(environment: Mapping[str, str], name: str) -> str | None:
+    """A setting as that file has it, in one line. Raises `InvalidInput` if there is no Spark."""
+    path = spark_defaults(environment)
+    text = path.read_text(encoding="utf-8") if path is not None and path.is_file() else ""
+    found = re.findall(rf"^[ \t]*{re.escape(name)}(?:[ \t]*[=:]|[ \t])[ \t]*(.*?)[ \t]*$", text, re.MULTILINE)
+    return found[-1] if found else None
 
 
 def _escaped(value: str) -> str:

@@ -76,9 +76,12 @@ def job_path() -> Path:
 
 
 def spark_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment in which Spark runs the job with this same Python, unless the user chose another."""
-    python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    return {**{name: value for name, value in python.items() if name not in environment}, **locale_of_java()}
+    """The environment in which Spark runs the job with this same Python, unless the user chose another one. For its
+    shell a user may have chosen another program, such as jupyter."""
+    python = {} if "PYSPARK_PYTHON" in environment else {"PYSPARK_PYTHON": sys.executable}
+    if not Path(environment.get("PYSPARK_DRIVER_PYTHON", "")).name.startswith(("python", "pypy")):
+        python["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    return {**python, **locale_of_java()}
 
 
 def locale_of_java() -> dict[str, str]:

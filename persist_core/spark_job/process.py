@@ -16,6 +16,7 @@ import json
 import logging
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
+from persist_core.clock import SystemClock
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.location.settings import PersistLocation
 from persist_core.location.uri import redact_uri, secrets_of
@@ -37,6 +39,8 @@ from persist_core.spark_job.handover import (
     hand_over,
     location_environment,
     properties_file,
+    remove_leftovers,
+    spark_default,
     spark_defaults,
 )
 from persist_core.spark_job.installation import (
@@ -54,6 +58,7 @@ from persist_core.spark_job.spec import SMALL_INPUT_BYTES, JobSpec
 LOCAL_MASTER = "local[*]"
 CONNECT_SCHEME = "sc://"
 ENV_CONNECT_TIMEOUT = "PERSIST_SPARK_CONNECT_TIMEOUT"  # seconds, for the job: until a server that is silent is given up
+ENV_REMOTE = "SPARK_REMOTE"  # Spark's own: the Connect server of a process
 ENV_LOG_FIELDS = "PERSIST_JOB_LOG_FIELDS"  # set: a job logs in lines of JSON
 _LOOK_S = 1.0  # between two looks at the log of a job
 # With one compiler the JVM keeps 48 MB for code: full after 80 commits, from where on nothing more was compiled.
@@ -117,8 +122,9 @@ class SparkProcess:
             self.log_folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX) as scratch, closing(Calls()) as calls:
             path = (self.log_folder or Path(scratch)) / f"{items[0].config.name}-{items[0].attempt}.log"
-            with self._command(items, scratch) as (command, environment), path.open("wb") as log:
+            with self._command(items) as (command, environment), path.open("wb") as log:
                 given = {**os.environ, **spark_environment(os.environ), ENV_LOG_FIELDS: "1"}
+                given.pop(ENV_REMOTE, None)  # of the shell: the master says where the job runs
                 process = _start(command, {**given, **environment, **calls.environment}, log)
                 with path.open(encoding="utf-8", errors="replace") as lines:
                     running = _Running(process, calls, lines, items)
@@ -135,7 +141,7 @@ class SparkProcess:
                             stop_process_group(process)
 
     @contextmanager
-    def _command(self, items: Sequence[JobSpec], scratch: str) -> Iterator[tuple[list[str], Mapping[str, str]]]:
+    def _command(self, items: Sequence[JobSpec]) -> Iterator[tuple[list[str], Mapping[str, str]]]:
         location = location_environment(self.location)
         if self.master.startswith(CONNECT_SCHEME):
             if self.conf:
@@ -145,23 +151,57 @@ class SparkProcess:
                 )
             yield [sys.executable, str(job_path())], {**location, **connect_environment(self.master)}
             return
-        conf = {**tuned_conf(self.master, items, scratch), **self.conf}
+        conf = {**tuned_conf(self.master, items), **self.conf}
         home = spark_home(os.environ)
         conf = with_s3a_jars(
             conf, [self.location.blob_uri, *(uri for item in items for uri in item.input_uris)], os.environ, home
         )
         given = hand_over(location, master=self.master, deploy_mode=None, conf=conf)
-        with properties_file(given.properties, spark_defaults(os.environ)) as file:
+        with (
+            properties_file(given.properties, spark_defaults(os.environ)) as file,
+            scratch_folders(self.master, conf) as folders,
+        ):
             options = [part for pair in {**conf, **given.conf}.items() for part in ("--conf", "=".join(pair))]
             if file is not None:
                 options += ["--properties-file", str(file)]
             submit = [str(find_spark_submit(os.environ)), "--master", self.master, "--name", name_of(items)]
-            yield [*submit, *options, str(job_path())], given.environment
+            yield [*submit, *options, str(job_path())], {**given.environment, **folders}
 
 
 def is_local(master: str) -> bool:
     """True if Spark runs on this machine: "localhost" is a host."""
     return master == "local" or master.startswith(("local[", "local-cluster["))
+
+
+@contextmanager
+def scratch_folders(master: str, conf: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """The variable that leads a local Spark to folders of mode 0700 for its own files, which are for all to read: one
+    on each disk that the environment, `conf` or Spark's defaults name. The folders go with the body. On a cluster its
+    administrators say.
+
+    Raises `InvalidInput` if none can be made.
+    """
+    if not is_local(master):
+        yield {}
+        return
+    name = "spark.local.dir"
+    told = os.environ.get("SPARK_LOCAL_DIRS") or conf.get(name) or spark_default(os.environ, name)
+    disks = [Path(name.strip()).absolute() for name in (told or tempfile.gettempdir()).split(",") if name.strip()]
+    remove_leftovers(SystemClock(), disks)
+    made, failed = [], ""
+    with ExitStack() as stack:
+        for disk in disks:
+            try:  # what is left of a job that was killed may still write there, and ends by itself
+                disk.mkdir(parents=True, exist_ok=True)
+                folder = tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX, dir=disk, ignore_cleanup_errors=True)
+                made.append(stack.enter_context(folder))
+            except OSError as error:  # as Spark does, go on with the others
+                failed = str(error)
+        if not made:
+            raise InvalidInput(
+                f"no folder for Spark's own files can be made: {failed}; correct SPARK_LOCAL_DIRS, else spark.local.dir"
+            )
+        yield {"SPARK_LOCAL_DIRS": ",".join(made)}
 
 
 def name_of(items: Sequence[JobSpec]) -> str:
@@ -180,22 +220,26 @@ class LogFields(logging.Formatter):
 
 def connect_environment(url: str) -> dict[str, str]:
     """The environment that leads a job to the Connect server at `url`. Not on argv: a URL may hold a token."""
-    return {"SPARK_REMOTE": url}
+    return {ENV_REMOTE: url}
 
 
-def tuned_conf(master: str, items: Sequence[JobSpec], scratch: str | Path) -> dict[str, str]:
+def tuned_conf(master: str, items: Sequence[JobSpec]) -> dict[str, str]:
     """Spark settings of a process: what all items ask for, over ours, which shorten start-up.
 
-    Local masters get JVM flags and `scratch`, a folder of mode 0700, and other users of the machine are kept out:
-    elsewhere driver and disks are not ours to tune. Their files get modes by our umask, which Hadoop ignores.
+    Local masters get JVM flags, before the ones of Spark's own defaults, and other users of the machine are kept out:
+    elsewhere the driver is not ours to tune. Their files get modes by our umask, which Hadoop ignores.
     Measured for a trivial job on 2 cores: 10-13 s untuned, 8.5-9 s with these (docs/benchmarks.md, "Starting Spark").
     """
     conf = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     if is_local(master):
-        flags = SMALL_JVM if _is_small(items) else (HUGE_METHODS,)
-        conf["spark.driver.extraJavaOptions"] = " ".join([*flags, *archive_flags(os.environ), "-Xshare:auto"])
+        flags: Sequence[str] = SMALL_JVM if _is_small(items) else (HUGE_METHODS,)
+        given = spark_default(os.environ, "spark.driver.extraJavaOptions") or ""
+        if re.search(r"-XX:\+Use\w+GC", given):  # a JVM with two collectors does not start
+            flags = [flag for flag in flags if not flag.endswith("GC")]
+        conf["spark.driver.extraJavaOptions"] = " ".join(
+            [*flags, *archive_flags(os.environ), "-Xshare:auto", given]
+        ).rstrip()
         conf["spark.authenticate"] = "true"  # other users of the machine reach 127.0.0.1 too; Spark makes the secret
-        conf["spark.local.dir"] = str(scratch)  # shuffle files are for all to read: mode 0644
         conf["spark.driver.host"] = "127.0.0.1"
         conf["spark.driver.bindAddress"] = "127.0.0.1"
         conf |= _umask()

@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -40,7 +39,6 @@ from persist_core.protocol import run
 from persist_core.row_text import show_row
 from persist_core.spark_job.causes import STOPPED, CauseFinder, find_cause
 from persist_core.spark_job.handover import (
-    SCRATCH_PREFIX,
     hand_over,
     location_environment,
     properties_file,
@@ -49,7 +47,15 @@ from persist_core.spark_job.handover import (
 from persist_core.spark_job.installation import job_path, local_environment, spark_home
 from persist_core.spark_job.jars import with_s3a_jars
 from persist_core.spark_job.launch import Ended, Start, dry_run_view, write_batch
-from persist_core.spark_job.process import ENV_CONNECT_TIMEOUT, LOCAL_MASTER, connect_environment, is_local, tuned_conf
+from persist_core.spark_job.process import (
+    ENV_CONNECT_TIMEOUT,
+    ENV_REMOTE,
+    LOCAL_MASTER,
+    connect_environment,
+    is_local,
+    scratch_folders,
+    tuned_conf,
+)
 from persist_core.spark_job.spec import JobSpec
 from persist_core.time_text import show_time
 
@@ -131,9 +137,7 @@ class SparkJobOperator(SparkSubmitOperator):
         """
         remote = connect_environment_of(self.spark_conn_id)
         if remote is None:
-            # What is left of a job that was killed may still write there, and ends by itself.
-            with tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX, ignore_cleanup_errors=True) as scratch:
-                self._submit_to_master(context, items, arguments, scratch)
+            self._submit_to_master(context, items, arguments)
             return 0
         ignored = [name for name in self._submit_arguments if name != "env_vars"]
         if ignored:
@@ -157,14 +161,12 @@ class SparkJobOperator(SparkSubmitOperator):
         if self._hook is not None:
             super().on_kill()
 
-    def _submit_to_master(
-        self, context: Context, items: Sequence[JobSpec], arguments: Sequence[str], scratch: str
-    ) -> None:
+    def _submit_to_master(self, context: Context, items: Sequence[JobSpec], arguments: Sequence[str]) -> None:
         """Run the provider's operator for one job; the operator's own attributes stay as the user gave them."""
         given = (self.conf, self.env_vars, self.properties_file)
         master, deploy_mode = self._master_of_connection()
         quiet = {"spark.log.level": "WARN"} if is_local(master) else {}  # on a cluster the provider reads ids there
-        conf = {**quiet, **tuned_conf(master, items, scratch), **(self.conf or {})}
+        conf = {**quiet, **tuned_conf(master, items), **(self.conf or {})}
         if not self._brings_jars:
             home = spark_home(os.environ) if is_local(master) else None
             blob_uri = PersistHook(self.persist_conn_id).get_location().blob_uri
@@ -181,11 +183,14 @@ class SparkJobOperator(SparkSubmitOperator):
             if handed.properties:  # the job's own file repeats the ones of the user's file, else Spark's defaults
                 base = Path(self.properties_file) if self.properties_file else spark_defaults(os.environ)
             self.conf = {**conf, **handed.conf}
-            with properties_file(handed.properties, base) as file:
+            with (
+                properties_file(handed.properties, base) as file,
+                scratch_folders(master, conf) as folders,
+            ):
                 if file is not None:
                     self.properties_file = str(file)
                 # The provider gives `spark-submit` the environment of this process.
-                with in_environment({**local, **handed.environment}):
+                with in_environment({**local, **folders, **handed.environment}, without=ENV_REMOTE):
                     # The undecorated method: Airflow warns if `execute` is called by anything but its task runner, and
                     # takes `super().execute()` (2.11) and a call by another task (3.x) for that.
                     inspect.unwrap(SparkSubmitOperator.execute)(self, context)
@@ -242,13 +247,15 @@ def connect_environment_of(conn_id: str) -> dict[str, str] | None:
 
 
 @contextmanager
-def in_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Run the body with `variables` in the environment of this process, which is afterwards as it was.
+def in_environment(variables: Mapping[str, str], *, without: str | None = None) -> Iterator[None]:
+    """Run the body with `variables` in the environment of this process, and `without` one, which is then as it was.
 
     Not thread-safe: a process has one environment.
     """
     before = dict(os.environ)
     os.environ.update(variables)
+    if without is not None:
+        os.environ.pop(without, None)
     try:
         yield
     finally:

@@ -26,7 +26,8 @@ def main() -> int:
     argv = sys.argv[1:]
     conf = dict(value.split("=", 1) for name, value in itertools.pairwise(argv) if name == "--conf")
     properties: dict[str, str] = {}
-    scratch = oct(Path(conf["spark.local.dir"]).stat().st_mode & 0o777) if "spark.local.dir" in conf else None
+    folder = os.environ.get("SPARK_LOCAL_DIRS")
+    scratch = oct(Path(folder).stat().st_mode & 0o777) if folder else None
     notes: dict[str, object] = {"argv": argv, "environment": dict(os.environ), "file": None, "mode": None}
     notes["scratch"] = scratch
     if "--properties-file" in argv:

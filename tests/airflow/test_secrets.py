@@ -131,6 +131,8 @@ def test_a_job_gets_its_location_and_nobody_else_sees_it(
     fails: bool,
 ) -> None:
     spark_at(monkeypatch, master, deploy_mode)
+    monkeypatch.setenv("SPARK_REMOTE", "sc://elsewhere")
+    monkeypatch.delenv("SPARK_LOCAL_DIRS", raising=False)
     run = minted(fruit, conf=conf, env_vars={"MINE": "a b"}, verbose=True)
     with caplog.at_level(logging.DEBUG):
         if fails:
@@ -151,13 +153,15 @@ def test_a_job_gets_its_location_and_nobody_else_sees_it(
     assert (noted["mode"], deploy_mode) in ((None, None), (None, "client"), ("0o600", "cluster"))
     assert noted["file"] is None or not Path(noted["file"]).exists()
     assert run.executed[WRITE].env_vars == {"MINE": "a b"}
-    private = [part for part in noted["argv"] if part.startswith(("spark.authenticate", "spark.local.dir"))]
+    private = [part for part in noted["argv"] if part.startswith("spark.authenticate")]
+    environment = noted["environment"]
+    assert "SPARK_REMOTE" not in environment, "the connection says where the job runs"
     if master.startswith("local"):
-        assert private[0] == "spark.authenticate=true", "the secret is made by Spark, in the driver"
+        assert private == ["spark.authenticate=true"], "the secret is made by Spark, in the driver"
         assert noted["scratch"] == "0o700"
-        assert not Path(private[1].removeprefix("spark.local.dir=")).exists()
+        assert not Path(environment["SPARK_LOCAL_DIRS"]).exists()
     else:
-        assert not private, "its administrators say"
+        assert (private, noted["scratch"]) == ([], None), "its administrators say"
     if master == YARN and deploy_mode == "cluster":
         hidden = "|".join((ENV_BLOB_URI, ENV_CONSENSUS_URI, ENV_CONNECTION, "AWS_ACCESS_KEY_ID"))
         assert f"spark.redaction.regex=mine|{hidden}" in noted["argv"]

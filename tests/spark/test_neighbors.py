@@ -79,7 +79,7 @@ def a_driver(conf: dict[str, str], log: Path) -> Iterator[tuple[str, Callable[[s
 
 @pytest.mark.family("Sparks")
 def test_only_who_has_the_secret_talks_to_the_driver_of_a_job(tmp_path: Path) -> None:
-    ours = tuned_conf("local[1]", (), tmp_path)
+    ours = tuned_conf("local[1]", ())
     theirs = {name: ours[name] for name in ("spark.driver.host", "spark.driver.bindAddress")}
     with a_driver(ours, tmp_path / "ours") as (port, _), a_driver(theirs, tmp_path / "theirs") as (open_port, ask):
         assert ask(open_port) == "answered", "the question is right"
@@ -91,7 +91,7 @@ def test_files_of_spark_have_the_modes_that_the_umask_says(tmp_path: Path) -> No
     """Hadoop has an umask of its own, and then the second user of a location may not write below `batches/`."""
     before = os.umask(0o007)
     try:
-        conf = tuned_conf("local[1]", (), tmp_path)
+        conf = tuned_conf("local[1]", ())
     finally:
         os.umask(before)
     command = [sys.executable, "-c", WRITER, json.dumps(conf), str(tmp_path / "table")]

@@ -34,9 +34,10 @@ class LocalSpark:
     port: int
 
     def command(self) -> list[str]:
-        tuned = tuned_conf(LOCAL_MASTER, (), self._scratch())
+        tuned = tuned_conf(LOCAL_MASTER, ())
         conf = {
             **tuned,
+            "spark.local.dir": str(self._scratch()),
             "spark.driver.extraJavaOptions": f"{tuned['spark.driver.extraJavaOptions']} {END_WHEN_FULL}",
             "spark.log.level": "ERROR",  # jobs show their own
             "spark.python.sql.dataFrameDebugging.enabled": "false",  # see persist_spark.session

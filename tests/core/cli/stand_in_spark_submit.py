@@ -9,7 +9,7 @@ STAND_IN=hang     never end, and hold a child that never ends
 STAND_IN=race     let another writer win the shard (once: a file marks it), then stage
 STAND_IN=beaten   the same each time
 STAND_IN_OF       JSON: what else to do for shards, by name
-STAND_IN_NOTES    a file that each call appends its arguments and its location to
+STAND_IN_NOTES    a file that each call appends its arguments and Spark's variables to
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 def main() -> int:
     """Do what the environment says; only what stages needs the project's own code, which takes a while to load."""
     with Path(os.environ["STAND_IN_NOTES"]).open("a") as notes:
-        notes.write(json.dumps({"argv": sys.argv[1:], "pid": os.getpid()}) + "\n")
+        spark = {name: value for name, value in os.environ.items() if name.startswith("SPARK_")}
+        notes.write(json.dumps({"argv": sys.argv[1:], "pid": os.getpid(), "environment": spark}) + "\n")
     from persist_core.spark_job.calls import answer_calls
 
     return answer_calls(sys.argv[-4:], os.environ, do_all)

@@ -207,30 +207,32 @@ def test_the_command_line_of_a_job(world: World) -> None:
 def test_start_up_is_tuned_for_small_local_jobs_only() -> None:
     sizes = (10, 1 << 40)
     items = [JobSpec(replace(DESCRIPTION, input_bytes=each), CONFIG, "attempt") for each in sizes]
-    small, large = (tuned_conf("local[2]", [item], "/s") for item in items)
+    small, large = (tuned_conf("local[2]", [item]) for item in items)
     for flag in (HUGE_METHODS, "TieredStopAtLevel=1", "ReservedCodeCacheSize=240m"):  # the last two go together
         assert flag in small["spark.driver.extraJavaOptions"]
     assert [flag in large["spark.driver.extraJavaOptions"] for flag in ("Tiered", HUGE_METHODS)] == [False, True]
-    assert "spark.driver.extraJavaOptions" not in tuned_conf("yarn", items[:1], "/s")
+    assert "spark.driver.extraJavaOptions" not in tuned_conf("yarn", items[:1])
 
 
 @on_each_consensus
-def test_other_users_cannot_reach_a_local_job_or_its_files(world: World) -> None:
+def test_other_users_cannot_reach_a_local_job_or_its_files(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_REMOTE", "sc://elsewhere")
     world.drop("a.txt", 1)
     world.run(world.config())
     options = [part for part in world.calls()[0]["argv"] if part.startswith("spark.")]
     assert "spark.authenticate=true" in options, "without a secret from us Spark makes one, in the driver"
     assert not any("secret" in part for part in options)
-    (folder,) = (Path(part.partition("=")[2]) for part in options if part.startswith("spark.local.dir="))
+    environment = world.calls()[0]["environment"]
+    folder = Path(environment["SPARK_LOCAL_DIRS"])
     assert (folder.name.startswith("persist-"), folder.exists()) == (True, False), "it ends with its job"
+    assert "SPARK_REMOTE" not in environment, "the master says where the job runs"
 
 
 @on_each_consensus
-def test_a_user_may_put_shuffle_files_on_a_disk_of_their_own(world: World) -> None:
+def test_a_user_may_put_shuffle_files_on_a_disk_of_their_own(world: World, tmp_path: Path) -> None:
     world.drop("a.txt", 1)
-    world.run(world.config(), conf={"spark.local.dir": "/large/disk"})
-    argv = world.calls()[0]["argv"]
-    assert [part for part in argv if part.startswith("spark.local.dir=")] == ["spark.local.dir=/large/disk"]
+    world.run(world.config(), conf={"spark.local.dir": str(tmp_path / "disk")})
+    assert Path(world.calls()[0]["environment"]["SPARK_LOCAL_DIRS"]).parent == tmp_path / "disk"
 
 
 @pytest.mark.parametrize(("given", "found"), [("C", "C.UTF-8"), ("no_SUCH.UTF-8", "C.UTF-8"), ("C.UTF-8", "")])

@@ -20,6 +20,9 @@ def test_spark_submit_is_found_or_its_absence_explained(tmp_path: Path, monkeypa
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     python = {"PYSPARK_DRIVER_PYTHON": str(tmp_path / "python")}
     assert spark_environment({"PYSPARK_PYTHON": "mine"}) == python
+    for_shells = {"PYSPARK_PYTHON": "mine", "PYSPARK_DRIVER_PYTHON": "/opt/bin/jupyter"}
+    assert spark_environment(for_shells) == python, "a job does not run in jupyter"
+    assert spark_environment({**for_shells, "PYSPARK_DRIVER_PYTHON": "/opt/bin/python3.12"}) == {}
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(InvalidInput, match=r"install airflow-persist\[spark\] or set SPARK_HOME"):
         find_spark_submit({"PATH": str(tmp_path)})

@@ -190,8 +190,8 @@ def test_a_job_gets_the_settings_that_all_of_its_items_ask_for() -> None:
     both, one = {"spark.executor.memory": "2g"}, {"spark.executor.memory": "2g", "spark.sql.shuffle.partitions": "8"}
     specs = [JobSpec(DESCRIPTION, CONFIG.model_copy(update={"spark_conf": conf}), "x") for conf in (both, one)]
     asked = {**both, **one}
-    assert {name: tuned_conf("yarn", specs[1:], "/s").get(name) for name in asked} == one
-    assert {name: tuned_conf("yarn", specs, "/s").get(name) for name in asked} == {**dict.fromkeys(one), **both}
+    assert {name: tuned_conf("yarn", specs[1:]).get(name) for name in asked} == one
+    assert {name: tuned_conf("yarn", specs).get(name) for name in asked} == {**dict.fromkeys(one), **both}
 
 
 def test_a_refused_start_leaves_no_folder(
