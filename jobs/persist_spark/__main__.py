@@ -73,6 +73,7 @@ def _run_all(
 def run_item(spark: SparkSession, item: JobSpec, location: OpenLocation) -> int:
     """Run one item beside others in the context or the server of `spark`: 0, or the status of its failure, which it
     records: 1, or `BROKEN` for an error from elsewhere."""
+    from persist_spark.compat import is_connect
     from persist_spark.connect import is_lost
     from persist_spark.fill import run_fill_job
     from persist_spark.merge import run_merge_job
@@ -87,7 +88,7 @@ def run_item(spark: SparkSession, item: JobSpec, location: OpenLocation) -> int:
     try:
         jobs[type(item.config)](spark, item, location)
     except Exception as error:  # noqa: BLE001 - its starter raises it
-        if not is_lost(error):
+        if not (is_connect(spark) and is_lost(error)):
             return _failed(location, item, error)
         lost = f"the Spark Connect server ended while it ran the job; nothing was committed. {error}"
         return _failed(location, item, ServerLost(lost))

@@ -40,10 +40,12 @@ _MAX_TIMEOUT_S = 86_400
 _OWN_CLASSES = ("spark.sql.artifact.isolation.enabled", "spark.sql.artifact.isolation.alwaysApplyClassloader")
 
 _MAX_CAUSES = 8  # of an error, one below the other
-# Spark's words, in which a server says that it does not know a session, or its client that it cannot reach it.
+# Spark's words, in which a server says that it does not know a session or is about to end, or its client that it cannot
+# reach it. The last line is of a server that someone stops: it answers for some seconds more.
 _LOST = re.compile(
     r"INVALID_HANDLE\.(?:SESSION|OPERATION_NOT_FOUND)|NO_ACTIVE_SESSION|RESPONSE_ALREADY_RECEIVED"
     r"|incorrect server side session|StatusCode\.UNAVAILABLE|failed to connect to all addresses"
+    r"|stopped SparkContext|SparkContext (?:was shut down|has been shutdown)|Application error processing RPC"
 )
 
 log = logging.getLogger(__name__)

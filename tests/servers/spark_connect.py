@@ -19,11 +19,13 @@ _START_TIMEOUT_MS = 120_000
 
 @dataclass(frozen=True)
 class ConnectServer:
-    """A server that runs. `kill` is how a machine ends it, and starts it again. `jvm`: the id of its process."""
+    """A server that runs. `kill` is how a machine ends it, `stop` how its owner does; both start it again. `jvm`: its
+    process."""
 
     port: int
     token: str
     kill: Callable[[], None]
+    stop: Callable[[], None]
     jvm: Callable[[], int]
 
     @property
@@ -62,6 +64,11 @@ def running(conf: Mapping[str, str] | None = None) -> Iterator[ConnectServer]:
         started[-1].wait()
         start()
 
+    def stop() -> None:
+        started[-1].terminate()
+        started[-1].wait()
+        start()
+
     def jvm() -> int:
         parent = started[-1].pid
         return next(pid for pid in family(parent) if pid != parent)
@@ -72,7 +79,7 @@ def running(conf: Mapping[str, str] | None = None) -> Iterator[ConnectServer]:
         wait_until(lambda: accepts_connections(local.port), what=up, timeout_ms=_START_TIMEOUT_MS)
         real_parts.used("Spark Connect server", "local[*], with a token")
         token = json.loads(local.connection())["password"]
-        yield ConnectServer(local.port, token, kill, jvm)
+        yield ConnectServer(local.port, token, kill, stop, jvm)
     finally:
         end(started[-1], signal.SIGTERM)
         folder.remove()

@@ -1,10 +1,12 @@
-"""Reads from a Spark Connect server, which looks for files when a plan runs, and not when it is made."""
+"""Reads from a Spark Connect server, which looks for files when a plan runs, and not when it is made, and which someone
+may stop meanwhile."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -41,6 +43,19 @@ blob.set(files[3], whole)
 print(found.count())
 """
 
+STOPPED = """
+from persist_spark.compat import ENGINE_ERRORS
+from persist_spark.connect import is_lost
+from persist_spark.session import build_session
+
+rows = build_session("stopped").sql("SELECT reflect('java.lang.Thread', 'sleep', 500L) FROM range(0, 60, 1, 30)")
+print("runs", flush=True)
+try:
+    rows.collect()
+except ENGINE_ERRORS as error:
+    print("lost" if is_lost(error) else error)
+"""
+
 
 def test_files_that_went_before_a_plan_ran_are_missed(connect_server: ConnectServer, tmp_path: Path) -> None:
     """Also of a folder with so many that elsewhere the folder is one path."""
@@ -57,3 +72,17 @@ def test_files_that_went_before_a_plan_ran_are_missed(connect_server: ConnectSer
     assert first.startswith("shard things was merged")
     assert f"{files[3]} is gone" in first
     assert last == "9"
+
+
+def test_a_server_that_is_stopped_has_lost_its_job(connect_server: ConnectServer) -> None:
+    """Such a server answers for some seconds more, with errors of its own."""
+    command = [sys.executable, "-c", STOPPED]
+    environment = {**os.environ, **connect_environment(connect_server.url)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "runs\n"
+        timer = threading.Timer(4.0, connect_server.stop)
+        timer.start()
+        found, _ = client.communicate(timeout=120)
+        timer.join()
+    assert found == "lost\n"
