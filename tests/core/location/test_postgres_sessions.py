@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -60,6 +61,15 @@ def test_threads_wait_for_a_free_session_only_so_long(postgres_store: PostgresSt
     assert all("this call changed nothing" in error for error in errors)
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """A session of tests that runs in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("wait", [waiting.wait, waiting.wait_poll], ids=["chosen", "pure Python"])
 def test_ctrl_c_cancels_no_statement(wait: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A canceled commit that waits for a standby is committed, but not replicated as required."""
